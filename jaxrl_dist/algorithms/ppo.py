@@ -1,0 +1,113 @@
+"""Proximal policy optimisation: Schulman et al. (2017), https://arxiv.org/abs/1707.06347."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_dist import returns
+from jaxrl_dist.algorithms.actor_critic import actor_critic, annealed
+from jaxrl_dist.config import NetworkConfig, check_range
+from jaxrl_dist.mesh import global_mean
+from jaxrl_dist.types import Algorithm, Aux, Box, EnvSpec, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class PPO(NetworkConfig):
+    """Proximal policy optimisation (Schulman et al. 2017) with clipped policy and value losses."""
+
+    learning_rate: float = 1e-3
+    """Step size of Adam."""
+    anneal_updates: int | None = None
+    """Number of updates over which the step size falls linearly to zero; None keeps it constant."""
+    discount: float = 0.99
+    """Discount factor of future rewards."""
+    gae_lambda: float = 0.95
+    """Decay of generalised advantage estimation: 0 is the one-step error, 1 the whole return."""
+    num_epochs: int = 4
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Updates that each pass is divided into."""
+    clip_epsilon: float = 0.2
+    """How far the probability ratio may move from 1 before its gradient is cut (equation 7)."""
+    value_clip_epsilon: float | None = None
+    """How far a value may move from the one found while acting before its gradient is cut; None: no limit."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss (c1 of equation 9)."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus (c2 of equation 9)."""
+    normalize_advantages: bool = True
+    """Shift and scale the advantages of each rollout to mean 0 and standard deviation 1."""
+    max_gradient_norm: float = 0.5
+    """Gradients with a larger global norm are scaled down to it."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate", "max_gradient_norm", "clip_epsilon", "value_clip_epsilon", above=0)
+        check_range(self, "discount", "gae_lambda", low=0, high=1)
+        check_range(self, "anneal_updates", "num_epochs", "num_minibatches", low=1)
+        check_range(self, "value_coefficient", "entropy_coefficient", low=0)
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        return {}
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        net = actor_critic(self, spec)
+
+        def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
+            del target, keys
+            values = net.values(variables, rollout)
+            advantage = returns.gae(
+                rollout.reward, rollout.terminated, rollout.truncated, rollout.valid, values, self.discount, self.gae_lambda
+            )
+            value_target = advantage + values[:-1]
+            if self.normalize_advantages:
+                centred = advantage - global_mean(advantage, rollout.valid)
+                advantage = centred / jnp.sqrt(global_mean(jnp.square(centred), rollout.valid) + 1e-8)
+            return net.examples(rollout, **rollout.extras, advantage=advantage, value_target=value_target)
+
+        def loss(
+            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            del target, keys, env_step
+            distribution, value = net.evaluate(variables.params, batch)
+            log_ratio = distribution.log_prob(batch["action"]) - batch["log_prob"]
+            ratio = jnp.exp(log_ratio)
+            clipped = jnp.clip(ratio, 1 - self.clip_epsilon, 1 + self.clip_epsilon)
+            policy_loss = -jnp.minimum(ratio * batch["advantage"], clipped * batch["advantage"])
+            value_loss = 0.5 * jnp.square(value - batch["value_target"])
+            if self.value_clip_epsilon is not None:
+                step = jnp.clip(value - batch["value"], -self.value_clip_epsilon, self.value_clip_epsilon)
+                value_loss = jnp.maximum(value_loss, 0.5 * jnp.square(batch["value"] + step - batch["value_target"]))
+            entropy = distribution.entropy()
+            total = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+            metrics = {
+                "loss/policy": policy_loss,
+                "loss/value": value_loss,
+                "policy/entropy": entropy,
+                # The low-variance estimator k3 of Schulman (2020), http://joschu.net/blog/kl-approx.html
+                "policy/approx_kl": ratio - 1 - log_ratio,
+                "policy/clip_fraction": (jnp.abs(ratio - 1) > self.clip_epsilon).astype(jnp.float32),
+            }
+            return total, batch["valid"], Aux(metrics)
+
+        return Algorithm(
+            init=net.init,
+            policy=net.policy,
+            postprocess=postprocess,
+            loss=loss,
+            optimizer=optax.chain(
+                optax.clip_by_global_norm(self.max_gradient_norm),
+                optax.adam(annealed(self.learning_rate, self.anneal_updates), eps=1e-5),
+            ),
+            num_epochs=self.num_epochs,
+            num_minibatches=self.num_minibatches,
+            initial_core=net.initial_core,
+            window=net.window,
+        )

@@ -1,0 +1,170 @@
+"""Configuration: the error that bad input raises, range checks, and the flags that several algorithms share.
+
+Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any, Generic, Literal, TypeVar
+
+Algorithm = TypeVar("Algorithm")
+
+
+class ConfigError(ValueError):
+    """The user asked for something that cannot be done; the message is one line that says what would work."""
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field: ``num_envs`` -> ``--num-envs``."""
+    return "--" + name.replace("_", "-")
+
+
+def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
+    """`` (did you mean 'x'?)`` for the nearest of ``choices``, or nothing when none is near."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)
+    return f" (did you mean {' or '.join(repr(by_lower[match]) for match in near)}?)" if near else ""
+
+
+def check_range(
+    config: Any,
+    *names: str,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Checks that the named fields are finite numbers with ``low <= x <= high`` and ``above < x < below``.
+
+    A field that is None is skipped, a tuple is checked element by element.
+
+    Raises:
+      ConfigError: naming the field's flag, its value and the range that works.
+    """
+    bounds = [(low, ">="), (above, ">"), (high, "<="), (below, "<")]
+    wanted = " and ".join(f"{sign} {bound:g}" for bound, sign in bounds if bound is not None)
+    for name in names:
+        value = getattr(config, name)
+        for x in value if isinstance(value, tuple) else (value,):
+            if x is None:
+                continue
+            inside = (
+                math.isfinite(x)
+                and (low is None or x >= low)
+                and (high is None or x <= high)
+                and (above is None or x > above)
+                and (below is None or x < below)
+            )
+            if not inside:
+                raise ConfigError(f"{flag(name)} must be {wanted}, not {x}")
+
+
+def divisors_near(value: int, divides: int) -> str:
+    """The divisors of ``divides`` just below and just above ``value``, as ``4 or 8``."""
+    divisors = [d for d in range(1, divides + 1) if divides % d == 0]
+    below = [d for d in divisors if d < value][-1:]
+    above = [d for d in divisors if d > value][:1]
+    return " or ".join(str(d) for d in below + above)
+
+
+def multiples_near(value: int, of: int) -> str:
+    """The positive multiples of ``of`` just below and just above ``value``, as ``8 or 16``."""
+    below = value // of * of
+    return " or ".join(str(m) for m in (below, below + of) if m > 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig:
+    """The neural network of an algorithm; algorithms inherit these flags."""
+
+    torso: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
+    """What reads an observation: 'auto' takes an MLP for vectors, the MinAtar CNN for small images and the Nature CNN for large ones."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of the MLP torso; the last one is also the width of the dense layer after a CNN when it is set by a preset."""
+    activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
+    """Activation function of the torso."""
+    core: Literal["none", "gru"] = "none"
+    """Recurrent core between torso and heads: 'gru' gives the policy a memory that is reset with each episode."""
+    core_size: int = 64
+    """Width of the recurrent core's state."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the network's layers; parameters, losses and optimiser state stay float32."""
+
+    def validate(self) -> None:
+        """Raises ``ConfigError`` if a value is out of range."""
+        check_range(self, "hidden_sizes", "core_size", low=1)
+
+
+PRESET: Any = None
+"""Default of the fields below that the algorithm's preset for the environment fills in, else ``RUN_DEFAULTS``."""
+
+RUN_DEFAULTS: dict[str, Any] = {
+    "num_envs": 8,
+    "rollout_length": 32,
+    "plan": "on_device",
+    "report_interval": 10_000,
+    "evaluation_episodes": 100,
+    "normalize_observations": False,
+    "scale_rewards": False,
+}
+
+Plan = Literal["on_device", "synchronous"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(Generic[Algorithm]):
+    """A training run. What is left out comes from the algorithm's preset for the environment."""
+
+    algorithm: Algorithm
+    """The algorithm's hyperparameters, or its name for those that its preset chooses."""
+    env: str = ""
+    """Environment id, such as CartPole-v1; a prefix gymnax: or envpool: names the backend, else gymnax comes first."""
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment as key=value pairs: its gymnax parameters or its EnvPool configuration."""
+    atari_preset: Literal["baselines", "machado"] | None = None
+    """Atari protocol: 'baselines' (no sticky actions, no-op starts, training on lives and clipped rewards) or 'machado' (sticky actions, full games); None: 'baselines' for Atari."""
+    num_envs: int = PRESET
+    """Environments that are stepped together, over all devices."""
+    rollout_length: int = PRESET
+    """Steps of each environment between two updates of the policy that acts."""
+    total_env_steps: int = 1_000_000
+    """Environment steps to train for; the run ends with the first rollout that reaches them."""
+    seed: int = 0
+    """Seed of everything random in the run."""
+    plan: Plan = PRESET
+    """How to execute: 'on_device' compiles environment and learning into one program (gymnax), 'synchronous' steps environments from the host."""
+    normalize_observations: bool = PRESET
+    """Shift and scale observations by running statistics over all devices."""
+    scale_rewards: bool = PRESET
+    """Divide rewards by the running standard deviation of the discounted return."""
+    run_dir: str | None = None
+    """Directory for config, metrics, summary and trained variables; must not hold a run yet."""
+    report_interval: int = PRESET
+    """Environment steps between two reports."""
+    evaluation_episodes: int = PRESET
+    """Greedy episodes to play at the end; 0: none."""
+    num_devices: int | None = None
+    """Devices to train on; None: all local ones."""
+    mem_fraction: float | None = None
+    """Fraction of a GPU's memory to reserve at the start; None: JAX's own (0.75)."""
+    init_from: str | None = None
+    """Run directory whose trained variables to start from."""
+
+    def validate(self) -> None:
+        """Checks every range that can be checked without making the environment.
+
+        Raises:
+          ConfigError: the first flag that is out of range.
+        """
+        if not self.env:
+            raise ConfigError("--env is missing; name one such as --env CartPole-v1 (see: jaxrl-dist list envs)")
+        check_range(self, "num_envs", "rollout_length", "total_env_steps", "report_interval", "num_devices", low=1)
+        check_range(self, "evaluation_episodes", low=0)
+        check_range(self, "seed", low=0, high=2**31 - 1)
+        check_range(self, "mem_fraction", above=0, high=1)
+        if not isinstance(self.algorithm, str):
+            self.algorithm.validate()

@@ -1,0 +1,234 @@
+"""Distributions over actions: small records with ``sample``, ``log_prob``, ``entropy`` and ``mode``.
+
+Parameters have a batch shape ``[...]`` (mostly ``[B]``) before the axes that are named. ``sample`` takes one typed key
+for each element of the batch, and each element's action depends on its own key and parameters only, never on the size
+of the batch (given JAX's default generator, threefry). Discrete actions are int32, continuous ones float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import types
+from jaxrl_dist.config import ConfigError
+
+
+class Distribution(Protocol):
+    """A distribution over actions for each element of a batch ``[...]``; ``A`` is the shape of one action."""
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        """Actions ``[..., *A]`` from one key each: ``keys [...]``."""
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log probability (density, if continuous) ``[...]`` of ``action [..., *A]``."""
+
+    def entropy(self) -> jax.Array:
+        """Entropy ``[...]`` in nats."""
+
+    def mode(self) -> jax.Array:
+        """The greedy action ``[..., *A]``."""
+
+
+class Categorical(NamedTuple):
+    """Integers ``0 .. n - 1`` with probabilities softmax(logits); a logit of -inf rules an action out."""
+
+    logits: jax.Array  # [..., n] float32
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        return _per_key(jax.random.categorical, keys, self.logits).astype(jnp.int32)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        log_probs = jax.nn.log_softmax(self.logits)
+        return jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0]
+
+    def entropy(self) -> jax.Array:
+        log_probs = jax.nn.log_softmax(self.logits)
+        probs = jnp.exp(log_probs)
+        # 0 log 0 = 0. The inner where, not one around the product, keeps the gradient free of 0 * -inf as well.
+        return -jnp.sum(probs * jnp.where(probs > 0.0, log_probs, 0.0), axis=-1)
+
+    def mode(self) -> jax.Array:
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+
+class MultiCategorical(NamedTuple):
+    """Vectors of ``k`` independent integers; log probability and entropy are those of the whole vector."""
+
+    logits: tuple[jax.Array, ...]  # k of [..., n_i] float32
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        def draw(key: jax.Array, *logits: jax.Array) -> jax.Array:
+            return jnp.stack([jax.random.categorical(jax.random.fold_in(key, i), x) for i, x in enumerate(logits)])
+
+        return _per_key(draw, keys, *self.logits).astype(jnp.int32)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        return jnp.stack([part.log_prob(action[..., i]) for i, part in enumerate(self._parts())]).sum(axis=0)
+
+    def entropy(self) -> jax.Array:
+        return jnp.stack([part.entropy() for part in self._parts()]).sum(axis=0)
+
+    def mode(self) -> jax.Array:
+        return jnp.stack([part.mode() for part in self._parts()], axis=-1)
+
+    def _parts(self) -> list[Categorical]:
+        return [Categorical(logits) for logits in self.logits]
+
+
+class Normal(NamedTuple):
+    """Real vectors with independent normal components; log density and entropy are those of the whole vector."""
+
+    mean: jax.Array  # [..., A] float32
+    log_std: jax.Array  # [..., A] float32
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        noise = _per_key(lambda key, mean: jax.random.normal(key, mean.shape, mean.dtype), keys, self.mean)
+        return self.mean + jnp.exp(self.log_std) * noise
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return jnp.sum(-0.5 * z**2 - self.log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self) -> jax.Array:
+        return jnp.sum(self.log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+    def mode(self) -> jax.Array:
+        return self.mean
+
+
+class TanhNormal(NamedTuple):
+    """A ``Normal`` squashed by tanh and rescaled to finite bounds; its entropy has no closed form.
+
+    Haarnoja et al. 2018, "Soft Actor-Critic: Off-Policy Maximum Entropy Deep Reinforcement Learning with a Stochastic
+    Actor", appendix C (https://arxiv.org/abs/1801.01290), with the density in the units of the rescaled action.
+    """
+
+    mean: jax.Array  # [..., A] float32  before squashing
+    log_std: jax.Array  # [..., A] float32  before squashing
+    low: jax.Array | np.ndarray  # [A]
+    high: jax.Array | np.ndarray  # [A]
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        return self._squash(self._normal().sample(keys))
+
+    def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions and their log density; unlike ``log_prob`` exact for actions that round to a bound.
+
+        Both are differentiable by ``mean`` and ``log_std`` (the reparameterisation trick).
+        """
+        pre_tanh = self._normal().sample(keys)
+        return self._squash(pre_tanh), self._log_prob(pre_tanh)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log density ``[...]``; of an action on a bound, that of the nearest float32 inside it."""
+        centre, scale = self._affine()
+        largest = 1.0 - float(np.finfo(np.float32).epsneg)  # arctanh(1) is infinite
+        return self._log_prob(jnp.arctanh(jnp.clip((action - centre) / scale, -largest, largest)))
+
+    def mode(self) -> jax.Array:
+        """The squashed mean, which SAC evaluates with; in truth this is the median."""
+        return self._squash(self.mean)
+
+    def _normal(self) -> Normal:
+        return Normal(self.mean, self.log_std)
+
+    def _affine(self) -> tuple[jax.Array, jax.Array]:
+        half_low, half_high = 0.5 * self._bound(self.low), 0.5 * self._bound(self.high)
+        return half_high + half_low, half_high - half_low
+
+    def _bound(self, bound: jax.Array | np.ndarray) -> jax.Array:
+        return jnp.broadcast_to(jnp.asarray(bound, self.mean.dtype), self.mean.shape)
+
+    def _squash(self, pre_tanh: jax.Array) -> jax.Array:
+        centre, scale = self._affine()
+        # The sum may round to beyond a bound.
+        return jnp.clip(centre + scale * jnp.tanh(pre_tanh), self._bound(self.low), self._bound(self.high))
+
+    def _log_prob(self, pre_tanh: jax.Array) -> jax.Array:
+        _, scale = self._affine()
+        # log(1 - tanh(u)^2), without the difference that cancels for large |u|.
+        log_slope = 2.0 * (math.log(2.0) - pre_tanh - jax.nn.softplus(-2.0 * pre_tanh))
+        return self._normal().log_prob(pre_tanh) - jnp.sum(log_slope + jnp.log(scale), axis=-1)
+
+
+class EpsilonGreedy(NamedTuple):
+    """The action of the largest value (the first, if several tie), or with probability epsilon any action at all."""
+
+    q: jax.Array  # [..., n] float32
+    epsilon: jax.Array | float  # scalar or [...], in 0 .. 1
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        return self._categorical().sample(keys)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        return self._categorical().log_prob(action)
+
+    def entropy(self) -> jax.Array:
+        return self._categorical().entropy()
+
+    def mode(self) -> jax.Array:
+        return jnp.argmax(self.q, axis=-1).astype(jnp.int32)
+
+    def _categorical(self) -> Categorical:
+        num_actions = self.q.shape[-1]
+        epsilon = jnp.broadcast_to(self.epsilon, self.q.shape[:-1])[..., None]
+        greedy = jax.nn.one_hot(self.mode(), num_actions, dtype=self.q.dtype)
+        return Categorical(jnp.log(epsilon / num_actions + (1.0 - epsilon) * greedy))
+
+
+class PolicyHead(NamedTuple):
+    """What a policy network puts out for an action space, and the distribution that it stands for."""
+
+    num_outputs: int
+    """Logits or means."""
+    log_std_size: int
+    """Log standard deviations, which do not depend on the observation; 0 if there are none."""
+    distribution: Callable[[jax.Array], Distribution]
+    """``(outputs [..., num_outputs + log_std_size]) -> distribution``; the log standard deviations come last."""
+
+
+def policy_head(action_space: types.Space) -> PolicyHead:
+    """Discrete -> ``Categorical``, MultiDiscrete -> ``MultiCategorical``, Box of one axis -> ``Normal``.
+
+    Raises:
+      ConfigError: for any other action space.
+    """
+    if isinstance(action_space, types.Discrete):
+        return PolicyHead(action_space.n, 0, lambda outputs: Categorical(outputs.astype(jnp.float32)))
+
+    if isinstance(action_space, types.MultiDiscrete):
+        ends = list(itertools.accumulate(action_space.nvec))
+
+        def multi_categorical(outputs: jax.Array) -> MultiCategorical:
+            return MultiCategorical(tuple(jnp.split(outputs.astype(jnp.float32), ends[:-1], axis=-1)))
+
+        return PolicyHead(ends[-1], 0, multi_categorical)
+
+    if len(action_space.shape) != 1 or not np.issubdtype(action_space.dtype, np.floating):
+        raise ConfigError(
+            f"a Box action space must be a vector of floats, not shape {action_space.shape} of {action_space.dtype}"
+        )
+
+    def normal(outputs: jax.Array) -> Normal:
+        mean, log_std = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
+        return Normal(mean, log_std)
+
+    (size,) = action_space.shape
+    return PolicyHead(size, size, normal)
+
+
+def _per_key(draw: Callable[..., jax.Array], keys: jax.Array, *params: jax.Array) -> jax.Array:
+    """``draw(key, *vectors)`` for each key of ``keys [...]`` and the vectors of that element in ``params [..., n]``."""
+    for param in params:
+        chex.assert_shape(keys, param.shape[:-1])
+    for _ in keys.shape:
+        draw = jax.vmap(draw)
+    return draw(keys, *params)

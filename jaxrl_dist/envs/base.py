@@ -1,0 +1,77 @@
+"""What every environment backend offers: a vector of environments that reset on the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxrl_dist.config import ConfigError, did_you_mean
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
+
+
+class DeviceEnv(NamedTuple):
+    """Environments that run inside a jitted program, as pure functions over a batch of any size."""
+
+    spec: EnvSpec
+    reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
+    """``(keys [B]) -> (state, obs [B, ...])``."""
+    step: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Timestep, EpisodeStats]]
+    """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; ``episodes`` holds one entry per
+    environment, ``[B]``, with ``episodes`` 1 where one ended in this step."""
+
+
+class HostEnv(Protocol):
+    """A batch of environments that lives on the host and is stepped with numpy arrays."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self) -> np.ndarray:
+        """Starts an episode in each environment and returns the first observations ``[B, ...]``."""
+
+    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+        """Steps all environments; arrays as in ``DeviceEnv.step``.
+
+        Raises:
+          ValueError: an action lies outside the action space; the message names environment and step.
+        """
+
+    def close(self) -> None:
+        """Ends the environments and their threads."""
+
+
+def parse_option(env: str, key: str, text: str, default: Any) -> Any:
+    """Reads the text of one ``--env-options`` entry as the type of its default.
+
+    Raises:
+      ConfigError: the text is no such value.
+    """
+    kind = type(default)
+    try:
+        if isinstance(default, (bool, np.bool_)):
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if isinstance(default, (int, np.integer)):
+            return int(text)
+        if isinstance(default, (float, np.floating)):
+            return float(text)
+        if isinstance(default, str):
+            return text
+    except (KeyError, ValueError):
+        raise ConfigError(f"--env-options {key} of {env} must be a {kind.__name__} such as {default}, not {text!r}") from None
+    raise ConfigError(f"--env-options {key} of {env} is a {kind.__name__}, which cannot be set from the command line")
+
+
+def parse_options(env: str, options: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads ``--env-options`` by the names and types of an environment's defaults.
+
+    Raises:
+      ConfigError: an unknown name or an unreadable value.
+    """
+    for key in options:
+        if key not in defaults:
+            known = ", ".join(sorted(defaults)) or "none"
+            raise ConfigError(f"{env} has no option {key!r}{did_you_mean(key, defaults)}; it has: {known}")
+    return {key: parse_option(env, key, text, defaults[key]) for key, text in options.items()}

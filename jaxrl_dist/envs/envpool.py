@@ -1,0 +1,237 @@
+"""EnvPool environments: C++ environments on the host, stepped from a thread of their own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.envs.base import parse_options
+from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, Space, Timestep
+
+AtariPreset = Literal["baselines", "machado"]
+
+ATARI_PRESETS: dict[str, dict[str, Any]] = {
+    # OpenAI baselines' wrappers, the protocol of Mnih et al. (2015): deterministic, random no-ops at the start.
+    "baselines": {
+        "repeat_action_probability": 0.0,
+        "noop_max": 30,
+        "use_fire_reset": True,
+        "episodic_life": True,
+        "reward_clip": True,
+        "max_episode_steps": 27_000,
+    },
+    # Machado et al. (2018), "Revisiting the Arcade Learning Environment", section 5: sticky actions, the full game.
+    "machado": {
+        "repeat_action_probability": 0.25,
+        "noop_max": 1,
+        "use_fire_reset": False,
+        "episodic_life": False,
+        "reward_clip": False,
+        "max_episode_steps": 27_000,  # 108,000 frames, four a step
+    },
+}
+ATARI_TRAINING_ONLY = {"episodic_life": False, "reward_clip": False}
+"""What evaluation switches off: it plays full games for their own score."""
+
+_RESERVED = {"num_envs", "batch_size", "seed", "env_seed", "base_path", "max_num_players", "gym_reset_return_info"}
+_HANG_SECONDS = 120.0
+_END = "end"
+
+
+def _registry() -> Any:
+    import envpool  # here, not above: it takes two seconds, which a gymnax run need not wait
+
+    return envpool.registration.registry
+
+
+def ids() -> list[str]:
+    """The ids that EnvPool has, in its order."""
+    return list(_registry().specs)
+
+
+def spec(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
+    """What EnvPool says of ``env_id`` under the given keyword arguments; makes no environment.
+
+    Raises:
+      ConfigError: spaces that no policy here handles.
+    """
+    registry = _registry()
+    with warnings.catch_warnings():  # gymnasium warns that float64 bounds lose precision
+        warnings.simplefilter("ignore")
+        native = registry.make_spec(env_id, **options)
+        observation = _space(native.observation_space, env_id, "observations")
+        action = _space(native.action_space, env_id, "actions")
+        limit = getattr(native.config, "max_episode_steps", None)
+    if getattr(native.config, "max_num_players", 1) > 1:
+        raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
+    return EnvSpec(env_id, "envpool", family(env_id), observation, action, limit)
+
+
+def options(env_id: str, texts: Mapping[str, str], preset: str | None, *, training: bool) -> dict[str, Any]:
+    """EnvPool's keyword arguments from ``--env-options`` and ``--atari-preset``; what the user names wins.
+
+    Raises:
+      ConfigError: unknown option, or a preset for an environment that is not Atari.
+    """
+    registry = _registry()
+    config = registry.make_spec(env_id).config
+    defaults = {key: value for key, value in config._asdict().items() if key not in _RESERVED}
+    chosen: dict[str, Any] = {}
+    if preset is not None:
+        if family(env_id) != "atari":
+            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and envpool:{env_id} is none")
+        chosen.update(ATARI_PRESETS[preset])
+        if not training:
+            chosen.update(ATARI_TRAINING_ONLY)
+    chosen.update(parse_options(f"envpool:{env_id}", texts, defaults))
+    return chosen
+
+
+def family(env_id: str) -> str:
+    """``atari``, ``mujoco``, ``classic_control`` ...: the package that EnvPool keeps the environment in."""
+    return str(_registry().specs[env_id][0]).split(".")[1]
+
+
+def _space(space: Any, env_id: str, what: str) -> Space:
+    kind = type(space).__name__
+    if kind == "Discrete" and int(getattr(space, "start", 0)) == 0:
+        return Discrete(int(space.n))
+    if kind == "MultiDiscrete":
+        return MultiDiscrete(tuple(int(n) for n in space.nvec))
+    if kind == "Box":
+        dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
+        return Box(tuple(space.shape), dtype, space.low.astype(dtype), space.high.astype(dtype))
+    raise ConfigError(f"envpool:{env_id} has {kind} {what}; Discrete, MultiDiscrete and Box work")
+
+
+class EnvPool:
+    """``num_envs`` EnvPool environments: a ``HostEnv``.
+
+    EnvPool resets on the next step by itself. Its calls run in one thread of their own, because it does not see
+    Ctrl-C while it steps; the caller waits with a time-out.
+    """
+
+    def __init__(self, env_id: str, num_envs: int, seed: int, options: Mapping[str, Any], *, num_threads: int = 0) -> None:
+        """``seed`` and an environment's index make that environment's seed; ``num_threads`` 0: one a core."""
+        self.spec = spec(env_id, options)
+        self.num_envs = num_envs
+        threads = min(num_envs, num_threads or len(os.sched_getaffinity(0)))
+        seeds = np.random.SeedSequence(seed).generate_state(num_envs) & 0x7FFFFFFF
+
+        def make() -> Any:
+            return _registry().make_gymnasium(
+                env_id, num_envs=num_envs, num_threads=threads, seed=[int(s) for s in seeds], **options
+            )
+
+        self._worker = _Worker(f"envpool:{env_id}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._envs = self._worker.call(make)
+        self._steps = 0
+        self._ended = np.zeros(num_envs, bool)
+        self._return = np.zeros(num_envs, np.float32)
+        self._length = np.zeros(num_envs, np.int32)
+
+    def reset(self) -> np.ndarray:
+        obs, _ = self._worker.call(self._envs.reset)
+        self._ended = np.zeros(self.num_envs, bool)
+        self._return[:] = 0
+        self._length[:] = 0
+        return self._observation(obs)
+
+    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+        action = self._checked(action)
+        obs, reward, terminated, truncated, info = self._worker.call(lambda: self._envs.step(action))
+        valid = ~self._ended
+        terminated = terminated & valid
+        truncated = truncated & valid & ~terminated
+        self._steps += 1
+        self._ended = terminated | truncated
+        # Atari's info carries the unclipped reward, and whether the game (not only a life) is over.
+        self._return += np.where(valid, info.get("reward", reward), 0)
+        self._length += valid
+        over = terminated & (info["terminated"] != 0) if "terminated" in info else terminated
+        over |= truncated
+        episodes = EpisodeStats(
+            episodes=over.astype(np.float32),
+            return_sum=np.where(over, self._return, 0).astype(np.float32),
+            length_sum=np.where(over, self._length, 0).astype(np.float32),
+            return_min=np.where(over, self._return, np.inf).astype(np.float32),
+            return_max=np.where(over, self._return, -np.inf).astype(np.float32),
+        )
+        self._return = np.where(over, 0, self._return).astype(np.float32)
+        self._length = np.where(over, 0, self._length).astype(np.int32)
+        reward = np.where(valid, reward, 0).astype(np.float32)
+        return Timestep(self._observation(obs), reward, terminated, truncated, valid), episodes
+
+    def close(self) -> None:
+        self._worker.call(self._envs.close)
+        self._worker.stop()
+
+    def _observation(self, obs: np.ndarray) -> np.ndarray:
+        dtype = self.spec.observation.dtype
+        # A copy, always: EnvPool may reuse its buffers while a device still reads them.
+        return np.array(obs, dtype=dtype)
+
+    def _checked(self, action: np.ndarray) -> np.ndarray:
+        """Clips continuous actions to their bounds; EnvPool itself would accept anything, or die of it."""
+        space = self.spec.action
+        action = np.asarray(action)
+        if isinstance(space, Box):
+            bad = ~np.isfinite(action).reshape(self.num_envs, -1).all(axis=1)
+            action = np.clip(action, space.low, space.high)
+        else:
+            size = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
+            bad = ((action < 0) | (action >= size)).reshape(self.num_envs, -1).any(axis=1)
+        if bad.any():
+            index = int(np.flatnonzero(bad)[0])
+            raise ValueError(
+                f"envpool:{self.spec.id}: action {action[index]} of environment {index} at step {self._steps} "
+                f"lies outside {space}"
+            )
+        return action
+
+
+class _Worker:
+    """A daemon thread that runs one call at a time and hands back its result or its exception."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: queue.SimpleQueue[Callable[[], Any] | str] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not isinstance(call := self._calls.get(), str):
+            try:
+                self._results.put((call(), None))
+            except BaseException as error:
+                self._results.put((None, error))
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Runs ``function`` in the thread.
+
+        Raises:
+          TimeoutError: it did not come back in two minutes.
+        """
+        self._calls.put(function)
+        try:
+            result, error = self._results.get(timeout=_HANG_SECONDS)
+        except queue.Empty:
+            raise TimeoutError(f"{self._name} has not answered for {_HANG_SECONDS:.0f} s") from None
+        if error is not None:
+            raise error
+        return result
+
+    def stop(self) -> None:
+        """Ends the thread once it is idle."""
+        self._calls.put(_END)
+        self._thread.join(timeout=5)

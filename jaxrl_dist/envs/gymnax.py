@@ -1,0 +1,190 @@
+"""gymnax environments, with next-step autoreset, as pure functions over a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import rng
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.envs.base import DeviceEnv, parse_options
+from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Space, Timestep
+
+
+class State(NamedTuple):
+    """A batch of environments; every leaf is ``[B, ...]``."""
+
+    env: PyTree
+    obs: PyTree
+    ended: jax.Array  # bool: the next step is spent on a reset
+    episode_return: jax.Array  # float32
+    episode_length: jax.Array  # int32
+
+
+def ids() -> list[str]:
+    """The ids that gymnax has, in its order."""
+    import gymnax  # here, not above: it takes two seconds, which an EnvPool run need not wait
+
+    return list(gymnax.registered_envs)
+
+
+def make(env_id: str, options: Mapping[str, str]) -> DeviceEnv:
+    """The gymnax environment ``env_id``; ``options`` sets fields of its parameters or constructor arguments.
+
+    Raises:
+      ConfigError: unknown option, or spaces that no policy here handles.
+    """
+    import gymnax
+    from gymnax import registration
+
+    factory = registration._builtins.get(env_id)
+    arguments = {
+        name: parameter.default
+        for name, parameter in (inspect.signature(factory).parameters.items() if factory else ())
+        if parameter.default is not inspect.Parameter.empty
+    }
+    try:
+        _, params = gymnax.make(env_id)
+    except OSError as error:  # some download their data when they are made
+        raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
+    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    values = parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
+    env, params = gymnax.make(env_id, **{k: v for k, v in values.items() if k in arguments})
+    params = params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
+    family = type(env).__module__.split(".")[-2] if factory else "other"
+    return from_gymnax(env, params, env_id, family)
+
+
+def from_gymnax(env: Any, params: Any, env_id: str, family: str) -> DeviceEnv:
+    """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
+
+    gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
+    Resets run only when some environment needs one, which makes stepping up to twice as fast.
+
+    Raises:
+      ConfigError: spaces that no policy here handles.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    obs, _ = jax.eval_shape(lambda k: env.reset_env(k, params), key)
+    observation = _space(env.observation_space(params), env_id, "observations", obs)
+    action_space = _space(env.action_space(params), env_id, "actions", None)
+    limit = getattr(params, "max_steps_in_episode", None)
+    spec = EnvSpec(env_id, "gymnax", family, observation, action_space, None if limit is None else int(limit))
+
+    def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
+        obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
+        # Some environments start from Python numbers: give every leaf the dtype and shape that stepping keeps.
+        return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
+
+    def reset(keys: jax.Array) -> tuple[State, PyTree]:
+        obs, state = reset_all(keys)
+        zeros = jnp.zeros(keys.shape, jnp.float32)
+        return State(state, obs, zeros > 0, zeros, zeros.astype(jnp.int32)), obs
+
+    def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
+        if isinstance(action_space, Box):
+            action = jnp.clip(action, action_space.low, action_space.high)
+        keys = jax.vmap(jax.random.split)(keys)
+        next_obs, next_env, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(
+            keys[:, 0], state.env, action, params
+        )
+        truncated = jax.vmap(env.is_truncated, (0, None))(next_env, params)
+        next_env = jax.tree.map(lambda new, old: new.astype(old.dtype), next_env, state.env)
+        next_obs = jax.tree.map(lambda new, old: new.astype(old.dtype), next_obs, state.obs)
+
+        def with_resets() -> tuple[PyTree, PyTree]:
+            return _where(state.ended, reset_all(keys[:, 1]), (next_obs, next_env))
+
+        obs, env_state = jax.lax.cond(jnp.any(state.ended), with_resets, lambda: (next_obs, next_env))
+        valid = ~state.ended
+        terminated = terminated & valid
+        truncated = truncated & valid & ~terminated
+        reward = jnp.where(valid, reward.astype(jnp.float32), 0.0)
+        episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
+        episode_length = jnp.where(valid, state.episode_length + 1, 0)
+        ended = terminated | truncated
+        episodes = ended_episodes(ended, episode_return, episode_length)
+        new_state = State(env_state, obs, ended, episode_return, episode_length)
+        return new_state, Timestep(obs, reward, terminated, truncated, valid), episodes
+
+    return DeviceEnv(spec, reset, step)
+
+
+def ended_episodes(ended: jax.Array, episode_return: jax.Array, episode_length: jax.Array) -> EpisodeStats:
+    """The statistics ``[B]`` of the episodes that ended in this step."""
+    return EpisodeStats(
+        episodes=ended.astype(jnp.float32),
+        return_sum=jnp.where(ended, episode_return, 0.0),
+        length_sum=jnp.where(ended, episode_length, 0).astype(jnp.float32),
+        return_min=jnp.where(ended, episode_return, jnp.inf),
+        return_max=jnp.where(ended, episode_return, -jnp.inf),
+    )
+
+
+def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
+    """Chooses rows of ``x`` where ``condition [B]`` holds, else of ``y``."""
+
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - 1)), a.astype(b.dtype), b)
+
+    return jax.tree.map(choose, x, y)
+
+
+def _space(space: Any, env_id: str, what: str, value: Any) -> Space:
+    """A gymnax space as ours; ``value``'s dtype and shape win over what the space says of itself."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return Discrete(int(space.n))
+    if kind == "Box":
+        shape = tuple(space.shape) if value is None else tuple(value.shape)
+        dtype = np.dtype(space.dtype) if value is None else np.dtype(value.dtype)
+        low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (space.low, space.high))
+        return Box(shape, dtype, low, high)
+    raise ConfigError(f"gymnax:{env_id} has {kind} {what}; Discrete and Box work")
+
+
+class HostGymnax:
+    """gymnax environments stepped from the host, one jitted call a step: a ``HostEnv``.
+
+    The keys are those that the compiled rollout uses, so both give the same experience for the same actions.
+    """
+
+    def __init__(self, env: DeviceEnv, num_envs: int, key: jax.Array) -> None:
+        """``key`` is the key of the environment stream; the states live on JAX's default device."""
+        self.spec = env.spec
+        self.num_envs = num_envs
+        self._steps = 0
+        index = jnp.arange(num_envs, dtype=jnp.int32)
+
+        def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+            return env.reset(rng.per_index(jax.random.fold_in(key, RESET), index))
+
+        def step(state: PyTree, action: jax.Array, key: jax.Array, steps: jax.Array) -> tuple[Any, Any, Any]:
+            return env.step(state, action, rng.per_index(jax.random.fold_in(key, steps), index))
+
+        self._key = key
+        self._reset = jax.jit(reset)
+        self._step = jax.jit(step, donate_argnums=0)
+
+    def reset(self) -> np.ndarray:
+        self._state, obs = self._reset(self._key)
+        return np.array(obs)
+
+    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+        self._state, step, episodes = self._step(self._state, action, self._key, np.uint32(self._steps))
+        self._steps += 1
+        step, episodes = jax.tree.map(np.array, (step, episodes))
+        return step, episodes
+
+    def close(self) -> None:
+        self._state = None
+
+
+RESET = 2**32 - 1
+"""The step whose keys make the first observations: one that training does not reach."""

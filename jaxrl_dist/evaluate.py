@@ -1,0 +1,85 @@
+"""Playing whole episodes with a trained policy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import rng
+from jaxrl_dist.actors.common import after_step
+from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.types import Algorithm, PyTree, Timestep, Variables
+
+MAX_ENVS = 128
+
+
+class Evaluation(NamedTuple):
+    """Raw returns and lengths (in env steps) of whole episodes."""
+
+    returns: np.ndarray  # [episodes] float64
+    lengths: np.ndarray  # [episodes] int64
+
+    def summary(self) -> dict[str, float | int]:
+        """The numbers that a run's summary keeps."""
+        return {
+            "episodes": len(self.returns),
+            "return_mean": float(self.returns.mean()),
+            "return_std": float(self.returns.std()),
+            "length_mean": float(self.lengths.mean()),
+        }
+
+
+def evaluate(
+    algorithm: Algorithm,
+    variables: Variables,
+    source: EnvSource,
+    episodes: int,
+    seed: int,
+    *,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Evaluation:
+    """Plays ``episodes`` greedy episodes on one device; ``progress`` hears how many are done.
+
+    The number of episodes of each environment is fixed beforehand: taking the first to finish would favour short
+    ones. Atari games are played in full for their own score.
+    """
+    num_envs = min(episodes, MAX_ENVS)
+    quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
+    device = jax.local_devices()[0]
+    variables, start = jax.device_put((variables, algorithm.initial_core(num_envs)), device)
+
+    @jax.jit
+    def act(variables: Variables, obs: PyTree, core: PyTree) -> tuple[PyTree, PyTree]:
+        action, core, _ = algorithm.policy(variables, obs, core, None, jnp.zeros(()))
+        return action, core
+
+    @jax.jit
+    def learn_outcome(core: PyTree, start: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        return after_step(algorithm, core, start, action, step)
+
+    returns: list[list[float]] = [[] for _ in range(num_envs)]
+    lengths: list[list[int]] = [[] for _ in range(num_envs)]
+    done = np.zeros(num_envs, int)
+    put = partial(jax.device_put, device=device)
+    # The stream's own seed, so that evaluation meets other episodes than training.
+    env_seed = int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF
+    with contextlib.closing(source.host(num_envs, env_seed, training=False)) as env:
+        obs, core = env.reset(), start
+        while (done < quota).any():
+            action, core = act(variables, put(obs), core)
+            step, ended = env.step(np.asarray(action))
+            if start != ():
+                core = learn_outcome(core, start, action, put(step))
+            obs = step.obs
+            for index in np.flatnonzero((ended.episodes > 0) & (done < quota)):
+                returns[index].append(float(ended.return_sum[index]))
+                lengths[index].append(int(ended.length_sum[index]))
+                done[index] += 1
+                progress(int(done.sum()))
+    return Evaluation(np.concatenate(returns), np.concatenate(lengths))

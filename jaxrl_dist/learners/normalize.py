@@ -1,0 +1,148 @@
+"""Running statistics that scale what an algorithm sees: each function maps an ``Algorithm`` to an ``Algorithm``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist.mesh import global_sum
+from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Timestep, Variables
+
+CLIP = 10.0
+"""Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
+EPSILON = 1e-8
+
+
+class RunningStats(NamedTuple):
+    """Count, mean and summed squared deviation of all values so far; float32."""
+
+    count: jax.Array  # []
+    mean: jax.Array  # [...]
+    deviation: jax.Array  # [...]
+
+    @staticmethod
+    def zeros(shape: tuple[int, ...]) -> RunningStats:
+        return RunningStats(jnp.zeros(()), jnp.zeros(shape), jnp.zeros(shape))
+
+    def std(self) -> jax.Array:
+        """The standard deviation, 1 before the first value."""
+        variance = self.deviation / jnp.maximum(self.count, 1.0)
+        return jnp.where(self.count > 0, jnp.sqrt(variance + EPSILON), 1.0)
+
+    def merge(self, x: jax.Array, mask: jax.Array) -> RunningStats:
+        """Adds the rows of ``x [..., *shape]`` where ``mask [...]`` holds, over all devices.
+
+        Parallel algorithm of Chan, Golub and LeVeque (1979), equations 2.1: the batch is centred on its own mean
+        before squaring, so a large offset costs no precision.
+        """
+        axes = tuple(range(mask.ndim))
+        weight = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+        x = x.astype(jnp.float32)
+        # A first centring on the running mean keeps the sums small.
+        centred = jnp.where(weight, x - jnp.broadcast_to(self.mean, x.shape), 0.0)
+        count, total = global_sum((jnp.sum(mask, dtype=jnp.float32), jnp.sum(centred, axes)))
+        shift = total / jnp.maximum(count, 1.0)
+        residual = jnp.where(weight, centred - jnp.broadcast_to(shift, x.shape), 0.0)
+        deviation = global_sum(jnp.sum(jnp.square(residual), axes))
+        new_count = jnp.maximum(self.count + count, 1.0)
+        return RunningStats(
+            count=self.count + count,
+            mean=self.mean + shift * count / new_count,
+            deviation=self.deviation + deviation + jnp.square(shift) * self.count * count / new_count,
+        )
+
+
+def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
+    """Shifts and scales float observations to mean 0 and variance 1 by statistics over all devices.
+
+    Source: OpenAI baselines' ``VecNormalize``; Andrychowicz et al. (2021), section 3.3 (found to matter most).
+    """
+
+    def scale(variables: Variables, obs: jax.Array) -> jax.Array:
+        stats = variables.stats[0]
+        scaled = (obs.astype(jnp.float32) - jnp.broadcast_to(stats.mean, obs.shape)) / jnp.broadcast_to(
+            stats.std(), obs.shape
+        )
+        return jnp.clip(scaled, -CLIP, CLIP)
+
+    def inner(variables: Variables) -> Variables:
+        return variables._replace(stats=variables.stats[1])
+
+    def init(key: jax.Array) -> Variables:
+        variables = algorithm.init(key)
+        return variables._replace(stats=(RunningStats.zeros(spec.observation.shape), variables.stats))
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, keys: Any, env_step: Any) -> Any:
+        return algorithm.policy(inner(variables), scale(variables, obs), core, keys, env_step)
+
+    def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
+        rollout = rollout._replace(obs=scale(variables, rollout.obs))
+        return algorithm.postprocess(inner(variables), target, rollout, keys)
+
+    def loss(variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array) -> Any:
+        return algorithm.loss(inner(variables), target, batch, keys, env_step)
+
+    def observe(stats: PyTree, rollout: Rollout) -> PyTree:
+        return stats[0].merge(rollout.obs[:-1], rollout.valid), algorithm.observe(stats[1], rollout)
+
+    return dataclasses.replace(
+        algorithm, init=init, policy=policy, postprocess=postprocess, loss=loss, observe=observe
+    )
+
+
+def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorithm:
+    """Divides rewards by the running standard deviation of the discounted return, which keeps value losses near 1.
+
+    The return ``R_t = discount R_{t-1} + r_t`` of each environment travels in its policy state and starts at 0 with
+    each episode, as in OpenAI baselines' ``VecNormalize``. Reported returns stay in the environment's units.
+    """
+
+    def inner(variables: Variables) -> Variables:
+        return variables._replace(stats=variables.stats[1])
+
+    def init(key: jax.Array) -> Variables:
+        variables = algorithm.init(key)
+        return variables._replace(stats=(RunningStats.zeros(()), variables.stats))
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, keys: Any, env_step: Any) -> Any:
+        action, inner_core, extras = algorithm.policy(inner(variables), obs, core[1], keys, env_step)
+        return action, (core[0], inner_core), extras
+
+    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        return discount * core[0] + step.reward, algorithm.feedback(core[1], action, step)
+
+    def initial_core(num_envs: int) -> PyTree:
+        return jnp.zeros((num_envs,), jnp.float32), algorithm.initial_core(num_envs)
+
+    def strip(rollout: Rollout) -> Rollout:
+        return rollout._replace(core=rollout.core[1], final_core=rollout.final_core[1])
+
+    def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
+        reward = jnp.clip(rollout.reward / variables.stats[0].std(), -CLIP, CLIP)
+        return algorithm.postprocess(inner(variables), target, strip(rollout)._replace(reward=reward), keys)
+
+    def loss(variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array) -> Any:
+        return algorithm.loss(inner(variables), target, batch, keys, env_step)
+
+    def observe(stats: PyTree, rollout: Rollout) -> PyTree:
+        def step(total: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            reward, valid = now
+            total = jnp.where(valid, discount * total + reward, 0.0)
+            return total, total
+
+        _, returns = jax.lax.scan(step, rollout.core[0], (rollout.reward, rollout.valid))
+        return stats[0].merge(returns, rollout.valid), algorithm.observe(stats[1], strip(rollout))
+
+    return dataclasses.replace(
+        algorithm,
+        init=init,
+        policy=policy,
+        postprocess=postprocess,
+        loss=loss,
+        observe=observe,
+        initial_core=initial_core,
+        feedback=feedback,
+    )

@@ -1,0 +1,120 @@
+"""The learner of algorithms that consume each rollout once and throw it away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist import mesh, rng
+from jaxrl_dist.config import ConfigError, multiples_near
+from jaxrl_dist.learners import sgd
+from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
+
+
+def on_policy(algorithm: Algorithm) -> Learner:
+    """Postprocesses a rollout, then makes ``num_epochs`` passes over it in ``num_minibatches`` updates each.
+
+    Examples are shuffled within groups of environments (see ``shuffle_groups``) by keys of the group's global index,
+    so the minibatches hold the same examples on any number of devices.
+    """
+
+    def update(
+        state: TrainState, rollout: Rollout, key: jax.Array
+    ) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        num_steps, num_envs = rollout.reward.shape
+        key = jax.random.fold_in(key, state.iteration)
+        envs = mesh.global_index(num_envs)
+        batch = algorithm.postprocess(
+            state.variables, state.target, rollout, rng.per_index(jax.random.fold_in(key, 0), envs)
+        )
+        # The statistics that acted are the ones to learn with; what they saw counts from the next rollout on.
+        stats = algorithm.observe(state.variables.stats, rollout)
+
+        num_examples = num_envs * examples_per_env(algorithm, num_steps)
+        chex.assert_tree_shape_prefix(batch, (num_examples,))
+        epochs, minibatches = algorithm.num_epochs, algorithm.num_minibatches
+        group = envs_per_group(num_examples // num_envs, minibatches)
+        examples = mesh.global_index(num_examples).reshape(num_envs // group, -1)
+        group_index = mesh.global_index(num_envs // group)
+
+        def one_update(
+            state: TrainState, step: tuple[jax.Array, jax.Array, jax.Array | None]
+        ) -> tuple[TrainState, Mapping[str, jax.Array]]:
+            index, epoch, rows = step
+            flat = examples.reshape(-1)
+            minibatch = batch
+            if rows is not None:
+                flat, minibatch = jax.tree.map(lambda x: x[rows], (flat, batch))
+            keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 2 + epoch), index), flat)
+            grads, metrics, _ = sgd.gradient(algorithm, state, minibatch, keys)
+            return sgd.apply(algorithm, state, grads), metrics
+
+        def one_epoch(state: TrainState, epoch: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+            rows = None
+            if minibatches > 1:
+                shuffle_keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 1), epoch), group_index)
+                local = jnp.arange(num_examples, dtype=jnp.int32).reshape(examples.shape)
+                shuffled = jax.vmap(jax.random.permutation)(shuffle_keys, local)
+                rows = shuffled.reshape(shuffled.shape[0], minibatches, -1).swapaxes(0, 1).reshape(minibatches, -1)
+            index = jnp.arange(minibatches)
+            return jax.lax.scan(one_update, state, (index, jnp.full_like(index, epoch), rows))
+
+        if epochs == minibatches == 1:
+            zero = jnp.zeros((), jnp.int32)
+            state, metrics = one_update(state, (zero, zero, None))
+        else:
+            state, metrics = jax.lax.scan(one_epoch, state, jnp.arange(epochs))
+        state = state._replace(
+            variables=state.variables._replace(stats=stats),
+            iteration=state.iteration + 1,
+            env_step=state.env_step + num_steps * num_envs * jax.lax.axis_size(mesh.DATA),
+        )
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    return Learner(
+        init=partial(sgd.init, algorithm),
+        update=update,
+        gradient=partial(sgd.gradient, algorithm),
+        apply=partial(sgd.apply, algorithm),
+    )
+
+
+def examples_per_env(algorithm: Algorithm, rollout_length: int) -> int:
+    """Into how many examples the rollout of one environment falls."""
+    return rollout_length // (algorithm.window or rollout_length)
+
+
+def envs_per_group(examples: int, num_minibatches: int) -> int:
+    """How many environments, of so many examples each, are shuffled together to fill the minibatches evenly."""
+    return num_minibatches // math.gcd(examples, num_minibatches)
+
+
+def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_devices: int) -> None:
+    """Checks that environments divide over devices and examples over minibatches, with nothing rounded.
+
+    Raises:
+      ConfigError: naming both numbers and the nearest that work.
+    """
+    if num_envs % num_devices:
+        raise ConfigError(
+            f"--num-envs {num_envs} does not divide over {num_devices} devices; "
+            f"nearest that work: {multiples_near(num_envs, num_devices)}"
+        )
+    local, examples = num_envs // num_devices, examples_per_env(algorithm, rollout_length)
+
+    def divides(num_minibatches: int) -> bool:
+        return local % envs_per_group(examples, num_minibatches) == 0
+
+    wanted = algorithm.num_minibatches
+    if not divides(wanted):
+        below = next(m for m in range(wanted - 1, 0, -1) if divides(m))
+        above = next((m for m in range(wanted + 1, local * examples + 1) if divides(m)), None)
+        raise ConfigError(
+            f"--num-minibatches {wanted} does not divide the {local} x {examples} examples (environments x examples "
+            f"of each) of a device; nearest that work: {below}" + (f" or {above}" if above else "")
+        )

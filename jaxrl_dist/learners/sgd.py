@@ -1,0 +1,69 @@
+"""The one place that differentiates a loss and that forms means over examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_dist.mesh import global_sum
+from jaxrl_dist.types import Algorithm, PyTree, TrainState
+
+
+def init(algorithm: Algorithm, key: jax.Array) -> TrainState:
+    """The state before the first update."""
+    variables = algorithm.init(key)
+    return TrainState(
+        variables=variables,
+        target=algorithm.initial_target(variables.params),
+        opt_state=algorithm.optimizer.init(variables.params),
+        updates=jnp.zeros((), jnp.int32),
+        iteration=jnp.zeros((), jnp.int32),
+        env_step=jnp.zeros((), jnp.float32),
+    )
+
+
+def gradient(
+    algorithm: Algorithm, state: TrainState, batch: PyTree, keys: jax.Array
+) -> tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]:
+    """Differentiates the mean loss over the examples of all devices.
+
+    The mean is ``psum(sum(losses * mask)) / psum(sum(mask))`` and is differentiated as it stands, collectives
+    included. Averaging per-device gradients instead would weigh devices, not examples, whenever masks differ.
+
+    Args:
+      batch: this device's examples, leading axis ``N``.
+      keys: ``[N]``, one for each example.
+
+    Returns:
+      The gradient by ``params``; the mean of each of the loss's metrics and of the loss itself; the priorities ``[N]``
+      if the loss gives any. Gradient and metrics are equal on all devices.
+    """
+
+    def mean_loss(params: PyTree) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
+        losses, mask, aux = algorithm.loss(
+            state.variables._replace(params=params), state.target, batch, keys, state.env_step
+        )
+        per_example = {"loss/total": losses, **aux.metrics}
+        sums = jnp.stack([jnp.sum(jnp.where(mask, x, 0.0)) for x in per_example.values()])
+        total, count = global_sum((sums, jnp.sum(mask, dtype=jnp.float32)))
+        means = dict(zip(per_example, total / jnp.maximum(count, 1.0), strict=True))
+        return means["loss/total"], (means, aux.priority)
+
+    grads, (metrics, priority) = jax.grad(mean_loss, has_aux=True)(state.variables.params)
+    return grads, {**metrics, "gradient/norm": optax.global_norm(grads)}, priority
+
+
+def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
+    """One update: a step of the optimiser, then of the target."""
+    updates, opt_state = algorithm.optimizer.update(grads, state.opt_state, state.variables.params)
+    params = optax.apply_updates(state.variables.params, updates)
+    count = state.updates + 1
+    return state._replace(
+        variables=state.variables._replace(params=params),
+        target=algorithm.target(params, state.target, count),
+        opt_state=opt_state,
+        updates=count,
+    )

@@ -1,0 +1,110 @@
+"""The device mesh: its axes, what lies where on it, and sums over it.
+
+Programs run under ``jax.shard_map`` over a mesh with two axes: ``agent`` (independent learners; 1 unless a population
+is trained) and ``data`` (shards of environments and examples). Sums and means run over ``data`` only. One device is a
+mesh of one, so there is no second code path.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_dist.types import EpisodeStats
+
+AGENT = "agent"
+DATA = "data"
+
+REPLICATED = PartitionSpec()
+BATCH = PartitionSpec(DATA)
+"""Leading axis (environments, examples) divided over the devices."""
+TIME_BATCH = PartitionSpec(None, DATA)
+"""As ``[T, B, ...]``: the second axis divided over the devices."""
+
+
+def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of the given devices along ``data``, and one along ``agent``."""
+    return Mesh(np.asarray(devices).reshape(1, -1), (AGENT, DATA))
+
+
+def place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
+    """Puts every array of ``tree`` on the mesh."""
+    return jax.device_put(tree, NamedSharding(mesh, spec))
+
+
+class Program:
+    """A function over shards, compiled for a mesh by its first call, and only then.
+
+    Later calls run the same executable; arguments of other shapes, dtypes or placement are an error, so nothing is
+    ever traced twice.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        mesh: Mesh,
+        in_specs: Any,
+        out_specs: Any,
+        donate: tuple[int, ...] = (),
+    ) -> None:
+        """``function`` sees its device's shard of each argument; arguments named by ``donate`` are used up.
+
+        ``check_vma`` proves while tracing that what ``out_specs`` calls replicated is equal on all devices.
+        """
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+        self._jitted = jax.jit(mapped, donate_argnums=donate)
+        self._compiled: Any = None
+        self.compile_seconds = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None:
+            began = time.perf_counter()
+            self._compiled = self._jitted.lower(*args).compile()
+            self.compile_seconds = time.perf_counter() - began
+        return self._compiled(*args)
+
+
+# --- Inside a sharded program ---------------------------------------------------------------------------
+
+
+def global_sum(tree: Any) -> Any:
+    """Sums each array over the devices; the result is equal on all of them."""
+    return jax.lax.psum(tree, DATA)
+
+
+def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean of ``x`` where ``mask`` holds, over all devices; 0 where the mask is empty.
+
+    The sums are divided once: a mean over devices of local masked means would be another number.
+    """
+    total, count = global_sum((jnp.sum(jnp.where(mask, x, 0.0)), jnp.sum(mask, dtype=jnp.float32)))
+    return total / jnp.maximum(count, 1.0)
+
+
+def global_episodes(episodes: EpisodeStats) -> EpisodeStats:
+    """The statistics of all devices together."""
+    return EpisodeStats(
+        *global_sum(tuple(episodes[:3])),
+        jax.lax.pmin(episodes.return_min, DATA),
+        jax.lax.pmax(episodes.return_max, DATA),
+    )
+
+
+def global_index(local_size: int) -> jax.Array:
+    """The global indices, int32 ``[local_size]``, of this device's shard of an axis."""
+    return jax.lax.axis_index(DATA) * local_size + jnp.arange(local_size, dtype=jnp.int32)
+
+
+def vary(tree: Any) -> Any:
+    """Marks arrays as different on each device, which loop carries must agree on from the start."""
+
+    def mark(x: jax.Array) -> jax.Array:
+        return x if DATA in jax.typeof(x).mat.varying else jax.lax.pcast(x, DATA, to="varying")
+
+    return jax.tree.map(mark, tree)

@@ -1,0 +1,119 @@
+"""The files of a run directory: config, metrics line by line, summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import math
+import pathlib
+import platform
+from typing import Any
+
+from jaxrl_dist.algorithms import name_of
+from jaxrl_dist.config import ConfigError, Train
+from jaxrl_dist.types import Report
+
+FORMAT = 1
+"""Of ``config.json``; a reader refuses a number it does not know."""
+CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+
+
+def default_run_dir(env: str, algorithm: str, seed: int) -> str:
+    """``runs/<env>__<algo>__<seed>__<utc>``, the time in UTC to the microsecond."""
+    utc = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S%f")
+    return f"runs/{env.replace(':', '-').replace('/', '-')}__{algorithm}__{seed}__{utc}"
+
+
+def claim(run_dir: str) -> pathlib.Path:
+    """Makes the directory of a new run.
+
+    Raises:
+      ConfigError: it cannot be made or written, or holds a run already.
+    """
+    path = pathlib.Path(run_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / CONFIG).exists():
+            raise ConfigError(f"--run-dir {run_dir} holds a run already; name another directory")
+        (path / METRICS).touch()
+    except OSError as error:
+        raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
+    return path
+
+
+class RunFiles:
+    """Writes a run's files as its reports come in."""
+
+    def __init__(self, run_dir: pathlib.Path, config: Train[Any]) -> None:
+        self.path = run_dir
+        algorithm = dataclasses.asdict(config.algorithm)
+        run = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("algorithm", "run_dir")}
+        content = {"format": FORMAT, "algorithm": name_of(config.algorithm), "hyperparameters": algorithm, "run": run}
+        write_json(run_dir / CONFIG, {**content, "versions": versions()})
+        self._metrics = (run_dir / METRICS).open("w", encoding="utf-8")
+
+    def write(self, report: Report) -> None:
+        """Adds a line to ``metrics.jsonl``."""
+        line = {
+            "env_steps": report.env_steps,
+            "updates": report.updates,
+            "iteration": report.iteration,
+            "wall_time_s": report.wall_time_s,
+            **report.metrics,
+        }
+        line = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
+        self._metrics.write(json.dumps(line, allow_nan=False) + "\n")
+        self._metrics.flush()
+
+    def finish(self, last: Report) -> None:
+        """Writes ``summary.json``: rates leave compilation and evaluation out."""
+        compile_seconds = last.metrics["time/compile_s"] or 0.0
+        write_json(
+            self.path / SUMMARY,
+            {
+                "env_steps": last.env_steps,
+                "updates": last.updates,
+                "wall_time_s": last.wall_time_s,
+                "compile_time_s": compile_seconds,
+                "env_steps_per_second": last.env_steps / max(last.wall_time_s - compile_seconds, 1e-9),
+                "evaluation": last.evaluation,
+            },
+        )
+
+    def close(self) -> None:
+        self._metrics.close()
+
+
+def versions() -> dict[str, str]:
+    """The versions that a run's numbers depend on."""
+    packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """Writes a whole file or none: through a temporary file beside it."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      ConfigError: it is missing or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None

@@ -1,0 +1,317 @@
+"""Policy and value networks as records of pure functions; the only file that imports flax.
+
+A network is a *torso* that reads observations, perhaps a recurrent *core*, and linear *heads*. Weights start
+orthogonal (Saxe et al. 2014) and biases zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxrl_dist.config import ConfigError, NetworkConfig
+from jaxrl_dist.types import Box, Discrete, MultiDiscrete, PyTree, Space
+
+_RELU_GAIN = math.sqrt(2)  # keeps the second moment of activations from layer to layer (He et al. 2015, eq. 10)
+
+
+# --- Observations -------------------------------------------------------------------------------------
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image is laid out as EnvPool's Atari (4, 84, 84), not as gymnax's MinAtar (10, 10, 4)."""
+    return len(shape) == 3 and shape[0] < shape[2]
+
+
+def preprocess(obs: ArrayLike, space: Space, dtype: DTypeLike) -> jax.Array:
+    """What a torso reads, as ``dtype``, of observations ``[..., *space.shape]``.
+
+    Discrete: ``[..., n]`` one-hot. MultiDiscrete: ``[..., sum(nvec)]``, the one-hots side by side. Box: the same
+    shape, divided by 255 if the space is uint8, and with the channels of an image (rank 3) moved last.
+    """
+    if isinstance(space, Discrete):
+        return jax.nn.one_hot(jnp.asarray(obs, jnp.int32), space.n, dtype=dtype)
+    if isinstance(space, MultiDiscrete):
+        digits = jnp.asarray(obs, jnp.int32)
+        return jnp.concatenate([jax.nn.one_hot(digits[..., i], n, dtype=dtype) for i, n in enumerate(space.nvec)], -1)
+    x = jnp.asarray(obs, dtype)
+    if space.dtype == np.uint8:
+        x = x / 255
+    return jnp.moveaxis(x, -3, -1) if _channels_first(space.shape) else x
+
+
+# --- Layers -------------------------------------------------------------------------------------------
+
+
+def _windows(x: jax.Array, axis: int, size: int, stride: int) -> list[jax.Array]:
+    """For each offset in a window of ``size``, the elements that windows along ``axis`` see there."""
+    span = (x.shape[axis] - size) // stride * stride + 1
+    return [jax.lax.slice_in_dim(x, i, i + span, stride, axis) for i in range(size)]
+
+
+def _pad(x: jax.Array, size: int, stride: int, padding: str, value: float) -> jax.Array:
+    pads = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)
+    return jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
+
+
+def conv2d(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Array:
+    """Convolves images ``[N, H, W, C]`` with a square kernel ``[k, k, C, F]``, padding VALID or SAME.
+
+    On the CPU it is slices and one matmul, because there the gradient of XLA's own convolution is some 20 times
+    slower inside ``lax.scan``, where training runs, than outside.
+    """
+
+    def slices(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        x = _pad(x, len(kernel), stride, padding, 0.0)
+        for axis in (2, 1):  # columns first, so that rows vary slowest, as in the kernel
+            x = jnp.concatenate(_windows(x, axis, len(kernel), stride), axis=-1)
+        y = x.reshape(-1, x.shape[-1]) @ kernel.reshape(x.shape[-1], -1)
+        return y.reshape(*x.shape[:-1], -1)
+
+    def native(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=layout)
+
+    return jax.lax.platform_dependent(x, kernel, cpu=slices, default=native)
+
+
+class Conv(nn.Module):
+    """``conv2d`` plus a bias: ``[..., H, W, C]`` to ``[..., H', W', features]``."""
+
+    features: int
+    size: int
+    stride: int = 1
+    padding: str = "VALID"
+    scale: float = _RELU_GAIN
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (1, 1, 1, self.features), jnp.float32)
+        images = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
+        y = conv2d(images, kernel.astype(self.dtype), self.stride, self.padding) + bias.astype(self.dtype)
+        return y.reshape(*x.shape[:-3], *y.shape[1:])
+
+
+def max_pool(x: jax.Array, size: int, stride: int) -> jax.Array:
+    """SAME max-pooling of images ``[..., H, W, C]``; slices, for the reason that ``conv2d`` gives."""
+    y = _pad(x.reshape(-1, *x.shape[-3:]), size, stride, "SAME", -math.inf)
+    for axis in (1, 2):
+        y = functools.reduce(jnp.maximum, _windows(y, axis, size, stride))
+    return y.reshape(*x.shape[:-3], *y.shape[1:])
+
+
+def _dense(features: int, scale: float = _RELU_GAIN, dtype: DTypeLike = jnp.float32) -> nn.Dense:
+    return nn.Dense(features, dtype=dtype, kernel_init=nn.initializers.orthogonal(scale))
+
+
+def _flatten(x: jax.Array, axes: int) -> jax.Array:
+    """Merges the last ``axes`` axes into one; no axes become one of length 1."""
+    batch = x.shape[: x.ndim - axes]
+    return x.reshape(*batch, math.prod(x.shape[len(batch) :]))
+
+
+# --- Torsos: preprocessed observations [..., *shape] to features [..., width] ---------------------------
+
+
+class MLP(nn.Module):
+    """Dense layers on the last ``axes`` axes, flattened; each is followed by ``activation``."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: Callable[[jax.Array], jax.Array] = nn.tanh
+    axes: int = 1
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = _flatten(x, self.axes)
+        for width in self.hidden_sizes:
+            x = self.activation(_dense(width, dtype=self.dtype)(x))
+        return x
+
+
+class PlainCNN(nn.Module):
+    """Convolutions ``(features, size, stride)`` and a dense layer, each followed by relu."""
+
+    convs: tuple[tuple[int, int, int], ...]
+    width: int
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for features, size, stride in self.convs:
+            x = nn.relu(Conv(features, size, stride, dtype=self.dtype)(x))
+        return nn.relu(_dense(self.width, dtype=self.dtype)(_flatten(x, 3)))
+
+
+class ImpalaResNet(nn.Module):
+    """Espeholt et al. 2018 (arXiv:1802.01561), figure 3 right, without the LSTM: 15 convolutions, relu.
+
+    Their gain of 1 instead of sqrt(2) is ours: with it the residual blocks do not inflate the features.
+    """
+
+    width: int = 256
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for features in (16, 32, 32):
+            conv = functools.partial(Conv, features, 3, padding="SAME", scale=1.0, dtype=self.dtype)
+            x = max_pool(conv()(x), 3, 2)
+            for _ in range(2):
+                x = x + conv()(nn.relu(conv()(nn.relu(x))))
+        return nn.relu(_dense(self.width, dtype=self.dtype)(_flatten(nn.relu(x), 3)))
+
+
+_CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # the shortest side in pixels that each can read
+    "minatar": (3, functools.partial(PlainCNN, ((16, 3, 1),), 128)),  # Young & Tian 2019, arXiv:1903.03176
+    "nature": (36, functools.partial(PlainCNN, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512)),  # Mnih et al. 2015
+    "impala": (1, ImpalaResNet),
+}
+
+
+def choose_torso(torso: str, observation: Space) -> str:
+    """``mlp``, ``minatar``, ``nature`` or ``impala``: what ``NetworkConfig.torso`` means for an observation space.
+
+    Raises:
+      ConfigError: if a CNN is asked for and observations are no images, or images that are too small for it.
+    """
+    shape = observation.shape
+    side = 0
+    if isinstance(observation, Box) and len(shape) == 3:
+        side = min(shape[1:] if _channels_first(shape) else shape[:2])
+    fits = [cnn for cnn, (shortest, _) in _CNNS.items() if side >= shortest]
+    if torso == "auto":
+        return next((cnn for cnn in ("nature", "minatar") if cnn in fits), "mlp")
+    if torso not in ("mlp", *fits):
+        raise ConfigError(
+            f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, but observations have shape "
+            f"{shape}; --torso {' or '.join(['auto', 'mlp', *fits])} can read them"
+        )
+    return torso
+
+
+# --- Actor and critic ---------------------------------------------------------------------------------
+
+
+def reset_core(core: PyTree, initial: PyTree, valid: jax.Array) -> PyTree:
+    """``core`` ``[B, ...]`` where ``valid`` ``[B]``, elsewhere ``initial``.
+
+    Environments reset on the step after an episode's end, which has ``valid`` False and reads the old episode's last
+    observation: the core that comes out of that step has to be forgotten.
+    """
+
+    def choose(x: jax.Array, start: jax.Array) -> jax.Array:
+        return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim)), x, start)
+
+    return jax.tree.map(choose, core, initial)
+
+
+def _vary_as(tree: PyTree, like: jax.Array) -> PyTree:
+    """Marks arrays as different on the devices of ``jax.shard_map``, over the mesh axes for which ``like`` is."""
+    axes = jax.typeof(like).mat.varying
+    return jax.tree.map(lambda x: jax.lax.pcast(x, tuple(axes - jax.typeof(x).mat.varying), to="varying"), tree)
+
+
+class ActorCritic(NamedTuple):
+    """A policy and a value function; ``P`` numbers parametrise the distribution of an action."""
+
+    init: Callable[[jax.Array], PyTree]
+    """``(key) -> params``, float32."""
+    step: Callable[[PyTree, jax.Array, PyTree], tuple[jax.Array, jax.Array, PyTree]]
+    """``(params, obs [B, ...], core [B, ...]) -> (outputs [B, P], value [B], core [B, ...])``, all float32; who steps
+    the environment applies ``reset_core`` once it knows ``valid``."""
+    unroll: Callable[[PyTree, jax.Array, PyTree, jax.Array], tuple[jax.Array, jax.Array, PyTree]]
+    """``(params, obs [T, B, ...], core [B, ...], valid [T, B]) -> (outputs [T, B, P], values [T, B], core [B, ...])``:
+    ``T`` steps, with ``reset_core`` after each; the core returned is the one after step ``T - 1``."""
+    initial_core: Callable[[int], PyTree]
+    """``(num_envs) -> core [num_envs, ...]`` at the start of an episode; ``()`` if there is no recurrent core."""
+
+
+def actor_critic(
+    config: NetworkConfig, observation: Space, num_outputs: int, shared_torso: bool, log_std: int = 0
+) -> ActorCritic:
+    """Builds the network of a policy gradient method.
+
+    Args:
+      config: ``hidden_sizes`` and ``activation`` are the MLP torso's; CNNs have their papers' widths and relu.
+        ``precision`` is that of torso and core; parameters, the core's state and the heads stay float32.
+      observation: the observation space; see ``preprocess`` and ``choose_torso``.
+      num_outputs: size of the policy head, whose weights start at scale 0.01 (the value head's at 1).
+      shared_torso: one torso for policy and value, else one for each; a recurrent core always has one.
+      log_std: if ``A > 0``, ``P = num_outputs + A``: the outputs end with a trained vector ``[A]`` that starts at
+        zero and does not depend on the observation, the logarithm of a standard deviation.
+
+    Raises:
+      ConfigError: if ``config.torso`` cannot read the observations.
+    """
+    dtype = jnp.dtype(config.precision)
+    name = choose_torso(config.torso, observation)
+    if name == "mlp":
+        axes = len(observation.shape) if isinstance(observation, Box) else 1
+        torso: Any = MLP(config.hidden_sizes, getattr(nn, config.activation), axes, dtype)
+    else:
+        torso = _CNNS[name][1](dtype=dtype)
+    gru: Any = nn.GRUCell(config.core_size, dtype=dtype) if config.core == "gru" else None
+    torsos = ("torso",) if shared_torso or gru else ("policy_torso", "value_torso")
+    policy: Any = _dense(num_outputs, scale=0.01)
+    value: Any = _dense(1, scale=1.0)
+
+    def initial_core(num_envs: int) -> PyTree:
+        return jnp.zeros((num_envs, config.core_size), jnp.float32) if gru else ()
+
+    def init(key: jax.Array) -> PyTree:
+        keys = iter(jax.random.split(key, 5))
+        x = preprocess(np.zeros((1, *observation.shape), observation.dtype), observation, dtype)
+        params = {name: torso.init(next(keys), x) for name in torsos}
+        features = torso.apply(params[torsos[0]], x)
+        if gru:
+            (features, _), params["gru"] = gru.init_with_output(next(keys), initial_core(1), features)
+        if log_std:
+            params["log_std"] = jnp.zeros((log_std,), jnp.float32)
+        return params | {"policy": policy.init(next(keys), features), "value": value.init(next(keys), features)}
+
+    def encode(params: PyTree, obs: jax.Array) -> list[jax.Array]:
+        """Features ``[..., width]`` for both heads, or for each."""
+        x = preprocess(obs, observation, dtype)
+        return [torso.apply(params[name], x) for name in torsos]
+
+    def decode(params: PyTree, features: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        outputs = policy.apply(params["policy"], features[0])
+        if log_std:
+            scale = jnp.broadcast_to(params["log_std"], (*outputs.shape[:-1], log_std))
+            outputs = jnp.concatenate([outputs, scale], axis=-1)
+        return outputs, value.apply(params["value"], features[-1])[..., 0]
+
+    def step(params: PyTree, obs: jax.Array, core: PyTree) -> tuple[jax.Array, jax.Array, PyTree]:
+        features = encode(params, obs)
+        if gru:
+            core, _ = gru.apply(params["gru"], core, features[0])
+            features = [core]
+        return *decode(params, features), core
+
+    def unroll(params: PyTree, obs: jax.Array, core: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array, PyTree]:
+        features = encode(params, obs)
+        if gru:
+            # Marked before the scan, its gradients are summed over the devices once, not at every step.
+            cell, core = _vary_as((params["gru"], core), features[0])
+
+            def advance(core: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                out, _ = gru.apply(cell, core, step[0])
+                return reset_core(out, jnp.zeros_like(out), step[1]), out
+
+            core, out = jax.lax.scan(advance, core, (features[0], valid))
+            features = [out]
+        return *decode(params, features), core
+
+    return ActorCritic(init, step, unroll, initial_core)

@@ -1,0 +1,136 @@
+"""What every plan is given, and how it reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
+from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.types import Algorithm, EpisodeStats, Learner, Report, TrainState, Variables
+
+
+class Job(NamedTuple):
+    """What to execute; a plan decides how."""
+
+    algorithm: Algorithm
+    learner: Learner
+    source: EnvSource
+    mesh: Mesh
+    num_envs: int
+    rollout_length: int
+    total_env_steps: int
+    report_interval: int  # in env steps
+    seed: int
+    init_variables: Variables | None  # None: the algorithm's own
+
+    def initial_state(self) -> TrainState:
+        """The replicated state before the first update."""
+        state = jax.jit(self.learner.init)(rng.stream(self.seed, rng.Stream.INIT))
+        if self.init_variables is not None:
+            state = state._replace(variables=self.init_variables)
+        # Copied, because donation must not take away what the caller still holds.
+        return meshes.place(jax.tree.map(np.asarray, state), self.mesh, meshes.REPLICATED)
+
+    def key(self, stream: rng.Stream) -> jax.Array:
+        """The replicated key of a stream of this run."""
+        return meshes.place(rng.stream(self.seed, stream), self.mesh, meshes.REPLICATED)
+
+    @property
+    def iterations_per_report(self) -> int:
+        """Rollouts between two reports."""
+        return max(1, self.report_interval // (self.num_envs * self.rollout_length))
+
+
+class Plan(Protocol):
+    """A way to execute an algorithm: it yields a report each interval until the steps are done."""
+
+    def __call__(self, job: Job) -> Iterator[Report]: ...
+
+
+class Clock:
+    """Wall time since a plan began, and how much of it went into setting up and compiling."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._programs: tuple[meshes.Program, ...] = ()
+        self._setup_seconds = 0.0
+        self._last_seconds = 0.0
+        self._last_steps = 0
+
+    def ready(self, *programs: meshes.Program) -> None:
+        """Says that all is set up but for these programs, which compile when they are first called."""
+        self._programs = programs
+        self._setup_seconds = self.wall_time()
+
+    def wall_time(self) -> float:
+        """Seconds since the plan began."""
+        return time.perf_counter() - self._began
+
+    def times(self, env_steps: int) -> dict[str, float | None]:
+        """The times of one report; the rate is that of the stretch since the last call, compilation excluded."""
+        compile_seconds = self._setup_seconds + sum(program.compile_seconds for program in self._programs)
+        seconds = self.wall_time() - compile_seconds
+        rate = (env_steps - self._last_steps) / max(seconds - self._last_seconds, 1e-9)
+        self._last_seconds, self._last_steps = seconds, env_steps
+        return {"time/env_steps_per_second": rate, "time/compile_s": compile_seconds}
+
+
+def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
+    """Means over the episodes that ended, or None where none did."""
+    count, total, length, least, most = (float(x) for x in episodes)
+    if count == 0:
+        return {"episode/count": 0.0} | dict.fromkeys(
+            ("episode/return", "episode/length", "episode/return_min", "episode/return_max"), None
+        )
+    return {
+        "episode/count": count,
+        "episode/return": total / count,
+        "episode/length": length / count,
+        "episode/return_min": least,
+        "episode/return_max": most,
+    }
+
+
+def report(
+    state: TrainState,
+    env_steps: int,
+    clock: Clock,
+    learning: Mapping[str, jax.Array | float],
+    episodes: EpisodeStats,
+    **more: float | None,
+) -> Report:
+    """Brings one interval's numbers to the host."""
+    learning, episodes = jax.device_get((dict(learning), episodes))
+    metrics: dict[str, float | None] = {name: float(value) for name, value in learning.items()}
+    return Report(
+        env_steps=env_steps,
+        updates=int(state.updates),
+        iteration=int(state.iteration),
+        wall_time_s=clock.wall_time(),
+        metrics={**episode_metrics(episodes), **metrics, **clock.times(env_steps), **more},
+        variables=copier(state),
+    )
+
+
+def mean(metrics: Sequence[Mapping[str, jax.Array]]) -> dict[str, float]:
+    """The mean of each metric over several updates."""
+    fetched = jax.device_get(list(metrics))
+    return {name: float(np.mean([each[name] for each in fetched])) for name in fetched[0]}
+
+
+def copier(state: TrainState) -> Callable[[], Variables]:
+    """A function that copies the variables to the host, as long as training has not gone on."""
+
+    def copy() -> Variables:
+        if any(x.is_deleted() for x in jax.tree.leaves(state.variables)):
+            raise RuntimeError("this report is past: ask for report.variables() before taking the next one")
+        return jax.tree.map(np.array, state.variables)
+
+    return copy

@@ -1,0 +1,164 @@
+"""Returns and advantages of rollouts: GAE, n-step returns, lambda returns and V-trace.
+
+Every function takes time-major arrays in this order:
+
+* ``reward [T, B]`` float32, ``terminated``, ``truncated``, ``valid`` ``[T, B]`` bool: as in ``types.Rollout``;
+* ``values [T + 1, B]`` float32, where ``values[t]`` estimates the value of ``obs[t]``. The successor of step ``t`` is
+  always ``obs[t + 1]``, so ``values[t]`` of a reset step is the value of the observation that its episode ended on;
+* ``discount``: a scalar, a float or traced.
+
+A step that terminated bootstraps with 0 (whether or not it was truncated too), one that was truncated with
+``values[t + 1]``, and so does the last step of the rollout; nothing accumulates over the end of an episode. A step that
+is not ``valid`` influences nothing but through that bootstrap: its own advantage is 0 and its own return its value.
+
+No gradient flows through the results: they are targets.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+Scalar = jax.Array | float
+
+
+class VTrace(NamedTuple):
+    """Off-policy corrected targets of an actor-critic; see ``vtrace``."""
+
+    vs: jax.Array  # [T, B] float32  targets of the value function
+    pg_advantages: jax.Array  # [T, B] float32  weights of grad log pi, importance ratio included
+
+
+def gae(
+    reward: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    valid: jax.Array,
+    values: jax.Array,
+    discount: Scalar,
+    gae_lambda: Scalar,
+) -> jax.Array:
+    """Generalized advantage estimates ``[T, B]``; add ``values[:-1]`` for returns, as ``lambda_returns`` does.
+
+    Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", eq. 16
+    (https://arxiv.org/abs/1506.02438).
+    """
+    td_errors, discounts = _td_errors(reward, terminated, truncated, valid, values, discount)
+    return jax.lax.stop_gradient(_accumulate(td_errors, gae_lambda * discounts))
+
+
+def lambda_returns(
+    reward: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    valid: jax.Array,
+    values: jax.Array,
+    discount: Scalar,
+    gae_lambda: Scalar,
+) -> jax.Array:
+    """Lambda returns ``[T, B]``: with ``gae_lambda`` 1 Monte-Carlo returns that bootstrap where the rollout ends.
+
+    Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq. 12.3
+    (http://incompleteideas.net/book/the-book-2nd.html).
+    """
+    advantages = gae(reward, terminated, truncated, valid, values, discount, gae_lambda)
+    return jax.lax.stop_gradient(advantages + values[:-1])
+
+
+def n_step(
+    reward: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    valid: jax.Array,
+    values: jax.Array,
+    discount: Scalar,
+    n: int,
+) -> jax.Array:
+    """Returns ``[T, B]`` over ``n`` steps, or as many as remain of the episode or the rollout.
+
+    Takes ``min(n, T)`` passes over the data. Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq. 7.1
+    (http://incompleteideas.net/book/the-book-2nd.html).
+
+    Raises:
+      ValueError: if ``n`` is less than 1.
+    """
+    if n < 1:
+        raise ValueError(f"n must be >= 1, not {n}")
+    chex.assert_equal_shape([reward, terminated, truncated, valid, values[1:]])
+    ended = terminated | truncated
+    bootstrap = jnp.where(terminated, 0.0, values[1:])
+
+    def back_up(successor: jax.Array) -> jax.Array:
+        return jnp.where(valid, reward + discount * successor, values[:-1])
+
+    def extend(_: int, returns: jax.Array) -> jax.Array:  # k-step returns to (k + 1)-step returns
+        return back_up(jnp.where(ended, bootstrap, jnp.concatenate([returns[1:], values[-1:]])))
+
+    return jax.lax.stop_gradient(jax.lax.fori_loop(1, min(n, reward.shape[0]), extend, back_up(bootstrap)))
+
+
+def vtrace(
+    reward: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    valid: jax.Array,
+    values: jax.Array,
+    log_rhos: jax.Array,
+    discount: Scalar,
+    gae_lambda: Scalar = 1.0,
+    clip_rho: Scalar = 1.0,
+    clip_c: Scalar = 1.0,
+    clip_pg_rho: Scalar = 1.0,
+) -> VTrace:
+    """V-trace targets and policy-gradient advantages, both ``[T, B]``.
+
+    Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures"
+    (https://arxiv.org/abs/1802.01561): ``vs`` is eq. 1 with ``gae_lambda`` as in its remark 2, ``pg_advantages`` is
+    ``rho (r + discount v' - V)`` of section 4.2, where ``v'`` mixes the successor's ``vs`` and value by ``gae_lambda``
+    as rlax does. On policy the two are thus ``lambda_returns`` and ``gae`` for every ``gae_lambda``.
+
+    Args:
+      log_rhos: ``[T, B]`` float32, log of target policy's over behaviour policy's probability of the action.
+      clip_rho: rho-bar of eq. 1, which fixes what the values converge to.
+      clip_c: c-bar of eq. 1, which bounds how far a later error travels back.
+      clip_pg_rho: the bound on rho in the policy gradient.
+    """
+    chex.assert_equal_shape([reward, log_rhos])
+    td_errors, discounts = _td_errors(reward, terminated, truncated, valid, values, discount)
+    rhos = jnp.where(valid, jnp.exp(log_rhos), 0.0)
+    decay = gae_lambda * discounts
+    corrections = _accumulate(jnp.minimum(clip_rho, rhos) * td_errors, jnp.minimum(clip_c, rhos) * decay)  # vs - V
+    following = jnp.concatenate([corrections[1:], jnp.zeros_like(corrections[:1])])
+    pg_advantages = jnp.minimum(clip_pg_rho, rhos) * (td_errors + decay * following)
+    return jax.lax.stop_gradient(VTrace(vs=values[:-1] + corrections, pg_advantages=pg_advantages))
+
+
+def _td_errors(
+    reward: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    valid: jax.Array,
+    values: jax.Array,
+    discount: Scalar,
+) -> tuple[jax.Array, jax.Array]:
+    """One-step errors, 0 on reset steps, and the discounts of what follows, 0 where nothing may; both ``[T, B]``."""
+    chex.assert_equal_shape([reward, terminated, truncated, valid, values[1:]])
+    bootstrap = jnp.where(terminated, 0.0, values[1:])
+    td_errors = jnp.where(valid, reward + discount * bootstrap - values[:-1], 0.0)
+    return td_errors, jnp.where(valid & ~terminated & ~truncated, discount, 0.0)
+
+
+def _accumulate(delta: jax.Array, decay: jax.Array) -> jax.Array:
+    """Solves ``acc[t] = delta[t] + decay[t] * acc[t + 1]`` backwards from ``acc[T] = 0``; all ``[T, B]``."""
+
+    def step(acc: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta, decay = xs
+        acc = delta + decay * acc
+        return acc, acc
+
+    # A constant zero would lack the mesh axes over which the data varies, and shard_map would refuse the scan.
+    zero = jnp.zeros_like(delta[0] + decay[0])
+    return jax.lax.scan(step, zero, (delta, decay), reverse=True)[1]

@@ -1,0 +1,39 @@
+"""Random keys as a function of what they are for, never of where they are used.
+
+A key is derived from the seed, a stream, a step and the *global* index of an environment or example by
+``jax.random.fold_in``. Nothing is stored or split along the way, so a result does not depend on the number of
+devices, on the plan or on where a run was interrupted.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+
+
+class Stream(enum.IntEnum):
+    """What a key is for; each has numbers of its own."""
+
+    INIT = 0
+    ACT = 1
+    ENV = 2
+    LEARN = 3
+    EVALUATE = 4
+
+
+def stream(seed: int | jax.Array, name: Stream) -> jax.Array:
+    """The key, a scalar, of one stream of the run that ``seed`` (an integer, or a key itself) names."""
+    key = jax.random.key(seed) if isinstance(seed, int) else seed
+    return jax.random.fold_in(key, int(name))
+
+
+def per_index(key: jax.Array, index: jax.Array) -> jax.Array:
+    """One key for each integer of ``index``, of any shape."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index.reshape(-1))
+    return keys.reshape(index.shape)
+
+
+def per_step(key: jax.Array, step: jax.Array, index: jax.Array) -> jax.Array:
+    """Keys ``[T, B]`` for the steps ``[T]``, counted from the start of training, of the environments ``[B]``."""
+    return jax.vmap(per_index, (0, None))(per_index(key, step), index)

@@ -1,0 +1,179 @@
+"""The composition root: a ``Train`` config becomes an iterator of reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_dist import algorithms, checkpoint, envs, metrics
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist.config import RUN_DEFAULTS, ConfigError, Train
+from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.evaluate import evaluate
+from jaxrl_dist.learners import normalize
+from jaxrl_dist.learners.on_policy import check_sizes, on_policy
+from jaxrl_dist.plans.common import Job, Plan
+from jaxrl_dist.plans.on_device import on_device
+from jaxrl_dist.plans.synchronous import synchronous
+from jaxrl_dist.types import Algorithm, Box, EnvSpec, Report
+
+PLANS: dict[str, Plan] = {"on_device": on_device, "synchronous": synchronous}
+
+
+def train(config: Train[Any], *, evaluating: Callable[[int], None] = lambda done: None) -> Iterator[Report]:
+    """Trains, yielding a report each interval; the last one carries the evaluation.
+
+    Nothing runs between two reports that the caller does not ask for, so leaving the loop stops training. With a
+    ``run_dir``, config, metrics, summary and trained variables are written there.
+
+    Args:
+      config: what to train; see ``resolve`` for what is filled in.
+      evaluating: hears how many evaluation episodes are done.
+
+    Raises:
+      ConfigError: at once, before anything is written, if the config cannot be run.
+    """
+    config.validate()
+    reserve_memory(config.mem_fraction)
+    source = find_env(config)
+    config = resolve(config, source.spec)
+    config.validate()
+    job = make_job(config, source)
+    directory = metrics.claim(config.run_dir) if config.run_dir else None
+    return _run(config, job, directory, evaluating)
+
+
+def _run(
+    config: Train[Any], job: Job, directory: pathlib.Path | None, evaluating: Callable[[int], None]
+) -> Iterator[Report]:
+    files = metrics.RunFiles(directory, config) if directory else None
+    try:
+        for report in PLANS[config.plan](job):
+            last = report.env_steps >= config.total_env_steps
+            if last and config.evaluation_episodes:
+                played = evaluate(
+                    job.algorithm,
+                    report.variables(),
+                    job.source,
+                    config.evaluation_episodes,
+                    config.seed,
+                    progress=evaluating,
+                )
+                report = dataclasses.replace(report, evaluation=played.summary())
+            if files:
+                files.write(report)
+            if files and last:
+                checkpoint.save_variables(files.path, report.variables())
+                files.finish(report)
+            yield report
+    finally:
+        if files:
+            files.close()
+
+
+# --- From config to job -------------------------------------------------------------------------------
+
+
+def find_env(config: Train[Any]) -> EnvSource:
+    """The environment of a config.
+
+    Raises:
+      ConfigError: there is none of that name, or it does not have the options.
+    """
+    return envs.find(config.env, config.env_options, config.atari_preset)
+
+
+def resolve(config: Train[Any], spec: EnvSpec) -> Train[Any]:
+    """Fills in what the config leaves open: from the algorithm's preset for ``spec``, else from ``RUN_DEFAULTS``.
+
+    An algorithm given by name gets its preset's hyperparameters; one given as a config is taken as it is.
+    """
+    by_name = isinstance(config.algorithm, str)
+    kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
+    plan = "on_device" if spec.backend == "gymnax" else "synchronous"
+    preset = {**RUN_DEFAULTS, "plan": plan, **kind.preset(spec)}
+    if spec.family == "atari":
+        preset.setdefault("atari_preset", "baselines")
+    run = {name: value for name, value in preset.items() if name in RUN_FIELDS and getattr(config, name) is None}
+    algorithm = config.algorithm
+    if by_name:
+        algorithm = kind(**{name: value for name, value in preset.items() if name not in RUN_FIELDS})
+    return dataclasses.replace(config, algorithm=algorithm, env=f"{spec.backend}:{spec.id}", **run)
+
+
+RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
+
+
+def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
+    """The algorithm of a resolved config, with its running statistics.
+
+    Raises:
+      ConfigError: it cannot handle the environment's spaces.
+    """
+    algorithm = config.algorithm.make(spec)
+    if config.normalize_observations:
+        if not isinstance(spec.observation, Box) or spec.observation.dtype == np.uint8:
+            raise ConfigError(
+                f"--normalize-observations needs observations of numbers; those of {spec.id} are images or categories, "
+                "which the networks scale by themselves"
+            )
+        algorithm = normalize.normalize_observations(algorithm, spec)
+    if config.scale_rewards:
+        algorithm = normalize.scale_rewards(algorithm, config.algorithm.discount)
+    return algorithm
+
+
+def make_job(config: Train[Any], source: EnvSource) -> Job:
+    """What a plan executes for a resolved config.
+
+    Raises:
+      ConfigError: sizes that do not divide, a plan that does not fit, or variables that cannot be taken over.
+    """
+    if config.plan not in PLANS:
+        raise ConfigError(f"unknown --plan {config.plan}; these work: {', '.join(PLANS)}")
+    if config.plan == "on_device":
+        source.device()
+    algorithm = make_algorithm(config, source.spec)
+    devices = local_devices(config.num_devices)
+    check_sizes(algorithm, config.num_envs, config.rollout_length, len(devices))
+    init_variables = None
+    if config.init_from is not None:
+        shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
+        init_variables = checkpoint.load_variables(config.init_from, shapes)
+    return Job(
+        algorithm=algorithm,
+        learner=on_policy(algorithm),
+        source=source,
+        mesh=meshes.make_mesh(devices),
+        num_envs=config.num_envs,
+        rollout_length=config.rollout_length,
+        total_env_steps=config.total_env_steps,
+        report_interval=config.report_interval,
+        seed=config.seed,
+        init_variables=init_variables,
+    )
+
+
+def local_devices(count: int | None) -> list[jax.Device]:
+    """The first ``count`` local devices, or all of them.
+
+    Raises:
+      ConfigError: there are fewer.
+    """
+    devices = jax.local_devices()
+    if count is not None and count > len(devices):
+        hint = f"; JAX_NUM_CPU_DEVICES={count} forces as many" if devices[0].platform == "cpu" else ""
+        raise ConfigError(f"--num-devices {count}, but there are {len(devices)} {devices[0].platform} devices{hint}")
+    return devices[:count]
+
+
+def reserve_memory(fraction: float | None) -> None:
+    """Asks for a fraction of the GPU's memory; has an effect only before JAX first uses the GPU."""
+    if fraction is not None:
+        os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(fraction)

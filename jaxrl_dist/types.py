@@ -1,0 +1,267 @@
+"""The vocabulary of the package, on one page.
+
+Axes: ``T`` steps of a rollout, ``B`` environments, ``N`` independent examples that a loss sees.
+Terms: one *env step* is one transition, one *update* is one gradient step, one *iteration* is one
+rollout and the updates made from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+import optax
+
+PyTree = Any
+"""A nest of arrays; each use says what it holds."""
+
+
+# --- Spaces -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """Integers ``0 .. n - 1``, as int32 scalars."""
+
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """One integer ``0 .. nvec[i] - 1`` for each ``i``, as an int32 vector."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box:
+    """Arrays of one shape and dtype between ``low`` and ``high`` (arrays of that shape; may be infinite)."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every component has finite bounds (float32's largest number counts as none)."""
+        limit = float(np.finfo(np.float32).max)
+        return bool(np.all(np.abs(self.low.astype(np.float64)) < limit) and np.all(np.abs(self.high) < limit))
+
+
+Space = Discrete | MultiDiscrete | Box
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSpec:
+    """What an algorithm may know of an environment."""
+
+    id: str
+    """The environment's id without the backend's prefix, such as ``CartPole-v1``."""
+    backend: str
+    """``gymnax`` or ``envpool``."""
+    family: str
+    """The package its backend keeps it in: ``classic_control``, ``bsuite``, ``minatar``, ``atari``, ``mujoco`` ...;
+    presets depend on it."""
+    observation: Space
+    action: Space
+    max_episode_steps: int | None
+    """The time limit in steps, at which episodes are truncated; None where the backend names none."""
+
+
+# --- Experience ---------------------------------------------------------------------------------------
+
+
+class Timestep(NamedTuple):
+    """What one step of ``B`` environments gives back.
+
+    Environments reset on the *next* step: after ``terminated`` or ``truncated``, the following step ignores its
+    action, has reward 0 and ``valid`` False, and its observation is the first one of the new episode.
+    """
+
+    obs: PyTree  # [B, ...]   the observation after the step
+    reward: jax.Array  # [B] float32
+    terminated: jax.Array  # [B] bool    the task ended
+    truncated: jax.Array  # [B] bool    the clock ran out
+    valid: jax.Array  # [B] bool    False on the step that an environment spends on its reset
+
+
+class Rollout(NamedTuple):
+    """``T`` steps of ``B`` environments; the successor of step ``t`` is always ``obs[t + 1]``."""
+
+    obs: PyTree  # [T + 1, B, ...]
+    action: PyTree  # [T, B, ...]  in the environment's units
+    reward: jax.Array  # [T, B] float32
+    terminated: jax.Array  # [T, B] bool  the task ended: bootstrap with 0
+    truncated: jax.Array  # [T, B] bool  the clock ran out: bootstrap from obs[t + 1]
+    valid: jax.Array  # [T, B] bool  False on the step that an environment spends on its reset
+    extras: PyTree  # [T, B, ...]  what the policy returned beside the action (log_prob, value ...)
+    core: PyTree  # [B, ...]     policy state before step 0; () if none
+    final_core: PyTree  # [B, ...]     policy state after step T - 1, for the bootstrap
+
+
+class EpisodeStats(NamedTuple):
+    """Sums over the episodes that ended in some stretch of experience; float32, all of one shape."""
+
+    episodes: jax.Array
+    return_sum: jax.Array  # of raw returns: before clipping and scaling
+    length_sum: jax.Array  # in env steps
+    return_min: jax.Array  # +inf if no episode ended
+    return_max: jax.Array  # -inf if no episode ended
+
+    def merge(self) -> EpisodeStats:
+        """The statistics of all entries together, as scalars."""
+        return EpisodeStats(*(x.sum() for x in self[:3]), self.return_min.min(), self.return_max.max())
+
+
+# --- Algorithms ---------------------------------------------------------------------------------------
+
+
+class Variables(NamedTuple):
+    """What acts: trained parameters and running statistics."""
+
+    params: PyTree
+    stats: PyTree  # () if none
+
+
+class Aux(NamedTuple):
+    """What a loss gives back beside the losses; every array is per example, shaped as the losses."""
+
+    metrics: Mapping[str, jax.Array]
+    priority: jax.Array | None = None  # [N] float32, for prioritised replay
+
+
+def _keep_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+    del params, updates
+    return target
+
+
+def _keep_stats(stats: PyTree, rollout: Rollout) -> PyTree:
+    del rollout
+    return stats
+
+
+def _keep_core(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+    del action, step
+    return core
+
+
+def _no_core(num_envs: int) -> PyTree:
+    del num_envs
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """An RL algorithm: a policy, a trajectory postprocessor and a loss, all pure functions (RLlib, ICML 2018).
+
+    Nothing here knows a plan, a device count or an environment backend. Fields with a default may be left out.
+    """
+
+    init: Callable[[jax.Array], Variables]
+    """``(key) -> variables``."""
+
+    policy: Callable[..., tuple[PyTree, PyTree, PyTree]]
+    """``(variables, obs [B, ...], core [B, ...], keys [B] or None, env_step) -> (action [B, ...], core, extras)``;
+    ``keys`` None asks for the greedy action. ``env_step`` is the nominal number of env steps so far, float32."""
+
+    postprocess: Callable[..., PyTree]
+    """``(variables, target, rollout, keys [B]) -> batch``, whose leading axis holds ``N`` independent examples
+    in environment-major order: all examples of environment 0, then all of environment 1, and so on."""
+
+    loss: Callable[..., tuple[jax.Array, jax.Array, Aux]]
+    """``(variables, target, batch, keys [N], env_step) -> (losses, mask, aux)``, all per example (leading axis ``N``).
+    The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it by
+    ``variables.params``."""
+
+    optimizer: optax.GradientTransformation
+
+    window: int | None = None
+    """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
+    num_epochs: int = 1
+    """How often the learner passes over the batch of one rollout."""
+    num_minibatches: int = 1
+    """Into how many updates it divides each pass."""
+
+    target: Callable[[PyTree, PyTree, jax.Array], PyTree] = _keep_target
+    """``(params, target, updates) -> target`` after each update: periodic copy, Polyak average; default: keep."""
+    initial_target: Callable[[PyTree], PyTree] = lambda params: ()
+    """``(params) -> target``; default: there is none."""
+
+    observe: Callable[[PyTree, Rollout], PyTree] = _keep_stats
+    """``(stats, rollout) -> stats`` after each rollout; sums over devices by ``mesh.global_sum``; default: keep."""
+
+    initial_core: Callable[[int], PyTree] = _no_core
+    """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
+    feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = _keep_core
+    """``(core, action, step) -> core``: what the policy state remembers of a step's outcome; default: nothing."""
+
+
+class TrainState(NamedTuple):
+    """All that learning changes; replicated over the mesh."""
+
+    variables: Variables
+    target: PyTree
+    opt_state: PyTree
+    updates: jax.Array  # int32 scalar, gradient steps so far
+    iteration: jax.Array  # int32 scalar, rollouts consumed so far; keys derive from it
+    env_step: jax.Array  # float32 scalar, nominal env steps so far, for schedules
+
+
+class Learner(NamedTuple):
+    """Pure functions that train; they run under ``jax.shard_map``, which ``learners.sharded`` arranges.
+
+    ``update(state, rollout, key)`` is built from the halves ``gradient`` and ``apply``.
+    """
+
+    init: Callable[[jax.Array], TrainState]
+    update: Callable[[TrainState, Rollout, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]]
+    gradient: Callable[..., tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]]
+    apply: Callable[[TrainState, PyTree], TrainState]
+
+
+class AlgorithmConfig(Protocol):
+    """The hyperparameters of an algorithm: a frozen dataclass whose fields are its command-line flags."""
+
+    def validate(self) -> None:
+        """Raises ``ConfigError`` if a value is out of range."""
+
+
+# --- Reports ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What ``train`` yields once per report interval; numbers live on the host."""
+
+    env_steps: int
+    """Valid transitions so far, counted exactly."""
+    updates: int
+    iteration: int
+    wall_time_s: float
+    """Seconds since training began, compilation included."""
+    metrics: Mapping[str, float | None]
+    """Means since the last report; None where there is no value, never NaN for that."""
+    variables: Callable[[], Variables]
+    """Copies what acts now, as numpy arrays; must be called before the next report is taken."""
+    evaluation: Mapping[str, float | int] | None = None
+    """Of the last report only: number, mean and standard deviation of the greedy episodes played at the end."""

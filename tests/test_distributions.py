@@ -1,0 +1,343 @@
+"""distributions.py against scipy, enumeration and numerical integration."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.special
+import scipy.stats
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_dist import types
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.distributions import Categorical, EpsilonGreedy, MultiCategorical, Normal, TanhNormal, policy_head
+
+NUM_SAMPLES = 20_000
+SIGNIFICANT = 1e-3  # keys are fixed, so a test that passes once passes always
+
+# Parameters are numpy arrays, and all that jax does is compiled: eager jax would compile each operation on its own.
+sample = jax.jit(lambda distribution, keys: distribution.sample(keys))
+sample_and_log_prob = jax.jit(lambda distribution, keys: distribution.sample_and_log_prob(keys))
+log_prob = jax.jit(lambda distribution, action: distribution.log_prob(action))
+entropy = jax.jit(lambda distribution: distribution.entropy())
+mode = jax.jit(lambda distribution: distribution.mode())
+
+
+@functools.cache
+def keys(*shape: int) -> jax.Array:
+    return jax.random.split(jax.random.key(0), shape)
+
+
+def array(*x: Any) -> np.ndarray:
+    return np.array(x, np.float32)
+
+
+def normal_like(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+LOW, HIGH = array(-2.0, 0.0), array(3.0, 0.5)
+
+EXAMPLES = {
+    "categorical": lambda b: Categorical(normal_like(0, b, 5)),
+    "multi_categorical": lambda b: MultiCategorical((normal_like(1, b, 3), normal_like(2, b, 4))),
+    "normal": lambda b: Normal(normal_like(3, b, 2), normal_like(4, b, 2)),
+    "tanh_normal": lambda b: TanhNormal(normal_like(5, b, 2), normal_like(6, b, 2), LOW, HIGH),
+    "epsilon_greedy": lambda b: EpsilonGreedy(normal_like(7, b, 5), np.linspace(0.0, 1.0, b, dtype=np.float32)),
+}
+
+
+def map_batched(function: Any, distribution: Any) -> Any:
+    """``function`` of every array that has a batch axis; bounds have none."""
+    fields = {name: x for name, x in distribution._asdict().items() if name not in ("low", "high")}
+    return distribution._replace(**jax.tree.map(function, fields))
+
+
+def copies(distribution: Any, count: int) -> Any:
+    return map_batched(lambda x: np.broadcast_to(x, (count, *np.shape(x))), distribution)
+
+
+def samples(distribution: Any) -> np.ndarray:
+    return np.asarray(sample(copies(distribution, NUM_SAMPLES), keys(NUM_SAMPLES)))
+
+
+def assert_frequencies(index: np.ndarray, probs: np.ndarray) -> None:
+    counts = np.bincount(index, minlength=len(probs))
+    possible = probs * len(index) > 1e-3
+    assert counts.shape == probs.shape
+    assert counts[~possible].sum() == 0
+    if possible.sum() > 1:
+        assert scipy.stats.chisquare(counts[possible], probs[possible] * len(index)).pvalue > SIGNIFICANT
+
+
+# --- What all have in common ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_shapes_and_dtypes(name: str) -> None:
+    event = () if name in ("categorical", "epsilon_greedy") else (2,)
+    dtype = jnp.float32 if "normal" in name else jnp.int32
+
+    def everything(distribution: Any, keys: jax.Array) -> Any:
+        action = distribution.sample(keys)
+        numbers = [distribution.log_prob(action)]
+        if name == "tanh_normal":
+            again, log_prob = distribution.sample_and_log_prob(keys)
+            return [action, again, distribution.mode()], [*numbers, log_prob]
+        return [action, distribution.mode()], [*numbers, distribution.entropy()]
+
+    for batch in ((), (8,), (2, 4)):
+        index = np.arange(8)[: math.prod(batch)].reshape(batch)
+        distribution = map_batched(lambda x, index=index: x[index], EXAMPLES[name](8))
+        actions, numbers = jax.eval_shape(everything, distribution, keys(*batch) if batch else jax.random.key(0))
+        for action in actions:
+            assert (action.shape, action.dtype) == ((*batch, *event), dtype)
+        for number in numbers:
+            assert (number.shape, number.dtype) == (batch, jnp.float32)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_sample_depends_on_its_own_key_only(name: str) -> None:
+    @jax.jit
+    def sample_rows(index: np.ndarray) -> jax.Array:
+        return map_batched(lambda x: jnp.asarray(x)[index], EXAMPLES[name](64)).sample(keys(64)[index])
+
+    keys(64)  # outside the trace
+    whole = np.asarray(sample_rows(np.arange(64)))
+    assert len(np.unique(whole)) > 1
+    for index in (np.arange(64)[::-1], np.arange(5, 17).reshape(3, 4), np.array(0), np.array(7), np.array(63)):
+        # XLA rounds the tail of a vector otherwise than its body, by a unit in the last place.
+        np.testing.assert_allclose(sample_rows(index), whole[index], rtol=3e-7 if "normal" in name else 0)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_wrong_number_of_keys(name: str) -> None:
+    for wrong in (keys(4), keys(1), jax.random.key(0), keys(8, 2)):
+        with pytest.raises(AssertionError):
+            jax.eval_shape(lambda distribution, keys: distribution.sample(keys), EXAMPLES[name](8), wrong)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_shard_map(name: str) -> None:
+    distribution = EXAMPLES[name](16)
+    specs = map_batched(lambda _: P("data"), jax.tree.map(lambda _: P(), distribution))
+
+    def act(distribution: Any, keys: jax.Array) -> Any:
+        action = distribution.sample(keys)
+        return action, distribution.log_prob(action), distribution.mode()
+
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    sharded = jax.shard_map(act, mesh=mesh, in_specs=(specs, P("data")), out_specs=P("data"), check_vma=True)
+    for x, y in zip(jax.jit(sharded)(distribution, keys(16)), jax.jit(act)(distribution, keys(16)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
+
+
+# --- Discrete ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0, 1e4])
+def test_categorical(scale: float) -> None:
+    distribution = Categorical(scale * normal_like(0, 5, 5))
+    log_probs = scipy.special.log_softmax(np.float64(distribution.logits), axis=-1)
+    for action in np.arange(5) + np.arange(5)[:, None]:
+        expected = log_probs[np.arange(5), action % 5]
+        np.testing.assert_allclose(log_prob(distribution, action % 5), expected, rtol=1e-5, atol=1e-6)
+    expected = scipy.stats.entropy(np.exp(log_probs), axis=-1)
+    np.testing.assert_allclose(entropy(distribution), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(mode(distribution), np.argmax(log_probs, axis=-1))
+    assert_frequencies(samples(Categorical(distribution.logits[0])), np.exp(log_probs[0]))
+
+
+def test_categorical_with_impossible_actions() -> None:
+    some, one = array(0.3, -np.inf, -1.0, -np.inf, -np.inf), array(0.3, *[-np.inf] * 4)
+    for logits in (some, one):
+        distribution = copies(Categorical(logits), 5)
+        probs = scipy.special.softmax(np.float64(logits))
+        np.testing.assert_allclose(np.exp(log_prob(distribution, np.arange(5))), probs, rtol=1e-6)
+        np.testing.assert_allclose(entropy(distribution), scipy.stats.entropy(probs), rtol=1e-6)
+        assert_frequencies(samples(Categorical(logits)), probs)
+        gradient = jax.jit(jax.grad(lambda x: Categorical(x).entropy() + Categorical(x).log_prob(jnp.int32(0))))(logits)
+        assert np.isfinite(gradient).all()
+        assert (gradient[probs == 0] == 0).all()
+
+
+def test_multi_categorical_by_enumeration() -> None:
+    distribution = MultiCategorical((array(0.5, -1.0, 0.2), array(1.0, 0.0), array(0.0)))
+    vectors = np.array(list(itertools.product(range(3), range(2), range(1))), np.int32)
+    log_probs = np.float64(log_prob(copies(distribution, 6), vectors))
+    parts = [scipy.special.softmax(np.float64(x)) for x in distribution.logits]
+    expected = [math.prod(p[i] for p, i in zip(parts, v, strict=True)) for v in vectors]
+    np.testing.assert_allclose(np.exp(log_probs), expected, rtol=1e-5)
+    np.testing.assert_allclose(entropy(distribution), scipy.stats.entropy(expected), rtol=1e-5)
+    np.testing.assert_array_equal(mode(distribution), vectors[np.argmax(expected)])
+    drawn = samples(distribution)
+    assert_frequencies(drawn[:, 0] * 2 + drawn[:, 1], np.array(expected))  # joint: the components are independent
+
+
+def test_multi_categorical_components_do_not_share_bits() -> None:
+    drawn = samples(MultiCategorical((array(0, 0, 0), array(0, 0, 0))))
+    assert_frequencies(drawn[:, 0] * 3 + drawn[:, 1], np.full(9, 1 / 9))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 1.0])
+def test_epsilon_greedy(epsilon: float) -> None:
+    probs = np.full(5, epsilon / 5) + (1 - epsilon) * np.array([0, 1, 0, 0, 0])
+    distribution = EpsilonGreedy(array(0.0, 2.0, -1.0, 2.0, 1.0), np.float32(epsilon))
+    every = copies(distribution, 5)
+    np.testing.assert_allclose(np.exp(log_prob(every, np.arange(5))), probs, rtol=1e-6)
+    np.testing.assert_allclose(entropy(every), scipy.stats.entropy(probs), rtol=1e-5, atol=1e-6)
+    assert (mode(every) == 1).all()
+    assert_frequencies(samples(distribution), probs)
+
+
+def test_epsilon_is_one_or_one_for_each_environment() -> None:
+    q = np.tile(array(0.0, 1.0), (3, 1))
+    each = EpsilonGreedy(q, array(0.0, 0.5, 1.0))
+    np.testing.assert_allclose(np.exp(log_prob(each, np.ones(3, np.int32))), [1.0, 0.75, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(log_prob(EpsilonGreedy(q, 0.5), np.zeros(3, np.int32))), 0.25, rtol=1e-6)
+
+
+# --- Continuous -------------------------------------------------------------------------------------------------------
+
+
+def test_normal() -> None:
+    distribution = Normal(array(1.0, -3.0), array(-1.0, 0.7))
+    exact = scipy.stats.norm(np.float64(distribution.mean), np.exp(np.float64(distribution.log_std)))
+    drawn = samples(distribution)
+    for x, z in zip(drawn.T, exact.cdf(drawn).T, strict=True):
+        assert scipy.stats.kstest(z, "uniform").pvalue > SIGNIFICANT
+        assert len(np.unique(x)) > 0.99 * NUM_SAMPLES
+    assert scipy.stats.pearsonr(*drawn.T).pvalue > SIGNIFICANT
+    actual = log_prob(copies(distribution, NUM_SAMPLES), drawn)
+    np.testing.assert_allclose(actual, exact.logpdf(np.float64(drawn)).sum(axis=-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(entropy(distribution), exact.entropy().sum(), rtol=1e-6)
+    np.testing.assert_array_equal(mode(distribution), distribution.mean)
+
+
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
+def test_tanh_normal_integrates_to_its_mass(mean: float, log_std: float) -> None:
+    low, high = array(-2.0), array(3.0)
+    distribution = TanhNormal(array(mean), array(log_std), low, high)
+    # Dense near the bounds, where the density of a wide normal peaks.
+    grid = low + (high - low) * scipy.special.expit(np.linspace(-13, 13, 4001))
+    density = np.exp(np.float64(log_prob(copies(distribution, 4001), np.float32(grid)[:, None])))
+    inside = np.diff(scipy.stats.norm(mean, np.exp(log_std)).cdf([-6.5, 6.5]))  # tanh(u) = 2 expit(2 u) - 1
+    assert scipy.integrate.trapezoid(density, grid) == pytest.approx(inside.item(), abs=1e-4)
+
+
+def test_tanh_normal_samples() -> None:
+    distribution = TanhNormal(array(0.3, -1.0), array(-0.5, 0.2), LOW, HIGH)
+    drawn = samples(distribution)
+    unit = np.clip(2 * (np.float64(drawn) - LOW) / (HIGH - LOW) - 1, -0.9999999, 0.9999999)
+    z = scipy.stats.norm(distribution.mean, np.exp(distribution.log_std)).cdf(np.arctanh(unit))
+    for i in range(2):
+        assert scipy.stats.kstest(z[:, i], "uniform").pvalue > SIGNIFICANT
+    np.testing.assert_allclose(mode(distribution), np.median(drawn, axis=0), atol=0.05)
+
+    batch = copies(distribution, NUM_SAMPLES)
+    actions, log_probs = sample_and_log_prob(batch, keys(NUM_SAMPLES))
+    np.testing.assert_allclose(actions, drawn, rtol=1e-6, atol=1e-6)
+    inner = (np.abs(unit) < 0.999).all(axis=-1)  # beyond, a float32 action says too little of what was squashed
+    assert inner.mean() > 0.98
+    np.testing.assert_allclose(log_prob(batch, actions)[inner], log_probs[inner], rtol=2e-3, atol=2e-3)
+
+
+def test_tanh_normal_is_exact_where_tanh_saturates() -> None:
+    """``sample_and_log_prob`` against float64 out to |u| = 30, where tanh(u) is 1 in float32 from 9 on."""
+    mean = np.linspace(-30, 30, 60, dtype=np.float32)[:, None]
+    low, high = array(-2.0), array(6.0)
+    action, actual = sample_and_log_prob(TanhNormal(mean, np.full_like(mean, -20.0), low, high), keys(60))
+    assert action.min() == low
+    assert action.max() == high
+    # So small a deviation vanishes in the sum with the mean.
+    log_slope = 2 * (np.log(2) - np.logaddexp(np.float64(mean), -np.float64(mean)))  # log(1 - tanh(u)^2)
+    expected = scipy.stats.norm.logpdf(0.0) + 20.0 - log_slope - np.log(4.0)
+    np.testing.assert_allclose(actual, expected[:, 0], rtol=1e-5)
+
+
+@jax.jit
+def tanh_normal_gradients(mean: Any, log_std: Any, low: Any, high: Any) -> Any:
+    params = (jnp.full((7, 2), mean), jnp.full((7, 2), log_std))
+    beside = (jnp.nextafter(low, high), jnp.nextafter(high, low), jnp.nextafter(low, -jnp.inf))
+    actions = jnp.stack([low, high, *beside, 0.5 * (low + high), 2 * high])
+
+    def reparameterised(params: Any) -> jax.Array:
+        action, log_prob = TanhNormal(*params, low, high).sample_and_log_prob(keys(7))
+        return jnp.sum(action) + jnp.sum(log_prob)
+
+    def of_action(params: Any, actions: jax.Array) -> jax.Array:
+        return jnp.sum(TanhNormal(*params, low, high).log_prob(actions))
+
+    both = jax.value_and_grad(of_action, argnums=(0, 1))
+    return jax.value_and_grad(reparameterised)(params), both(params, actions)
+
+
+@pytest.mark.parametrize("mean", [-1e3, -20.0, 0.0, 20.0, 1e3])
+@pytest.mark.parametrize("log_std", [-5.0, 2.0])
+def test_tanh_normal_gradients_are_finite(mean: float, log_std: float) -> None:
+    keys(7)  # outside the trace
+    for x in jax.tree.leaves(tanh_normal_gradients(mean, log_std, array(-2.0, 0.1), array(3.0, 0.2))):
+        assert np.isfinite(x).all()
+
+
+def test_discrete_gradients_are_finite() -> None:
+    @jax.jit
+    @jax.grad
+    def gradient(x: jax.Array) -> jax.Array:
+        both = (Categorical(x), MultiCategorical((x, -x)))
+        return sum(jnp.sum(d.entropy() + d.log_prob(d.mode())) for d in both)
+
+    for scale in (0.0, 1e4, 1e30):
+        assert np.isfinite(gradient(scale * array([1.0, -1.0, 0.0]))).all()
+
+
+# --- Heads ------------------------------------------------------------------------------------------------------------
+
+
+def box(*shape: int, dtype: Any = np.float32) -> types.Box:
+    return types.Box(shape, np.dtype(dtype), np.full(shape, -1, dtype), np.full(shape, 1, dtype))
+
+
+@pytest.mark.parametrize(
+    "space, num_outputs, log_std_size, kind",
+    [
+        (types.Discrete(4), 4, 0, Categorical),
+        (types.MultiDiscrete((3, 1, 2)), 6, 0, MultiCategorical),
+        (types.MultiDiscrete((5,)), 5, 0, MultiCategorical),
+        (box(3), 3, 3, Normal),
+        (box(1, dtype=np.float64), 1, 1, Normal),
+    ],
+)
+def test_policy_head(space: types.Space, num_outputs: int, log_std_size: int, kind: type) -> None:
+    head = policy_head(space)
+    assert (head.num_outputs, head.log_std_size) == (num_outputs, log_std_size)
+    outputs = normal_like(0, 7, num_outputs + log_std_size)
+    distribution = head.distribution(outputs)
+    assert isinstance(distribution, kind)
+    np.testing.assert_array_equal(np.concatenate(jax.tree.leaves(distribution), axis=-1), outputs)
+
+    def act(outputs: jax.Array, keys: jax.Array) -> Any:
+        distribution = head.distribution(outputs)
+        action = distribution.sample(keys)
+        return (action, distribution.mode()), (distribution.log_prob(action), distribution.entropy())
+
+    dtype = jnp.float32 if isinstance(space, types.Box) else jnp.int32
+    for precision in (jnp.float32, jnp.bfloat16):
+        actions, numbers = jax.eval_shape(act, outputs.astype(precision), keys(7))
+        assert [(x.shape, x.dtype) for x in actions] == [((7, *space.shape), dtype)] * 2
+        assert [(x.shape, x.dtype) for x in numbers] == [((7,), jnp.float32)] * 2
+
+
+@pytest.mark.parametrize("space", [box(), box(2, 3), box(2, dtype=np.int32)])
+def test_policy_head_refuses_other_boxes(space: types.Box) -> None:
+    with pytest.raises(ConfigError, match=r"^a Box action space must be a vector of floats, not shape .* of \w+$"):
+        policy_head(space)

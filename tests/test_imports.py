@@ -1,0 +1,131 @@
+"""Imports flow down only, and a few things are done in one place: read from the source, without running it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "jaxrl_dist"
+
+# What each module or subpackage may import of the package, beside itself. Lower layers come first.
+ALLOWED: dict[str, str] = {
+    "config": "",
+    "types": "config",
+    "rng": "config types",
+    "mesh": "config types",
+    "returns": "config types",
+    "distributions": "config types",
+    "networks": "config types distributions",
+    "replay": "config types rng mesh",
+    "envs": "config types rng",
+    "learners": "config types rng mesh returns distributions networks replay",
+    "algorithms": "config types rng mesh returns distributions networks replay",
+    "actors": "config types rng mesh networks envs",
+    "evaluate": "config types rng mesh envs actors",
+    "metrics": "config types",
+    "checkpoint": "config types",
+    "flow": "config types",
+    "plans": "config types rng mesh replay envs learners actors flow metrics",
+    "train": "config types rng mesh networks replay envs learners algorithms actors evaluate metrics checkpoint plans",
+    "cli": "config types rng mesh envs algorithms evaluate metrics checkpoint plans train",
+}
+UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
+
+# Who may import what from outside the package; for a name that is not here, anyone.
+IMPORTED_BY: dict[str, set[str]] = {
+    "flax": {"networks.py"},
+    **{library: set() for library in ("pickle", "cloudpickle", "dill", "marshal", "shelve", "socket", "socketserver")},
+}
+GRADIENTS = {"jax.grad", "jax.value_and_grad", "jax.vjp", "jax.jacrev"}
+GRADIENTS_IN = {"learners/sgd.py"}
+
+SOURCES = {
+    path.relative_to(base).as_posix(): ast.parse(path.read_text(encoding="utf-8"), str(path))
+    for base, folder in ((ROOT / PACKAGE, ROOT / PACKAGE), (ROOT, ROOT / "scripts"))
+    for path in sorted(folder.rglob("*.py"))
+}
+MODULES = {name.split("/")[0].removesuffix(".py") for name in SOURCES if not name.startswith("scripts/")}
+
+
+def imported(name: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of all that a file imports, in functions too; ``from a import b`` is ``a.b``."""
+    package = [PACKAGE, *name.split("/")[:-1]]
+    for node in ast.walk(SOURCES[name]):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{prefix}.{alias.name}") for alias in node.names)
+
+
+def test_the_table_names_every_module_and_lower_ones_only() -> None:
+    missing = MODULES - ALLOWED.keys() - UNCHECKED
+    assert not missing, f"add to ALLOWED, with what it may import: {sorted(missing)}"
+    rows = list(ALLOWED)
+    upward = [(row, low) for i, row in enumerate(rows) for low in ALLOWED[row].split() if low not in rows[:i]]
+    assert not upward, f"ALLOWED names a module that does not lie below: {upward}"
+
+
+def test_imports_flow_down() -> None:
+    wrong = []
+    for name in SOURCES:
+        module = name.split("/")[0].removesuffix(".py")
+        if module in UNCHECKED or name.startswith("scripts/"):
+            continue
+        for line, target in imported(name):
+            top, *rest = target.split(".")
+            if top == PACKAGE:
+                other = rest[0] if rest and rest[0] in MODULES | ALLOWED.keys() else "__init__"
+                if other not in {module, *ALLOWED.get(module, "").split()}:
+                    wrong.append(f"{name}:{line}: {module} must not import {other}")
+            elif top == "scripts":
+                wrong.append(f"{name}:{line}: the package must not import scripts")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_some_libraries_are_imported_in_one_place_or_none() -> None:
+    wrong = [
+        f"{name}:{line}: only {sorted(owners) or 'nobody'} may import {top}"
+        for name in SOURCES
+        for line, target in imported(name)
+        if (owners := IMPORTED_BY.get(top := target.split(".")[0])) is not None and name not in owners
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_one_module_takes_gradients() -> None:
+    wrong = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name in SOURCES.keys() - GRADIENTS_IN
+        for node in ast.walk(SOURCES[name])
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in GRADIENTS
+    ]
+    wrong += [
+        f"{name}:{line}: imports {target}"
+        for name in SOURCES.keys() - GRADIENTS_IN
+        for line, target in imported(name)
+        if target in GRADIENTS
+    ]
+    assert not wrong, f"only {sorted(GRADIENTS_IN)} takes gradients\n" + "\n".join(wrong)
+
+
+def test_no_source_text_is_evaluated() -> None:
+    wrong = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_importing_the_package_is_light() -> None:
+    code = f"import sys, {PACKAGE}; print(*sorted({{'jax', 'gymnax', 'envpool'}} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
