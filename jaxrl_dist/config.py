@@ -9,9 +9,10 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-Algorithm = TypeVar("Algorithm")
+if TYPE_CHECKING:
+    from jaxrl_dist.types import Algorithm, EnvSpec
 
 
 class ConfigError(ValueError):
@@ -77,14 +78,29 @@ def multiples_near(value: int, of: int) -> str:
     return " or ".join(str(m) for m in (below, below + of) if m > 0)
 
 
+class AlgorithmConfig(Protocol):
+    """The hyperparameters of an algorithm: a frozen dataclass whose fields are its command-line flags."""
+
+    def validate(self) -> None:
+        """Raises ``ConfigError`` if a value is out of range."""
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Fields of the algorithm or of ``Train`` whose defaults differ for this kind of environment."""
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        """The algorithm for an environment; builds closures only."""
+
+
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
     """The neural network of an algorithm; algorithms inherit these flags."""
 
     torso: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
-    """What reads an observation: 'auto' takes an MLP for vectors, the MinAtar CNN for small images and the Nature CNN for large ones."""
+    """What reads an observation: 'auto' takes an MLP for vectors, the MinAtar CNN for small images, the Nature CNN for
+    large ones."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of the MLP torso; the last one is also the width of the dense layer after a CNN when it is set by a preset."""
+    """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
     """Activation function of the torso."""
     core: Literal["none", "gru"] = "none"
@@ -99,6 +115,8 @@ class NetworkConfig:
         check_range(self, "hidden_sizes", "core_size", low=1)
 
 
+Config = TypeVar("Config")
+
 PRESET: Any = None
 """Default of the fields below that the algorithm's preset for the environment fills in, else ``RUN_DEFAULTS``."""
 
@@ -112,21 +130,27 @@ RUN_DEFAULTS: dict[str, Any] = {
     "scale_rewards": False,
 }
 
-Plan = Literal["on_device", "synchronous"]
+PLANS = {
+    "on_device": "environment, acting and learning compiled into one program (gymnax)",
+    "synchronous": "environments stepped from the host; act, update, act ... (any backend)",
+}
+CONFIG_FILE = "config.json"
+"""Where a run directory keeps its configuration."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Train(Generic[Algorithm]):
+class Train(Generic[Config]):
     """A training run. What is left out comes from the algorithm's preset for the environment."""
 
-    algorithm: Algorithm
+    algorithm: Config
     """The algorithm's hyperparameters, or its name for those that its preset chooses."""
     env: str = ""
     """Environment id, such as CartPole-v1; a prefix gymnax: or envpool: names the backend, else gymnax comes first."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment as key=value pairs: its gymnax parameters or its EnvPool configuration."""
     atari_preset: Literal["baselines", "machado"] | None = None
-    """Atari protocol: 'baselines' (no sticky actions, no-op starts, training on lives and clipped rewards) or 'machado' (sticky actions, full games); None: 'baselines' for Atari."""
+    """Atari protocol: 'baselines' (no sticky actions, no-op starts, training on lives and clipped rewards) or 'machado'
+    (sticky actions, full games); None: 'baselines' for Atari."""
     num_envs: int = PRESET
     """Environments that are stepped together, over all devices."""
     rollout_length: int = PRESET
@@ -135,8 +159,9 @@ class Train(Generic[Algorithm]):
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
     seed: int = 0
     """Seed of everything random in the run."""
-    plan: Plan = PRESET
-    """How to execute: 'on_device' compiles environment and learning into one program (gymnax), 'synchronous' steps environments from the host."""
+    plan: Literal["on_device", "synchronous"] = PRESET
+    """How to execute: 'on_device' compiles environment and learning into one program (gymnax), 'synchronous' steps
+    environments from the host."""
     normalize_observations: bool = PRESET
     """Shift and scale observations by running statistics over all devices."""
     scale_rewards: bool = PRESET
@@ -166,5 +191,5 @@ class Train(Generic[Algorithm]):
         check_range(self, "evaluation_episodes", low=0)
         check_range(self, "seed", low=0, high=2**31 - 1)
         check_range(self, "mem_fraction", above=0, high=1)
-        if not isinstance(self.algorithm, str):
+        if isinstance(self.algorithm, NetworkConfig) or hasattr(self.algorithm, "validate"):
             self.algorithm.validate()

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_dist.types import EpisodeStats
+from jaxrl_dist.types import EpisodeStats, Rollout
 
 AGENT = "agent"
 DATA = "data"
@@ -26,6 +26,8 @@ BATCH = PartitionSpec(DATA)
 """Leading axis (environments, examples) divided over the devices."""
 TIME_BATCH = PartitionSpec(None, DATA)
 """As ``[T, B, ...]``: the second axis divided over the devices."""
+ROLLOUT: Any = Rollout._make([TIME_BATCH] * 7 + [BATCH] * 2)
+"""Where the fields of a rollout lie."""
 
 
 def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
@@ -89,11 +91,9 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 def global_episodes(episodes: EpisodeStats) -> EpisodeStats:
     """The statistics of all devices together."""
-    return EpisodeStats(
-        *global_sum(tuple(episodes[:3])),
-        jax.lax.pmin(episodes.return_min, DATA),
-        jax.lax.pmax(episodes.return_max, DATA),
-    )
+    count, return_sum, length_sum = global_sum((episodes.episodes, episodes.return_sum, episodes.length_sum))
+    least, most = jax.lax.pmin(episodes.return_min, DATA), jax.lax.pmax(episodes.return_max, DATA)
+    return EpisodeStats(count, return_sum, length_sum, least, most)
 
 
 def global_index(local_size: int) -> jax.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -11,13 +10,10 @@ import pathlib
 import platform
 from typing import Any
 
-from jaxrl_dist.algorithms import name_of
-from jaxrl_dist.config import ConfigError, Train
+from jaxrl_dist.config import CONFIG_FILE, ConfigError
 from jaxrl_dist.types import Report
 
-FORMAT = 1
-"""Of ``config.json``; a reader refuses a number it does not know."""
-CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 
 
 def default_run_dir(env: str, algorithm: str, seed: int) -> str:
@@ -35,7 +31,7 @@ def claim(run_dir: str) -> pathlib.Path:
     path = pathlib.Path(run_dir)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / CONFIG).exists():
+        if (path / CONFIG_FILE).exists():
             raise ConfigError(f"--run-dir {run_dir} holds a run already; name another directory")
         (path / METRICS).touch()
     except OSError as error:
@@ -46,12 +42,9 @@ def claim(run_dir: str) -> pathlib.Path:
 class RunFiles:
     """Writes a run's files as its reports come in."""
 
-    def __init__(self, run_dir: pathlib.Path, config: Train[Any]) -> None:
+    def __init__(self, run_dir: pathlib.Path, config: dict[str, Any]) -> None:
         self.path = run_dir
-        algorithm = dataclasses.asdict(config.algorithm)
-        run = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("algorithm", "run_dir")}
-        content = {"format": FORMAT, "algorithm": name_of(config.algorithm), "hyperparameters": algorithm, "run": run}
-        write_json(run_dir / CONFIG, {**content, "versions": versions()})
+        write_json(run_dir / CONFIG_FILE, {**config, "versions": versions()})
         self._metrics = (run_dir / METRICS).open("w", encoding="utf-8")
 
     def write(self, report: Report) -> None:
@@ -103,17 +96,3 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def read_json(path: pathlib.Path) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-      ConfigError: it is missing or is no JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no {path}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None

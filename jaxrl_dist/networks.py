@@ -51,15 +51,12 @@ def preprocess(obs: ArrayLike, space: Space, dtype: DTypeLike) -> jax.Array:
 # --- Layers -------------------------------------------------------------------------------------------
 
 
-def _windows(x: jax.Array, axis: int, size: int, stride: int) -> list[jax.Array]:
-    """For each offset in a window of ``size``, the elements that windows along ``axis`` see there."""
+def _windows(x: jax.Array, axis: int, size: int, stride: int, padding: str, fill: float) -> list[jax.Array]:
+    """For each offset in a window of ``size``, the elements that the windows along ``axis`` see there."""
+    (pads,) = jax.lax.padtype_to_pads((x.shape[axis],), (size,), (stride,), padding)
+    x = jnp.pad(x, [pads if i == axis else (0, 0) for i in range(-x.ndim, 0)], constant_values=fill)
     span = (x.shape[axis] - size) // stride * stride + 1
     return [jax.lax.slice_in_dim(x, i, i + span, stride, axis) for i in range(size)]
-
-
-def _pad(x: jax.Array, size: int, stride: int, padding: str, value: float) -> jax.Array:
-    pads = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)
-    return jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Array:
@@ -70,9 +67,8 @@ def conv2d(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Ar
     """
 
     def slices(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        x = _pad(x, len(kernel), stride, padding, 0.0)
-        for axis in (2, 1):  # columns first, so that rows vary slowest, as in the kernel
-            x = jnp.concatenate(_windows(x, axis, len(kernel), stride), axis=-1)
+        for axis in (-2, -3):  # columns first, so that rows vary slowest, as in the kernel
+            x = jnp.concatenate(_windows(x, axis, len(kernel), stride, padding, 0.0), axis=-1)
         y = x.reshape(-1, x.shape[-1]) @ kernel.reshape(x.shape[-1], -1)
         return y.reshape(*x.shape[:-1], -1)
 
@@ -81,6 +77,13 @@ def conv2d(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Ar
         return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=layout)
 
     return jax.lax.platform_dependent(x, kernel, cpu=slices, default=native)
+
+
+def max_pool(x: jax.Array, size: int, stride: int) -> jax.Array:
+    """SAME max-pooling of images ``[..., H, W, C]``; slices, for the reason that ``conv2d`` gives."""
+    for axis in (-2, -3):
+        x = functools.reduce(jnp.maximum, _windows(x, axis, size, stride, "SAME", -math.inf))
+    return x
 
 
 class Conv(nn.Module):
@@ -97,18 +100,11 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (self.size, self.size, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (1, 1, 1, self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         images = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
-        y = conv2d(images, kernel.astype(self.dtype), self.stride, self.padding) + bias.astype(self.dtype)
+        y = conv2d(images, kernel.astype(self.dtype), self.stride, self.padding)
+        y = y + jnp.broadcast_to(bias.astype(self.dtype), y.shape)
         return y.reshape(*x.shape[:-3], *y.shape[1:])
-
-
-def max_pool(x: jax.Array, size: int, stride: int) -> jax.Array:
-    """SAME max-pooling of images ``[..., H, W, C]``; slices, for the reason that ``conv2d`` gives."""
-    y = _pad(x.reshape(-1, *x.shape[-3:]), size, stride, "SAME", -math.inf)
-    for axis in (1, 2):
-        y = functools.reduce(jnp.maximum, _windows(y, axis, size, stride))
-    return y.reshape(*x.shape[:-3], *y.shape[1:])
 
 
 def _dense(features: int, scale: float = _RELU_GAIN, dtype: DTypeLike = jnp.float32) -> nn.Dense:
@@ -154,13 +150,19 @@ class PlainCNN(nn.Module):
         return nn.relu(_dense(self.width, dtype=self.dtype)(_flatten(x, 3)))
 
 
+MinAtarCNN = functools.partial(PlainCNN, ((16, 3, 1),), 128)
+"""Young & Tian 2019 (arXiv:1903.03176), section 3."""
+
+NatureCNN = functools.partial(PlainCNN, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512)
+"""Mnih et al. 2015 (Nature 518), Methods."""
+
+
 class ImpalaResNet(nn.Module):
     """Espeholt et al. 2018 (arXiv:1802.01561), figure 3 right, without the LSTM: 15 convolutions, relu.
 
     Their gain of 1 instead of sqrt(2) is ours: with it the residual blocks do not inflate the features.
     """
 
-    width: int = 256
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -170,12 +172,12 @@ class ImpalaResNet(nn.Module):
             x = max_pool(conv()(x), 3, 2)
             for _ in range(2):
                 x = x + conv()(nn.relu(conv()(nn.relu(x))))
-        return nn.relu(_dense(self.width, dtype=self.dtype)(_flatten(nn.relu(x), 3)))
+        return nn.relu(_dense(256, dtype=self.dtype)(_flatten(nn.relu(x), 3)))
 
 
-_CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # the shortest side in pixels that each can read
-    "minatar": (3, functools.partial(PlainCNN, ((16, 3, 1),), 128)),  # Young & Tian 2019, arXiv:1903.03176
-    "nature": (36, functools.partial(PlainCNN, ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512)),  # Mnih et al. 2015
+_CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # with the shortest side, in pixels, that each can read
+    "minatar": (3, MinAtarCNN),
+    "nature": (36, NatureCNN),
     "impala": (1, ImpalaResNet),
 }
 
@@ -210,11 +212,9 @@ def reset_core(core: PyTree, initial: PyTree, valid: jax.Array) -> PyTree:
     Environments reset on the step after an episode's end, which has ``valid`` False and reads the old episode's last
     observation: the core that comes out of that step has to be forgotten.
     """
-
-    def choose(x: jax.Array, start: jax.Array) -> jax.Array:
-        return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim)), x, start)
-
-    return jax.tree.map(choose, core, initial)
+    return jax.tree.map(
+        lambda x, start: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start), core, initial
+    )
 
 
 def _vary_as(tree: PyTree, like: jax.Array) -> PyTree:
@@ -257,25 +257,27 @@ def actor_critic(
     """
     dtype = jnp.dtype(config.precision)
     name = choose_torso(config.torso, observation)
+    torso: Any  # linen types what apply returns as a union
     if name == "mlp":
         axes = len(observation.shape) if isinstance(observation, Box) else 1
-        torso: Any = MLP(config.hidden_sizes, getattr(nn, config.activation), axes, dtype)
+        torso = MLP(config.hidden_sizes, getattr(nn, config.activation), axes, dtype)
     else:
         torso = _CNNS[name][1](dtype=dtype)
-    gru: Any = nn.GRUCell(config.core_size, dtype=dtype) if config.core == "gru" else None
-    torsos = ("torso",) if shared_torso or gru else ("policy_torso", "value_torso")
+    gru: Any = nn.GRUCell(config.core_size, dtype=dtype)
     policy: Any = _dense(num_outputs, scale=0.01)
     value: Any = _dense(1, scale=1.0)
+    recurrent = config.core == "gru"
+    torsos = ("torso",) if shared_torso or recurrent else ("policy_torso", "value_torso")
 
     def initial_core(num_envs: int) -> PyTree:
-        return jnp.zeros((num_envs, config.core_size), jnp.float32) if gru else ()
+        return jnp.zeros((num_envs, config.core_size), jnp.float32) if recurrent else ()
 
     def init(key: jax.Array) -> PyTree:
         keys = iter(jax.random.split(key, 5))
         x = preprocess(np.zeros((1, *observation.shape), observation.dtype), observation, dtype)
         params = {name: torso.init(next(keys), x) for name in torsos}
         features = torso.apply(params[torsos[0]], x)
-        if gru:
+        if recurrent:
             (features, _), params["gru"] = gru.init_with_output(next(keys), initial_core(1), features)
         if log_std:
             params["log_std"] = jnp.zeros((log_std,), jnp.float32)
@@ -295,14 +297,14 @@ def actor_critic(
 
     def step(params: PyTree, obs: jax.Array, core: PyTree) -> tuple[jax.Array, jax.Array, PyTree]:
         features = encode(params, obs)
-        if gru:
+        if recurrent:
             core, _ = gru.apply(params["gru"], core, features[0])
             features = [core]
         return *decode(params, features), core
 
     def unroll(params: PyTree, obs: jax.Array, core: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array, PyTree]:
         features = encode(params, obs)
-        if gru:
+        if recurrent:
             # Marked before the scan, its gradients are summed over the devices once, not at every step.
             cell, core = _vary_as((params["gru"], core), features[0])
 

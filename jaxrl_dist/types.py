@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,8 @@ import optax
 
 PyTree = Any
 """A nest of arrays; each use says what it holds."""
+Array = Any
+"""A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
 
 
 # --- Spaces -------------------------------------------------------------------------------------------
@@ -99,10 +101,10 @@ class Timestep(NamedTuple):
     """
 
     obs: PyTree  # [B, ...]   the observation after the step
-    reward: jax.Array  # [B] float32
-    terminated: jax.Array  # [B] bool    the task ended
-    truncated: jax.Array  # [B] bool    the clock ran out
-    valid: jax.Array  # [B] bool    False on the step that an environment spends on its reset
+    reward: Array  # [B] float32
+    terminated: Array  # [B] bool    the task ended
+    truncated: Array  # [B] bool    the clock ran out
+    valid: Array  # [B] bool    False on the step that an environment spends on its reset
 
 
 class Rollout(NamedTuple):
@@ -118,19 +120,30 @@ class Rollout(NamedTuple):
     core: PyTree  # [B, ...]     policy state before step 0; () if none
     final_core: PyTree  # [B, ...]     policy state after step T - 1, for the bootstrap
 
+    @property
+    def outcomes(self) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """``reward, terminated, truncated, valid``: what ``returns`` starts from."""
+        return self.reward, self.terminated, self.truncated, self.valid
+
 
 class EpisodeStats(NamedTuple):
     """Sums over the episodes that ended in some stretch of experience; float32, all of one shape."""
 
-    episodes: jax.Array
-    return_sum: jax.Array  # of raw returns: before clipping and scaling
-    length_sum: jax.Array  # in env steps
-    return_min: jax.Array  # +inf if no episode ended
-    return_max: jax.Array  # -inf if no episode ended
+    episodes: Array
+    return_sum: Array  # of raw returns: before clipping and scaling
+    length_sum: Array  # in env steps
+    return_min: Array  # +inf if no episode ended
+    return_max: Array  # -inf if no episode ended
 
     def merge(self) -> EpisodeStats:
         """The statistics of all entries together, as scalars."""
-        return EpisodeStats(*(x.sum() for x in self[:3]), self.return_min.min(), self.return_max.max())
+        return EpisodeStats(
+            episodes=self.episodes.sum(),
+            return_sum=self.return_sum.sum(),
+            length_sum=self.length_sum.sum(),
+            return_min=self.return_min.min(),
+            return_max=self.return_max.max(),
+        )
 
 
 # --- Algorithms ---------------------------------------------------------------------------------------
@@ -237,13 +250,6 @@ class Learner(NamedTuple):
     update: Callable[[TrainState, Rollout, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]]
     gradient: Callable[..., tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]]
     apply: Callable[[TrainState, PyTree], TrainState]
-
-
-class AlgorithmConfig(Protocol):
-    """The hyperparameters of an algorithm: a frozen dataclass whose fields are its command-line flags."""
-
-    def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range."""
 
 
 # --- Reports ------------------------------------------------------------------------------------------

@@ -326,8 +326,10 @@ def test_truncation_is_not_a_terminal() -> None:
 def test_extreme_ratios_are_finite() -> None:
     data, log_rhos = cached_data(16)
     for log_rho in (-1e4, 1e4):
-        result = vtrace(*data, np.full_like(log_rhos, log_rho), DISCOUNT)
-        assert np.isfinite(result).all()
+        extreme = np.full_like(log_rhos, log_rho)
+        assert np.isfinite(vtrace(*data, extreme, DISCOUNT)).all()
+        unclipped = vtrace(*data, np.where(data.valid, log_rhos, extreme), DISCOUNT, 1.0, np.inf, np.inf, np.inf)
+        assert np.isfinite(unclipped).all()
 
 
 def test_no_gradient() -> None:
@@ -373,16 +375,16 @@ def test_shard_map(num_devices: int) -> None:
 
 
 def test_shard_map_over_hyperparameters() -> None:
-    """A population over the mesh: discount and lambda vary by device, the data does not."""
+    """A population over the mesh: lambda varies by device, data and discount do not."""
     data, log_rhos = cached_data(7)
     mesh = Mesh(np.array(jax.devices()[:2]), ("agent",))
 
-    def of_agent(discount: jax.Array, gae_lambda: jax.Array) -> Any:
-        return jax.tree.map(lambda x: x[None], everything(data, log_rhos, discount[0], gae_lambda[0]))
+    def of_agent(gae_lambda: jax.Array) -> Any:
+        return jax.tree.map(lambda x: x[None], everything(data, log_rhos, DISCOUNT, gae_lambda[0]))
 
-    discounts, lambdas = jnp.array([0.9, DISCOUNT]), jnp.array([0.5, 0.9])
+    lambdas = jnp.array([0.5, 0.9])
     sharded = jax.shard_map(of_agent, mesh=mesh, in_specs=P("agent"), out_specs=P("agent"), check_vma=True)
-    result = np.stack(jax.jit(sharded)(discounts, lambdas))
-    vmapped = jax.jit(jax.vmap(partial(everything, data, log_rhos)))(discounts, lambdas)
-    np.testing.assert_allclose(result, vmapped, rtol=1e-6, atol=1e-6)
+    vmapped = jax.vmap(partial(everything, data, log_rhos, DISCOUNT))
+    result = np.stack(jax.jit(sharded)(lambdas))
+    np.testing.assert_allclose(result, jax.jit(vmapped)(lambdas), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(result[:, 1], jax.jit(everything)(data, log_rhos), rtol=1e-6, atol=1e-6)

@@ -85,4 +85,3 @@ def make_rollout(
 def step_numbers(iteration: jax.Array, rollout_length: int) -> jax.Array:
     """The numbers ``[T]``, from the start of training, of one rollout's steps; they wrap after 2^32."""
     return iteration.astype(jnp.uint32) * jnp.uint32(rollout_length) + jnp.arange(rollout_length, dtype=jnp.uint32)
-

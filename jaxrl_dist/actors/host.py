@@ -41,10 +41,23 @@ class HostActor:
         def allocate(variables: Variables, obs: PyTree, core: PyTree) -> Rollout:
             keys = jax.random.split(act_key, obs.shape[0])
             action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, keys, jnp.zeros(()))
-            one_step = (action, obs_reward(obs), obs_flag(obs), obs_flag(obs), obs_flag(obs), extras)
-            fields = jax.tree.map(lambda x: jnp.zeros((rollout_length, *x.shape), x.dtype), one_step)
-            observations = jnp.zeros((rollout_length + 1, *obs.shape), obs.dtype)
-            return meshes.vary(Rollout(observations, *fields, core=core, final_core=core))
+            flags = jnp.zeros((rollout_length, obs.shape[0]), bool)
+
+            def blank(x: jax.ShapeDtypeStruct) -> jax.Array:
+                return jnp.zeros((rollout_length, *x.shape), x.dtype)
+
+            buffer = Rollout(
+                obs=jnp.zeros((rollout_length + 1, *obs.shape), obs.dtype),
+                action=jax.tree.map(blank, action),
+                reward=flags.astype(jnp.float32),
+                terminated=flags,
+                truncated=flags,
+                valid=flags,
+                extras=jax.tree.map(blank, extras),
+                core=core,
+                final_core=core,
+            )
+            return meshes.vary(buffer)
 
         def record(
             buffer: Rollout, core: PyTree, initial_core: PyTree, obs: PyTree, outcome: jax.Array, t: jax.Array
@@ -95,12 +108,16 @@ class HostActor:
             return buffer._replace(final_core=core), jax.tree.map(jnp.copy, core)
 
         batch, packed, one = meshes.BATCH, meshes.TIME_BATCH, meshes.REPLICATED
-        self._allocate = meshes.Program(allocate, mesh, (one, batch, batch), ROLLOUT)
+        self._allocate = meshes.Program(allocate, mesh, (one, batch, batch), meshes.ROLLOUT)
         self._act = meshes.Program(
-            act, mesh, (one, ROLLOUT, batch, batch, batch, packed, one, one, one), (ROLLOUT, batch, batch), donate=(1, 2)
+            act,
+            mesh,
+            (one, meshes.ROLLOUT, batch, batch, batch, packed, one, one, one),
+            (meshes.ROLLOUT, batch, batch),
+            donate=(1, 2),
         )
         self._finish = meshes.Program(
-            finish, mesh, (ROLLOUT, batch, batch, batch, packed), (ROLLOUT, batch), donate=(0, 1)
+            finish, mesh, (meshes.ROLLOUT, batch, batch, batch, packed), (meshes.ROLLOUT, batch), donate=(0, 1)
         )
         self.programs = (self._allocate, self._act, self._finish)
 
@@ -139,19 +156,6 @@ class HostActor:
         return meshes.place(x, self._mesh, spec)
 
 
-ROLLOUT = Rollout(*[meshes.TIME_BATCH] * 7, core=meshes.BATCH, final_core=meshes.BATCH)
-"""Where a rollout's fields lie on the mesh."""
-
-
-def obs_reward(obs: jax.Array) -> jax.Array:
-    return jnp.zeros(obs.shape[:1], jnp.float32)
-
-
-def obs_flag(obs: jax.Array) -> jax.Array:
-    return jnp.zeros(obs.shape[:1], bool)
-
-
-
 def stack_episodes(steps: Sequence[EpisodeStats]) -> EpisodeStats:
     """Statistics of several steps along a new leading axis."""
-    return EpisodeStats(*(np.stack(field) for field in zip(*steps, strict=True)))
+    return jax.tree.map(lambda *x: np.stack(x), *steps)

@@ -22,7 +22,9 @@ def config_class(name: str) -> Any:
       ConfigError: there is no such algorithm.
     """
     if name not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}; these work: {', '.join(ALGORITHMS)}")
+        raise ConfigError(
+            f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}; these work: {', '.join(ALGORITHMS)}"
+        )
     return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
 
 

@@ -12,7 +12,7 @@ import optax
 from jaxrl_dist import networks, returns
 from jaxrl_dist.config import NetworkConfig
 from jaxrl_dist.distributions import Distribution, policy_head
-from jaxrl_dist.types import Aux, Box, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Aux, EnvSpec, PyTree, Rollout, Variables
 
 
 class ActorCritic(NamedTuple):
@@ -40,10 +40,8 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
       ConfigError: spaces that the networks or distributions do not handle.
     """
     head = policy_head(spec.action)
-    image = isinstance(spec.observation, Box) and len(spec.observation.shape) == 3
-    network = networks.actor_critic(
-        config, spec.observation, head.num_outputs, shared_torso=image and config.torso != "mlp", log_std=head.log_std_size
-    )
+    shared = networks.choose_torso(config.torso, spec.observation) != "mlp"
+    network = networks.actor_critic(config, spec.observation, head.num_outputs, shared, log_std=head.log_std_size)
     recurrent = config.core != "none"
 
     def policy(
@@ -100,9 +98,7 @@ def policy_gradient(
     def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
         del target, keys
         values = net.values(variables, rollout)
-        advantage = returns.gae(
-            rollout.reward, rollout.terminated, rollout.truncated, rollout.valid, values, discount, gae_lambda
-        )
+        advantage = returns.gae(*rollout.outcomes, values, discount, gae_lambda)
         return net.examples(rollout, advantage=advantage, value_target=advantage + values[:-1])
 
     def loss(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optax
-
-from jaxrl_dist.algorithms.actor_critic import actor_critic, annealed, policy_gradient
 from jaxrl_dist.config import NetworkConfig, check_range
-from jaxrl_dist.types import Algorithm, EnvSpec
+
+if TYPE_CHECKING:
+    from jaxrl_dist.types import Algorithm, EnvSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +41,11 @@ class PG(NetworkConfig):
         return {"num_envs": 8, "rollout_length": 128}
 
     def make(self, spec: EnvSpec) -> Algorithm:
+        import optax  # these here, not above, so that --help need not wait for JAX
+
+        from jaxrl_dist.algorithms.actor_critic import actor_critic, annealed, policy_gradient
+        from jaxrl_dist.types import Algorithm
+
         net = actor_critic(self, spec)
         postprocess, loss = policy_gradient(net, self.discount, 1.0, self.value_coefficient, self.entropy_coefficient)
         return Algorithm(

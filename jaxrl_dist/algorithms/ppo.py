@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-import optax
-
-from jaxrl_dist import returns
-from jaxrl_dist.algorithms.actor_critic import actor_critic, annealed
 from jaxrl_dist.config import NetworkConfig, check_range
-from jaxrl_dist.mesh import global_mean
-from jaxrl_dist.types import Algorithm, Aux, Box, EnvSpec, PyTree, Rollout, Variables
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +55,20 @@ class PPO(NetworkConfig):
         return {}
 
     def make(self, spec: EnvSpec) -> Algorithm:
+        import jax.numpy as jnp  # these here, not above, so that --help need not wait for JAX
+        import optax
+
+        from jaxrl_dist import returns
+        from jaxrl_dist.algorithms.actor_critic import actor_critic, annealed
+        from jaxrl_dist.mesh import global_mean
+        from jaxrl_dist.types import Algorithm, Aux
+
         net = actor_critic(self, spec)
 
         def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
             del target, keys
             values = net.values(variables, rollout)
-            advantage = returns.gae(
-                rollout.reward, rollout.terminated, rollout.truncated, rollout.valid, values, self.discount, self.gae_lambda
-            )
+            advantage = returns.gae(*rollout.outcomes, values, self.discount, self.gae_lambda)
             value_target = advantage + values[:-1]
             if self.normalize_advantages:
                 centred = advantage - global_mean(advantage, rollout.valid)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
-
 from jaxrl_dist import rng
 from jaxrl_dist.config import ConfigError, did_you_mean
 from jaxrl_dist.envs import envpool, gymnax
@@ -56,13 +54,17 @@ def find(env: str, options: Mapping[str, str] = {}, atari_preset: str | None = N
     """
     prefix, colon, env_id = env.rpartition(":")
     if colon and prefix not in BACKENDS:
-        raise ConfigError(f"--env {env}: unknown backend {prefix!r}{did_you_mean(prefix, BACKENDS)}; gymnax and envpool work")
+        raise ConfigError(
+            f"--env {env}: unknown backend {prefix!r}{did_you_mean(prefix, BACKENDS)}; gymnax and envpool work"
+        )
     backends = [prefix] if colon else list(BACKENDS)
     backend = next((name for name in backends if env_id in BACKENDS[name].ids()), None)
     if backend is None:
         known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
         where = prefix or "gymnax or envpool"
-        raise ConfigError(f"--env {env}: {where} has no such environment{did_you_mean(env_id, known)}; see: jaxrl-dist list envs")
+        raise ConfigError(
+            f"--env {env}: {where} has no such environment{did_you_mean(env_id, known)}; see: jaxrl-dist list envs"
+        )
     if backend == "gymnax":
         if atari_preset is not None:
             raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment, and gymnax:{env_id} is none")

@@ -60,7 +60,9 @@ def parse_option(env: str, key: str, text: str, default: Any) -> Any:
         if isinstance(default, str):
             return text
     except (KeyError, ValueError):
-        raise ConfigError(f"--env-options {key} of {env} must be a {kind.__name__} such as {default}, not {text!r}") from None
+        raise ConfigError(
+            f"--env-options {key} of {env} must be a {kind.__name__} such as {default}, not {text!r}"
+        ) from None
     raise ConfigError(f"--env-options {key} of {env} is a {kind.__name__}, which cannot be set from the command line")
 
 

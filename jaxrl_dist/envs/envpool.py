@@ -118,7 +118,9 @@ class EnvPool:
     Ctrl-C while it steps; the caller waits with a time-out.
     """
 
-    def __init__(self, env_id: str, num_envs: int, seed: int, options: Mapping[str, Any], *, num_threads: int = 0) -> None:
+    def __init__(
+        self, env_id: str, num_envs: int, seed: int, options: Mapping[str, Any], *, num_threads: int = 0
+    ) -> None:
         """``seed`` and an environment's index make that environment's seed; ``num_threads`` 0: one a core."""
         self.spec = spec(env_id, options)
         self.num_envs = num_envs

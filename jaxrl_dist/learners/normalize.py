@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ CLIP = 10.0
 EPSILON = 1e-8
 
 
-class RunningStats(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RunningStats:
     """Count, mean and summed squared deviation of all values so far; float32."""
 
     count: jax.Array  # []
@@ -88,9 +90,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     def observe(stats: PyTree, rollout: Rollout) -> PyTree:
         return stats[0].merge(rollout.obs[:-1], rollout.valid), algorithm.observe(stats[1], rollout)
 
-    return dataclasses.replace(
-        algorithm, init=init, policy=policy, postprocess=postprocess, loss=loss, observe=observe
-    )
+    return dataclasses.replace(algorithm, init=init, policy=policy, postprocess=postprocess, loss=loss, observe=observe)
 
 
 def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorithm:

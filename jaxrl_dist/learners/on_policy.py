@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.config import ConfigError, multiples_near
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
+from jaxrl_dist.types import Algorithm, Learner, Rollout, TrainState
 
 
 def on_policy(algorithm: Algorithm) -> Learner:
@@ -23,9 +23,7 @@ def on_policy(algorithm: Algorithm) -> Learner:
     so the minibatches hold the same examples on any number of devices.
     """
 
-    def update(
-        state: TrainState, rollout: Rollout, key: jax.Array
-    ) -> tuple[TrainState, Mapping[str, jax.Array]]:
+    def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         num_steps, num_envs = rollout.reward.shape
         key = jax.random.fold_in(key, state.iteration)
         envs = mesh.global_index(num_envs)

@@ -53,7 +53,7 @@ def gradient(
         return means["loss/total"], (means, aux.priority)
 
     grads, (metrics, priority) = jax.grad(mean_loss, has_aux=True)(state.variables.params)
-    return grads, {**metrics, "gradient/norm": optax.global_norm(grads)}, priority
+    return grads, {**metrics, "gradient/norm": optax.tree.norm(grads)}, priority
 
 
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:

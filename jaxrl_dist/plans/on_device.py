@@ -49,9 +49,7 @@ def _program(job: Job) -> meshes.Program:
         state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]
     ) -> tuple[TrainState, device.ActorState, jax.Array, Any, EpisodeStats]:
         act_key, env_key, learn_key = keys
-        actor, experience, episodes = rollout(
-            state.variables, actor, act_key, env_key, state.iteration, state.env_step
-        )
+        actor, experience, episodes = rollout(state.variables, actor, act_key, env_key, state.iteration, state.env_step)
         state, metrics = job.learner.update(state, experience, learn_key)
         steps = meshes.global_sum(jnp.sum(experience.valid, dtype=jnp.int32))
         return state, actor, steps, metrics, episodes
@@ -72,15 +70,14 @@ def _program(job: Job) -> meshes.Program:
 
         shapes = jax.eval_shape(iterate, state, actor, keys)
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[3])
-        none = meshes.vary(EpisodeStats(*jnp.zeros((3,)), jnp.float32(jnp.inf), jnp.float32(-jnp.inf)))
-        zero = jnp.zeros((), jnp.int32)
-        count, state, actor, steps, sums, total = jax.lax.while_loop(
-            more, body, (zero, state, actor, zero, sums, none)
-        )
+        zero = jnp.zeros((), jnp.float32)
+        none = meshes.vary(EpisodeStats(zero, zero, zero, zero + jnp.inf, zero - jnp.inf))
+        start = jnp.zeros((), jnp.int32)
+        carry = (start, state, actor, start, sums, none)
+        count, state, actor, steps, sums, total = jax.lax.while_loop(more, body, carry)
         return state, actor, steps, jax.tree.map(lambda x: x / count, sums), meshes.global_episodes(total)
 
     everywhere, batch = meshes.REPLICATED, meshes.BATCH
-    return meshes.Program(
-        run, job.mesh, (everywhere, batch, everywhere, everywhere), (everywhere, batch, *[everywhere] * 3), donate=(0, 1)
-    )
-
+    in_specs = (everywhere, batch, everywhere, everywhere)
+    out_specs = (everywhere, batch, everywhere, everywhere, everywhere)
+    return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1))

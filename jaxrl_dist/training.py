@@ -6,12 +6,12 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_dist import algorithms, checkpoint, envs, metrics
+from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.config import RUN_DEFAULTS, ConfigError, Train
 from jaxrl_dist.envs import EnvSource
@@ -23,58 +23,77 @@ from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
 from jaxrl_dist.types import Algorithm, Box, EnvSpec, Report
 
-PLANS: dict[str, Plan] = {"on_device": on_device, "synchronous": synchronous}
+_PLANS: dict[str, Plan] = {"on_device": on_device, "synchronous": synchronous}
 
 
-def train(config: Train[Any], *, evaluating: Callable[[int], None] = lambda done: None) -> Iterator[Report]:
+def train(config: Train[Any]) -> Iterator[Report]:
     """Trains, yielding a report each interval; the last one carries the evaluation.
 
-    Nothing runs between two reports that the caller does not ask for, so leaving the loop stops training. With a
-    ``run_dir``, config, metrics, summary and trained variables are written there.
-
-    Args:
-      config: what to train; see ``resolve`` for what is filled in.
-      evaluating: hears how many evaluation episodes are done.
+    Nothing runs that the caller does not ask for by taking the next report, so leaving the loop stops training. With
+    a ``run_dir``, config, metrics, summary and trained variables are written there.
 
     Raises:
       ConfigError: at once, before anything is written, if the config cannot be run.
+    """
+    return prepare(config).reports()
+
+
+def prepare(config: Train[Any]) -> Run:
+    """Checks a config and fills in what it leaves open.
+
+    Raises:
+      ConfigError: the config cannot be run.
     """
     config.validate()
     reserve_memory(config.mem_fraction)
     source = find_env(config)
     config = resolve(config, source.spec)
     config.validate()
-    job = make_job(config, source)
-    directory = metrics.claim(config.run_dir) if config.run_dir else None
-    return _run(config, job, directory, evaluating)
+    return Run(config, make_job(config, source))
 
 
-def _run(
-    config: Train[Any], job: Job, directory: pathlib.Path | None, evaluating: Callable[[int], None]
-) -> Iterator[Report]:
-    files = metrics.RunFiles(directory, config) if directory else None
-    try:
-        for report in PLANS[config.plan](job):
-            last = report.env_steps >= config.total_env_steps
-            if last and config.evaluation_episodes:
-                played = evaluate(
-                    job.algorithm,
-                    report.variables(),
-                    job.source,
-                    config.evaluation_episodes,
-                    config.seed,
-                    progress=evaluating,
-                )
-                report = dataclasses.replace(report, evaluation=played.summary())
+class Run(NamedTuple):
+    """A training run that is ready to start."""
+
+    config: Train[Any]  # resolved: nothing is left open
+    job: Job
+
+    def reports(self, evaluating: Callable[[int], None] = lambda done: None) -> Iterator[Report]:
+        """As ``train``; ``evaluating`` hears how many evaluation episodes are done.
+
+        Raises:
+          ConfigError: at once, if the run directory cannot be written or holds a run already.
+        """
+        return self._reports(metrics.claim(self.config.run_dir) if self.config.run_dir else None, evaluating)
+
+    def _reports(self, directory: pathlib.Path | None, evaluating: Callable[[int], None]) -> Iterator[Report]:
+        config, job = self
+        files = metrics.RunFiles(directory, flags.to_json(config)) if directory else None
+        try:
+            for report in _PLANS[config.plan](job):
+                last = report.env_steps >= config.total_env_steps
+                if last and config.evaluation_episodes:
+                    variables, episodes = report.variables(), config.evaluation_episodes
+                    played = evaluate(job.algorithm, variables, job.source, episodes, config.seed, progress=evaluating)
+                    report = dataclasses.replace(report, evaluation=played.summary())
+                if files:
+                    files.write(report)
+                if files and last:
+                    checkpoint.save_variables(files.path, report.variables())
+                    files.finish(report)
+                yield report
+        finally:
             if files:
-                files.write(report)
-            if files and last:
-                checkpoint.save_variables(files.path, report.variables())
-                files.finish(report)
-            yield report
-    finally:
-        if files:
-            files.close()
+                files.close()
+
+    def describe(self) -> str:
+        """One line on what runs where, for people."""
+        config, devices = self.config, self.job.mesh.devices.flat
+        return (
+            f"{algorithms.name_of(config.algorithm)} on {config.env}, plan {config.plan}, "
+            f"{len(devices)} {devices[0].platform} device{'s' if len(devices) > 1 else ''}, "
+            f"{config.num_envs} environments x {config.rollout_length} steps an iteration"
+        )
 
 
 # --- From config to job -------------------------------------------------------------------------------
@@ -135,8 +154,8 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
     Raises:
       ConfigError: sizes that do not divide, a plan that does not fit, or variables that cannot be taken over.
     """
-    if config.plan not in PLANS:
-        raise ConfigError(f"unknown --plan {config.plan}; these work: {', '.join(PLANS)}")
+    if config.plan not in _PLANS:
+        raise ConfigError(f"unknown --plan {config.plan}; these work: {', '.join(_PLANS)}")
     if config.plan == "on_device":
         source.device()
     algorithm = make_algorithm(config, source.spec)

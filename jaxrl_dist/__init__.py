@@ -1,0 +1,44 @@
+"""JAX reinforcement learning on one accelerator host: one algorithm file under every execution.
+
+import jaxrl_dist
+
+for report in jaxrl_dist.train(jaxrl_dist.Train("ppo", env="CartPole-v1", total_env_steps=150_000)):
+    print(report.env_steps, report.metrics["episode/return"])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl_dist.config import ConfigError as ConfigError
+    from jaxrl_dist.config import Train as Train
+    from jaxrl_dist.policy import Policy as Policy
+    from jaxrl_dist.policy import load_policy as load_policy
+    from jaxrl_dist.training import train as train
+    from jaxrl_dist.types import Algorithm as Algorithm
+    from jaxrl_dist.types import Report as Report
+    from jaxrl_dist.types import Rollout as Rollout
+
+_PUBLIC = {
+    "Algorithm": "types",
+    "ConfigError": "config",
+    "Policy": "policy",
+    "Report": "types",
+    "Rollout": "types",
+    "Train": "config",
+    "load_policy": "policy",
+    "train": "training",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first used, so that `import jaxrl_dist` and `--help` stay fast.
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value

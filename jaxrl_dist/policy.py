@@ -1,0 +1,68 @@
+"""A trained policy, taken out of its run directory to be used anywhere."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import checkpoint
+from jaxrl_dist.config import Train
+from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.flags import read_config
+from jaxrl_dist.training import find_env, make_algorithm, resolve
+from jaxrl_dist.types import Box, PyTree, Variables
+
+
+class Policy:
+    """``(obs, core, key) -> (action, core)``; see ``__call__``."""
+
+    def __init__(self, config: Train[Any], source: EnvSource, variables: Variables) -> None:
+        self.config = config
+        self.source = source
+        self.algorithm = make_algorithm(config, source.spec)
+        self.variables = variables
+        self._act = jax.jit(self._choose)
+
+    def initial_core(self, num_envs: int) -> PyTree:
+        """The policy state with which an episode begins, for a batch of ``num_envs``; ``()`` if it has none."""
+        return self.algorithm.initial_core(num_envs)
+
+    def __call__(self, obs: PyTree, core: PyTree = (), key: jax.Array | None = None) -> tuple[jax.Array, PyTree]:
+        """Chooses actions for a batch of observations.
+
+        Args:
+          obs: ``[B, ...]`` as the environment gives them.
+          core: what the last call returned, or ``initial_core(B)`` where an episode begins.
+          key: a scalar key to sample actions with; None for greedy ones.
+
+        Returns:
+          Actions ``[B, ...]`` within the environment's bounds, and the policy state for the next call.
+        """
+        keys = None if key is None else jax.random.split(key, jax.tree.leaves(obs)[0].shape[0])
+        return self._act(self.variables, obs, core, keys)
+
+    def _choose(
+        self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None
+    ) -> tuple[jax.Array, PyTree]:
+        action, core, _ = self.algorithm.policy(variables, obs, core, keys, jnp.zeros(()))
+        space = self.source.spec.action
+        return jnp.clip(action, space.low, space.high) if isinstance(space, Box) else action, core
+
+
+def load_policy(run_dir: str | pathlib.Path) -> Policy:
+    """Loads the policy that a finished run has trained.
+
+    Raises:
+      ConfigError: ``run_dir`` holds no finished run, is damaged, or its environment cannot be found here.
+    """
+    config = read_config(pathlib.Path(run_dir))
+    source = find_env(config)
+    config = resolve(config, source.spec)
+    algorithm = make_algorithm(config, source.spec)
+    shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
+    variables = jax.tree.map(np.asarray, checkpoint.load_variables(run_dir, shapes))
+    return Policy(config, source, variables)
