@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -57,10 +58,11 @@ class Program:
     ) -> None:
         """``function`` sees its device's shard of each argument; arguments named by ``donate`` are used up.
 
-        ``check_vma`` proves while tracing that what ``out_specs`` calls replicated is equal on all devices.
+        Arguments may be numpy arrays, which are sent where ``in_specs`` says. ``check_vma`` proves while tracing that what ``out_specs`` calls replicated is equal on all devices.
         """
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
-        self._jitted = jax.jit(mapped, donate_argnums=donate)
+        shardings = jax.tree.map(partial(NamedSharding, mesh), in_specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        self._jitted = jax.jit(mapped, in_shardings=shardings, donate_argnums=donate)
         self._compiled: Any = None
         self.compile_seconds = 0.0
 

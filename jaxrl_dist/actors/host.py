@@ -35,8 +35,7 @@ class HostActor:
         core = algorithm.initial_core(env.num_envs)
         self._initial_core = meshes.place(core, mesh, meshes.BATCH)
         self._core = meshes.place(jax.tree.map(jnp.copy, core), mesh, meshes.BATCH)
-        self.seconds = {"time/acting_s": 0.0, "time/env_s": 0.0}
-        """Where the time of all rollouts so far went."""
+        self._acting_seconds = self._env_seconds = 0.0
 
         def allocate(variables: Variables, obs: PyTree, core: PyTree) -> Rollout:
             keys = jax.random.split(act_key, obs.shape[0])
@@ -121,6 +120,11 @@ class HostActor:
         )
         self.programs = (self._allocate, self._act, self._finish)
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Where the time of all rollouts so far went, compilation excluded."""
+        return {"time/acting_s": self._acting_seconds - self._act.compile_seconds, "time/env_s": self._env_seconds}
+
     def rollout(
         self, variables: Variables, iteration: jax.Array, env_step: jax.Array
     ) -> tuple[Rollout, EpisodeStats, int]:
@@ -129,31 +133,25 @@ class HostActor:
         Returns:
           The rollout on the mesh, the statistics of the episodes that ended in it, and its count of valid steps.
         """
-        buffer = self._allocate(variables, self._put(self._obs, meshes.BATCH), self._core)
+        buffer = self._allocate(variables, self._obs, self._core)
         episodes: list[EpisodeStats] = []
         valid_steps = 0
         for t in range(self._length):
             began = time.perf_counter()
             buffer, self._core, action = self._act(
-                variables, buffer, self._core, self._initial_core, *self._inputs(), np.int32(t), iteration, env_step
+                variables, buffer, self._core, self._initial_core, self._obs, self._outcome, np.int32(t), iteration, env_step
             )
             action = np.asarray(action)
             acted = time.perf_counter()
             step, ended = self._env.step(action)
-            self.seconds["time/acting_s"] += acted - began
-            self.seconds["time/env_s"] += time.perf_counter() - acted
+            self._acting_seconds += acted - began
+            self._env_seconds += time.perf_counter() - acted
             episodes.append(ended)
             valid_steps += int(np.count_nonzero(step.valid))
             self._obs = step.obs
             self._outcome = np.stack([step.reward, step.terminated, step.truncated, step.valid]).astype(np.float32)
-        rollout, self._core = self._finish(buffer, self._core, self._initial_core, *self._inputs())
+        rollout, self._core = self._finish(buffer, self._core, self._initial_core, self._obs, self._outcome)
         return rollout, stack_episodes(episodes).merge(), valid_steps
-
-    def _inputs(self) -> tuple[Any, Any]:
-        return self._put(self._obs, meshes.BATCH), self._put(self._outcome, meshes.TIME_BATCH)
-
-    def _put(self, x: np.ndarray, spec: jax.sharding.PartitionSpec) -> jax.Array:
-        return meshes.place(x, self._mesh, spec)
 
 
 def stack_episodes(steps: Sequence[EpisodeStats]) -> EpisodeStats:

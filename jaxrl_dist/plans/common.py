@@ -104,9 +104,9 @@ def report(
     clock: Clock,
     learning: Mapping[str, jax.Array | float],
     episodes: EpisodeStats,
-    **more: float | None,
+    stage_seconds: Mapping[str, float] = {},
 ) -> Report:
-    """Brings one interval's numbers to the host."""
+    """Brings one interval's numbers to the host; ``stage_seconds`` says where the time since the start went."""
     learning, episodes = jax.device_get((dict(learning), episodes))
     metrics: dict[str, float | None] = {name: float(value) for name, value in learning.items()}
     return Report(
@@ -114,7 +114,7 @@ def report(
         updates=int(state.updates),
         iteration=int(state.iteration),
         wall_time_s=clock.wall_time(),
-        metrics={**episode_metrics(episodes), **metrics, **clock.times(env_steps), **more},
+        metrics={**episode_metrics(episodes), **metrics, **clock.times(env_steps), **stage_seconds},
         variables=copier(state),
     )
 

@@ -1,0 +1,268 @@
+"""Checks that the default flags learn, and writes ``docs/learning.md`` and its data: ``python scripts/learning.py``.
+
+``--only SUBSTRING`` runs the bars whose name contains it and keeps the results of the others; ``--seeds N`` runs N
+seeds of each instead of the bar's own number; ``--draw`` runs nothing and only writes page and curves again. All bars
+take about an hour on two CPU cores. The exit code is 1 if a bar fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import math
+import pathlib
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+import jaxrl_dist
+
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+RESULTS = "results.json"
+POINTS = 50
+"""Of a curve: each is the mean return of the episodes that ended in a fiftieth of the run."""
+
+
+class Bar(NamedTuple):
+    """What an algorithm must reach with its default flags: ``needed`` of ``seeds`` runs at ``threshold`` or better."""
+
+    name: str
+    algorithm: str
+    env: str
+    steps: int
+    threshold: float  # mean return of the greedy episodes at the end
+    needed: int
+    seeds: int
+    flags: Mapping[str, Any] = {}  # fields of the algorithm's config or of Train that are not left at their defaults
+    devices: int = 1
+    at_most: bool = False  # a control, which must not do better than the threshold
+
+    def command(self) -> str:
+        """The command line of one run."""
+        flags = "".join(f" --{name.replace('_', '-')} {value}" for name, value in self.flags.items())
+        devices = f"JAX_NUM_CPU_DEVICES={self.devices} " if self.devices > 1 else ""
+        return f"{devices}jaxrl-dist train {self.algorithm} --env {self.env} --total-env-steps {self.steps}{flags}"
+
+    def met(self, result: float) -> bool:
+        """Whether one run's return is good enough."""
+        return result <= self.threshold if self.at_most else result >= self.threshold
+
+
+SYNCHRONOUS = {"plan": "synchronous"}
+BARS = (
+    Bar("ppo-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 10, 10),
+    Bar("ppo-envpool-cartpole", "ppo", "envpool:CartPole-v1", 150_000, 475, 5, 5),
+    Bar("ppo-8-devices-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 3, 3, devices=8),
+    Bar("a2c-cartpole", "a2c", "gymnax:CartPole-v1", 500_000, 475, 5, 5),
+    Bar("pg-cartpole", "pg", "gymnax:CartPole-v1", 100_000, 150, 5, 5),
+    Bar("pg-long-cartpole", "pg", "gymnax:CartPole-v1", 500_000, 475, 4, 5),
+    Bar("ppo-pendulum", "ppo", "gymnax:Pendulum-v1", 500_000, -300, 4, 5),
+    Bar("ppo-envpool-pendulum", "ppo", "envpool:Pendulum-v1", 500_000, -300, 4, 5),
+    Bar("ppo-breakout", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3),
+    Bar("ppo-breakout-mlp", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3, {"torso": "mlp"}),
+    Bar("ppo-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, {"core": "gru"}),
+    Bar(
+        "ppo-synchronous-memory",
+        "ppo",
+        "gymnax:MemoryChain-bsuite",
+        500_000,
+        0.9,
+        3,
+        3,
+        {"core": "gru"} | SYNCHRONOUS,
+    ),
+    Bar("ppo-memoryless", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.5, 3, 3, at_most=True),
+)
+
+
+# --- Running ------------------------------------------------------------------------------------------
+
+
+def config_of(bar: Bar, seed: int) -> jaxrl_dist.Train[Any]:
+    """The default config of one run, with the bar's flags in it."""
+    from jaxrl_dist import training
+
+    config: jaxrl_dist.Train[Any] = jaxrl_dist.Train(
+        bar.algorithm, env=bar.env, total_env_steps=bar.steps, seed=seed, num_devices=bar.devices
+    )
+    config = training.resolve(config, training.find_env(config).spec)
+    run = {name: value for name, value in bar.flags.items() if name in training.RUN_FIELDS}
+    hyperparameters = {name: value for name, value in bar.flags.items() if name not in run}
+    return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **hyperparameters), **run)
+
+
+def run_seed(bar: Bar, seed: int) -> tuple[float, list[float | None]]:
+    """Trains once.
+
+    Returns:
+      The mean return of the greedy episodes at the end, and the curve of training: ``POINTS`` means, None where no
+      episode ended.
+    """
+    count, total = [0.0] * POINTS, [0.0] * POINTS
+    for report in jaxrl_dist.train(config_of(bar, seed)):
+        mean, episodes = report.metrics["episode/return"], report.metrics["episode/count"]
+        if mean is not None and episodes is not None:
+            point = min((report.env_steps - 1) * POINTS // bar.steps, POINTS - 1)
+            count[point] += episodes
+            total[point] += mean * episodes
+    assert report.evaluation is not None
+    curve = [round(t / n, 3) if n else None for t, n in zip(total, count, strict=True)]
+    return float(report.evaluation["return_mean"]), curve
+
+
+def run_bar(bar: Bar, seeds: int | None = None, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Runs the seeds of a bar one after another, and returns what ``results.json`` keeps of it."""
+    returns, curves = [], []
+    seeds = seeds or bar.seeds
+    for seed in range(seeds):
+        began = time.perf_counter()
+        result, curve = run_seed(bar, seed)
+        returns.append(round(result, 3))
+        curves.append(curve)
+        verdict = "ok" if bar.met(result) else "MISSED"
+        say(f"{bar.name}: seed {seed + 1}/{seeds} {result:.4g} {verdict}, {time.perf_counter() - began:.0f} s")
+    return {
+        "command": bar.command(),
+        "steps": bar.steps,
+        "threshold": bar.threshold,
+        "at_most": bar.at_most,
+        "met": sum(bar.met(result) for result in returns),
+        # With another number of seeds, the same share of them; never fewer than one.
+        "needed": math.ceil(bar.needed * seeds / bar.seeds),
+        "returns": returns,
+        "curves": curves,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    packages = ("jaxrl-dist", "jax", "flax", "optax", "gymnax", "envpool")
+    known = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            known[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+            continue
+    return known
+
+
+# --- Writing ------------------------------------------------------------------------------------------
+
+
+def load(file: pathlib.Path) -> dict[str, Any]:
+    """The results that are kept, by the name of their bar, in the order of ``BARS``."""
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {bar.name: kept[bar.name] for bar in BARS if bar.name in kept}
+
+
+def save(file: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes the results, each list of numbers on a line of its own, which diffs well."""
+    order = [bar.name for bar in BARS if bar.name in results]
+    text = json.dumps({name: results[name] for name in order}, indent=1)
+    text = re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def draw(name: str, result: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws return against environment steps: a thin line a seed, their interquartile mean, the bar."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+    from scipy.stats import trim_mean
+
+    curves = np.array(result["curves"], dtype=float)  # None becomes NaN
+    steps = (np.arange(POINTS) + 0.5) / POINTS * result["steps"]
+    middle = [trim_mean(y[~np.isnan(y)], 0.25) if (~np.isnan(y)).any() else np.nan for y in curves.T]
+    fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for curve in curves:
+        ax.plot(steps, curve, color="tab:blue", linewidth=0.6, alpha=0.5)
+    ax.plot(steps, middle, color="tab:blue", linewidth=2, label=f"interquartile mean of {len(curves)} seeds")
+    side = "at most" if result["at_most"] else "bar"
+    ax.axhline(
+        result["threshold"], color="tab:red", linestyle="--", linewidth=1, label=f"{side} {result['threshold']:g}"
+    )
+    ax.set(title=name, xlabel="environment steps", ylabel="return of training episodes", xlim=(0, result["steps"]))
+    ax.legend(loc="best", fontsize="small")
+    fig.savefig(path, dpi=90)
+    plt.close(fig)
+
+
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """``docs/learning.md``: the measured numbers as a table."""
+    lines = [
+        "# What the defaults learn",
+        "",
+        "Every row is the command with its default flags, once a seed (`--seed 0`, `1`, ...); a return is the mean of",
+        "the 100 greedy episodes that end a run. `python scripts/learning.py` runs them again and writes this page;",
+        "the curves show training episodes, which sample their actions.",
+        "",
+        "| command | env steps | bar | return of each seed | met | curve |",
+        "|---|---:|---:|---|---:|---|",
+    ]
+    for bar in BARS:
+        if bar.name in results:
+            result = results[bar.name]
+            sign = "≤" if result["at_most"] else "≥"
+            returns = " ".join(f"{x:.4g}" for x in result["returns"])
+            command = result["command"].split(" --total-env-steps ")[0] + "".join(
+                f" --{name.replace('_', '-')} {value}" for name, value in bar.flags.items()
+            )
+            lines.append(
+                f"| `{command}` | {result['steps']:,} | {sign} {result['threshold']:g} | {returns} "
+                f"| {result['met']} of {len(result['returns'])} | [curve](learning/{bar.name}.png) |"
+            )
+    used = {package: version for result in results.values() for package, version in result["versions"].items()}
+    lines += ["", "Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".", ""]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the bars that were asked for; returns 1 if one of them fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="run the bars whose name contains this")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds to run of each bar")
+    parser.add_argument("--draw", action="store_true", help="run nothing; write page and curves from results.json")
+    args = parser.parse_args(argv)
+    chosen = [] if args.draw else [bar for bar in BARS if args.only in bar.name]
+    if not chosen and not args.draw:
+        parser.error(f"no bar's name contains {args.only!r}; these are: {', '.join(bar.name for bar in BARS)}")
+    if args.seeds is not None and args.seeds < 1:
+        parser.error(f"--seeds must be >= 1, not {args.seeds}")
+    if any(bar.devices > 1 for bar in chosen):
+        jax.config.update("jax_num_cpu_devices", max(bar.devices for bar in chosen))
+
+    folder = DOCS / "learning"
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = []
+    with tempfile.TemporaryDirectory() as cache:
+        # All seeds of a bar are one program, which so is compiled once.
+        jax.config.update("jax_compilation_cache_dir", cache)
+        for bar in chosen:
+            result = run_bar(bar, args.seeds, lambda text: print(text, flush=True))
+            if result["met"] < result["needed"]:
+                failed.append(bar.name)
+            save(folder / RESULTS, {**load(folder / RESULTS), bar.name: result})
+            draw(bar.name, result, folder / f"{bar.name}.png")
+    results = load(folder / RESULTS)
+    if args.draw:
+        for name, result in results.items():
+            draw(name, result, folder / f"{name}.png")
+    (DOCS / "learning.md").write_text(page(results), encoding="utf-8")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
