@@ -57,7 +57,8 @@ def main() -> None:
     for name, value in median.items():
         print(f"{name:10} {steps / value:10,.0f} env steps/s")
     print(f"{'bound':10} {bound:10,.0f} env steps/s")
-    print(f"whole / bound: {steps / median['whole'] / bound:.3f}  (median of {args.rounds} rounds of {steps} env steps)")
+    ratio = steps / median["whole"] / bound
+    print(f"whole / bound: {ratio:.3f}  (medians of {args.rounds} rounds of {steps} env steps)")
 
 
 def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
+import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,6 +22,7 @@ usage: jaxrl-dist COMMAND ...
   train --config FILE [FLAGS]        train again as a run's config.json says, but for the flags given
   evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
   list algorithms|envs|plans         what there is
+  --version                          which jaxrl-dist this is
 
 algorithms: {algorithms}
 
@@ -27,24 +31,49 @@ algorithms: {algorithms}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0, 2 for input that cannot be run, 130 after Ctrl-C."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    """Runs one command and returns its exit code.
+
+    0: done; 1: it failed on the way, such as by a full disk; 2: the input cannot be run; 130: Ctrl-C. All but the
+    first come with one line on stderr.
+    """
     try:
-        if not args or args[0] in ("-h", "--help", "help"):
-            print(help_text(), end="")
-            return 0
-        command, rest = args[0], args[1:]
-        commands = {"train": train_command, "evaluate": evaluate_command, "list": list_command}
-        if command not in commands:
-            raise ConfigError(f"unknown command {command!r}{did_you_mean(command, commands)}; see: jaxrl-dist --help")
-        commands[command](rest)
+        with contextlib.suppress(SystemExit):  # after --help
+            _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return 0
     except ConfigError as error:
-        print(f"jaxrl-dist: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _fail(str(error), 2)
     except KeyboardInterrupt:
-        print("jaxrl-dist: interrupted", file=sys.stderr)
-        return 130
-    return 0
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # whoever read our output has enough, as `head` does
+        with contextlib.suppress(OSError, ValueError):  # Python flushes once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's name for it
+            raise
+        return _fail(f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"jaxrl-dist: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _run(args: list[str]) -> None:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return
+    commands = {"train": train_command, "evaluate": evaluate_command, "list": list_command}
+    if args[0] == "--version":
+        print(f"jaxrl-dist {version()}")
+    elif args[0] in commands:
+        commands[args[0]](args[1:])
+    else:
+        near = did_you_mean(args[0], [*commands, "--version", "--help"])
+        raise ConfigError(f"unknown command {args[0]!r}{near}; see: jaxrl-dist --help")
 
 
 def help_text() -> str:
@@ -54,26 +83,34 @@ def help_text() -> str:
     return HELP.format(algorithms=", ".join(ALGORITHMS))
 
 
+def version() -> str:
+    """The version that is installed."""
+    try:
+        return importlib.metadata.version("jaxrl-dist")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed: run from its source tree)"
+
+
 def train_command(args: Sequence[str]) -> None:
     """``train ALGO --env ID [FLAGS]``."""
     from jaxrl_dist import flags
 
     algorithm = args[0] if args and not args[0].startswith("-") else None
     args = list(args[1:] if algorithm else args)
-    if algorithm is None and any(arg in ("-h", "--help") for arg in args):
-        print(help_text(), end="")
-        return
-    args, quiet = _take_switch(args, "--quiet")
-    args, config_file = _take_value(args, "--config")
+    wants_help = any(arg in ("-h", "--help") for arg in args)
     layers = [args]
-    if config_file is not None:
+    config_file = flags.value_of(args, "--config")
+    if config_file is not None and not wants_help:
         named, file_args = flags.config_flags(pathlib.Path(config_file))
         if algorithm not in (None, named):
             raise ConfigError(f"{config_file} is of {named}, not of {algorithm}; leave the algorithm's name out")
         algorithm, layers = named, [file_args, args]
     if algorithm is None:
+        if wants_help:
+            print(help_text(), end="")
+            return
         raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
-    if any(arg in ("-h", "--help") for arg in args):
+    if wants_help:
         flags.parse_train(["--help"], flags.plain_defaults(algorithm))
 
     def preset(config: Train[Any]) -> Train[Any]:
@@ -84,8 +121,8 @@ def train_command(args: Sequence[str]) -> None:
         left_open: Train[Any] = Train(algorithm, config.env, config.env_options, config.atari_preset)
         return training.resolve(left_open, source.spec)
 
-    config = flags.resolve_flags(algorithm, layers, preset)
-    _train(config, quiet=quiet)
+    command = flags.resolve_flags(algorithm, layers, preset)
+    _train(command.train(), quiet=command.quiet)
 
 
 def _train(config: Train[Any], *, quiet: bool) -> None:
@@ -96,10 +133,10 @@ def _train(config: Train[Any], *, quiet: bool) -> None:
         name = algorithms.name_of(config.algorithm)
         config = dataclasses.replace(config, run_dir=metrics.default_run_dir(config.env, name, config.seed))
     run = training.prepare(config)
-    display = Display(config.total_env_steps, quiet=quiet)
+    display = Display(config.evaluation_episodes, quiet=quiet)
     reports = run.reports(display.evaluating)
     display.console.print(f"{run.describe()}\nwriting {config.run_dir}")
-    for report in display.watch(reports):
+    for report in display.watch(reports, config.total_env_steps):
         last = report
     seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
     rate = last.env_steps / max(seconds - compiling, 1e-9)
@@ -122,8 +159,8 @@ def _played(evaluation: Mapping[str, float | int]) -> str:
 class Evaluate:
     """Plays greedy episodes with the policy that a finished run has trained."""
 
-    run_dir: tyro.conf.Positional[str]
-    """Run directory."""
+    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
+    """Directory of the run, such as runs/NAME."""
     episodes: int = 100
     """Number of episodes to play."""
     seed: int = 0
@@ -134,22 +171,35 @@ def evaluate_command(args: Sequence[str]) -> None:
     """``evaluate RUN_DIR [--episodes N] [--seed S]``."""
     from jaxrl_dist import flags
 
-    flags.check_known(args, ("--episodes", "--seed"))
+    flags.check_flags(args, ("episodes", "seed"))
     asked = flags.run_tyro(Evaluate, args, prog="jaxrl-dist evaluate")
-    check_range(asked, "episodes", low=1)
+    if not asked.run_dir:
+        raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
+    check_range(asked, "episodes", low=1, high=10**6)
     check_range(asked, "seed", low=0, high=2**31 - 1)
+    flags.config_flags(pathlib.Path(asked.run_dir))  # refuses what is no run before JAX is imported
 
+    from jaxrl_dist.console import Display
     from jaxrl_dist.evaluate import evaluate
     from jaxrl_dist.policy import load_policy
 
     policy = load_policy(asked.run_dir)
-    played = evaluate(policy.algorithm, policy.variables, policy.source, asked.episodes, asked.seed)
-    print(_played(played.summary()))
+    display = Display(asked.episodes)
+    with display.live:
+        played = evaluate(
+            policy.algorithm,
+            policy.variables,
+            policy.source,
+            asked.episodes,
+            asked.seed,
+            progress=display.evaluating,
+        )
+    display.console.print(_played(played.summary()))
 
 
 def list_command(args: Sequence[str]) -> None:
     """``list algorithms|envs|plans``."""
-    what = args[0] if len(args) == 1 else " ".join(args)
+    what = " ".join(args)
     kinds = ("algorithms", "envs", "plans")
     if what not in kinds:
         raise ConfigError(f"list what? {what!r} is none of {', '.join(kinds)}{did_you_mean(what, kinds)}")
@@ -164,23 +214,6 @@ def list_command(args: Sequence[str]) -> None:
     else:
         lines = [f"{name:12} {text}" for name, text in PLANS.items()]
     print("\n".join(lines))
-
-
-def _take_switch(args: list[str], name: str) -> tuple[list[str], bool]:
-    """Takes a switch out of the arguments."""
-    return [arg for arg in args if arg != name], name in args
-
-
-def _take_value(args: list[str], name: str) -> tuple[list[str], str | None]:
-    """Takes a flag and its value, ``--flag value`` or ``--flag=value``, out of the arguments."""
-    for i, arg in enumerate(args):
-        if arg.startswith(name + "="):
-            return args[:i] + args[i + 1 :], arg.split("=", 1)[1]
-        if arg == name:
-            if i + 1 == len(args):
-                raise ConfigError(f"{name} needs a value")
-            return args[:i] + args[i + 2 :], args[i + 1]
-    return args, None
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -41,18 +42,24 @@ def check_range(
 ) -> None:
     """Checks that the named fields are finite numbers with ``low <= x <= high`` and ``above < x < below``.
 
-    A field that is None is skipped, a tuple is checked element by element.
+    A field that is None is skipped, a tuple is checked element by element; whole numbers are asked for where the
+    field's type does not say float.
 
     Raises:
       ConfigError: naming the field's flag, its value and the range that works.
     """
     bounds = [(low, ">="), (above, ">"), (high, "<="), (below, "<")]
-    wanted = " and ".join(f"{sign} {bound:g}" for bound, sign in bounds if bound is not None)
+    wanted = " and ".join(f"{sign} {bound}" for bound, sign in bounds if bound is not None)
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for name in names:
         value = getattr(config, name)
         for x in value if isinstance(value, tuple) else (value,):
             if x is None:
                 continue
+            kind: Any = Real if "float" in kinds[name] else Integral
+            if not isinstance(x, kind):
+                what = "number" if kind is Real else "whole number"
+                raise ConfigError(f"{flag(name)} must be a {what}, not {x!r}")
             inside = (
                 math.isfinite(x)
                 and (low is None or x >= low)
@@ -62,14 +69,6 @@ def check_range(
             )
             if not inside:
                 raise ConfigError(f"{flag(name)} must be {wanted}, not {x}")
-
-
-def divisors_near(value: int, divides: int) -> str:
-    """The divisors of ``divides`` just below and just above ``value``, as ``4 or 8``."""
-    divisors = [d for d in range(1, divides + 1) if divides % d == 0]
-    below = [d for d in divisors if d < value][-1:]
-    above = [d for d in divisors if d > value][:1]
-    return " or ".join(str(d) for d in below + above)
 
 
 def multiples_near(value: int, of: int) -> str:
@@ -97,14 +96,13 @@ class NetworkConfig:
     """The neural network of an algorithm; algorithms inherit these flags."""
 
     torso: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
-    """What reads an observation: 'auto' takes an MLP for vectors, the MinAtar CNN for small images, the Nature CNN for
-    large ones."""
+    """What reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for large."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
     """Activation function of the torso."""
     core: Literal["none", "gru"] = "none"
-    """Recurrent core between torso and heads: 'gru' gives the policy a memory that is reset with each episode."""
+    """Recurrent core before the heads; 'gru' gives the policy a memory that is reset with each episode."""
     core_size: int = 64
     """Width of the recurrent core's state."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -112,10 +110,15 @@ class NetworkConfig:
 
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value is out of range."""
-        check_range(self, "hidden_sizes", "core_size", low=1)
+        check_range(self, "hidden_sizes", "core_size", low=1, high=MAX_SIZE)
 
 
 Config = TypeVar("Config")
+
+MAX_SIZE = 2**20
+"""Of what lies in an array's axis: far above use, far below what overflows 32-bit indices."""
+MAX_STEPS = 2**30
+"""Of one rollout of all environments, and of a report interval: devices count them in 32 bits."""
 
 PRESET: Any = None
 """Default of the fields below that the algorithm's preset for the environment fills in, else ``RUN_DEFAULTS``."""
@@ -143,14 +146,13 @@ class Train(Generic[Config]):
     """A training run. What is left out comes from the algorithm's preset for the environment."""
 
     algorithm: Config
-    """The algorithm's hyperparameters, or its name for those that its preset chooses."""
+    """The algorithm's hyperparameters; in Python also its name, for those that its preset chooses."""
     env: str = ""
-    """Environment id, such as CartPole-v1; a prefix gymnax: or envpool: names the backend, else gymnax comes first."""
+    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5; without prefix gymnax comes first."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Options of the environment as key=value pairs: its gymnax parameters or its EnvPool configuration."""
+    """Options of the environment: its gymnax parameters or its EnvPool configuration."""
     atari_preset: Literal["baselines", "machado"] | None = None
-    """Atari protocol: 'baselines' (no sticky actions, no-op starts, training on lives and clipped rewards) or 'machado'
-    (sticky actions, full games); None: 'baselines' for Atari."""
+    """Atari protocol: Mnih et al. 2015 as in OpenAI baselines (Atari's default), or Machado et al. 2018."""
     num_envs: int = PRESET
     """Environments that are stepped together, over all devices."""
     rollout_length: int = PRESET
@@ -160,8 +162,7 @@ class Train(Generic[Config]):
     seed: int = 0
     """Seed of everything random in the run."""
     plan: Literal["on_device", "synchronous"] = PRESET
-    """How to execute: 'on_device' compiles environment and learning into one program (gymnax), 'synchronous' steps
-    environments from the host."""
+    """How to execute: 'on_device' (gymnax) compiles all into one program, 'synchronous' steps any backend."""
     normalize_observations: bool = PRESET
     """Shift and scale observations by running statistics over all devices."""
     scale_rewards: bool = PRESET
@@ -187,8 +188,16 @@ class Train(Generic[Config]):
         """
         if not self.env:
             raise ConfigError("--env is missing; name one such as --env CartPole-v1 (see: jaxrl-dist list envs)")
-        check_range(self, "num_envs", "rollout_length", "total_env_steps", "report_interval", "num_devices", low=1)
-        check_range(self, "evaluation_episodes", low=0)
+        if self.run_dir == "":
+            raise ConfigError("--run-dir is empty; leave it out for one under runs/")
+        check_range(self, "num_envs", "rollout_length", "num_devices", low=1, high=MAX_SIZE)
+        check_range(self, "total_env_steps", low=1, high=10**15)
+        check_range(self, "report_interval", low=1, high=MAX_STEPS)
+        check_range(self, "evaluation_episodes", low=0, high=10**6)
+        if self.num_envs is not None and self.rollout_length is not None:
+            steps = self.num_envs * self.rollout_length
+            if steps > MAX_STEPS:
+                raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
         check_range(self, "seed", low=0, high=2**31 - 1)
         check_range(self, "mem_fraction", above=0, high=1)
         if isinstance(self.algorithm, NetworkConfig) or hasattr(self.algorithm, "validate"):

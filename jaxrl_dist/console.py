@@ -1,13 +1,13 @@
-"""What a training run shows in the terminal."""
+"""What a run shows in the terminal."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import NoReturn
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jaxrl_dist.types import Report
 
@@ -15,48 +15,62 @@ PLAIN_SECONDS = 2.0
 """Where the output is no terminal, lines come at most this often."""
 
 
-class Display:
-    """Shows reports as they pass: a live bar on a terminal, plain lines elsewhere, nothing if quiet."""
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        raise  # as it is, for the command line to handle; rich would exit here
 
-    def __init__(self, total_env_steps: int, *, quiet: bool) -> None:
-        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
-        self._total = total_env_steps
-        self._evaluation: tuple[Progress, Any] | None = None
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+
+class Display:
+    """Shows training and evaluation as they go: live bars on a terminal, plain lines elsewhere, nothing if quiet."""
+
+    def __init__(self, episodes: int, *, quiet: bool = False) -> None:
+        """``episodes`` is how many an evaluation will play."""
+        self.console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._episodes = episodes
+        self._return: float | None = None
+        self.live = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(bar_width=None),
             TaskProgressColumn(),
-            MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
             console=self.console,
             disable=quiet or not self.console.is_terminal,
+            expand=True,
         )
 
-    def watch(self, reports: Iterable[Report]) -> Iterator[Report]:
-        """Passes the reports on, showing each."""
-        with self._progress as progress:
-            training = progress.add_task("compiling", total=self._total, status="")
-            shown = 0.0
+    def watch(self, reports: Iterable[Report], total_env_steps: int) -> Iterator[Report]:
+        """Passes the reports of a training run on, showing each."""
+        # Without a total the bar pulses, which is all there is to say while XLA compiles.
+        training = self.live.add_task("compiling", total=None, status="")
+        with self.live:
+            shown = -PLAIN_SECONDS
             for report in reports:
                 status = self._status(report)
-                completed = min(report.env_steps, self._total)
-                progress.update(training, description="training", completed=completed, status=status)
-                last = report.env_steps >= self._total
+                last = report.env_steps >= total_env_steps
+                description = "trained" if last else "training"
+                completed = min(report.env_steps, total_env_steps)
+                self.live.update(
+                    training, description=description, total=total_env_steps, completed=completed, status=status
+                )
                 if not self.console.is_terminal and (last or time.monotonic() - shown > PLAIN_SECONDS):
                     shown = time.monotonic()
-                    self.console.print(f"{report.env_steps:>12,} env steps  {status}")
+                    self.console.print(status)
                 yield report
 
     def evaluating(self, done: int) -> None:
         """Shows how many evaluation episodes are done."""
-        if self._progress.tasks:
-            task = self._progress.tasks[0].id
-            self._progress.update(task, description="evaluating", status=f"{done} greedy episodes")
+        if done == 0:
+            for task in self.live.tasks:  # the last report of training comes with its evaluation, thus after it
+                self.live.update(task.id, description="trained", total=task.total or 1, completed=task.total or 1)
+            self._evaluation = self.live.add_task("evaluating", total=self._episodes, status="")
+            if not self.console.is_terminal:
+                self.console.print(f"evaluating: {self._episodes:,} greedy episodes")
+        self.live.update(self._evaluation, completed=done, status=f"{done:,} greedy episodes")
 
-    @staticmethod
-    def _status(report: Report) -> str:
+    def _status(self, report: Report) -> str:
         rate = report.metrics.get("time/env_steps_per_second") or 0.0
-        episode_return = report.metrics.get("episode/return")
-        shown = "-" if episode_return is None else f"{episode_return:.4g}"
-        return f"{rate:,.0f} steps/s  return {shown}"
+        value = report.metrics.get("episode/return")
+        self._return = self._return if value is None else value  # the newest there is: episodes may be long
+        shown = "-" if self._return is None else f"{self._return:.4g}"
+        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {shown}"

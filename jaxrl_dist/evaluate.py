@@ -71,10 +71,11 @@ def evaluate(
     env_seed = int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF
     with contextlib.closing(source.host(num_envs, env_seed, training=False)) as env:
         obs, core = env.reset(), start
+        progress(0)
         while (done < quota).any():
             action, core = act(variables, put(obs), core)
             step, ended = env.step(np.asarray(action))
-            if start != ():
+            if jax.tree.leaves(start):
                 core = learn_outcome(core, start, action, put(step))
             obs = step.obs
             for index in np.flatnonzero((ended.episodes > 0) & (done < quota)):

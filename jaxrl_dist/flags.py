@@ -8,17 +8,117 @@ import io
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_type_hints
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, get_args, get_origin, get_type_hints
 
 import tyro
 
 from jaxrl_dist.algorithms import config_class, name_of
-from jaxrl_dist.config import CONFIG_FILE, RUN_DEFAULTS, ConfigError, Train, did_you_mean, flag
+from jaxrl_dist.config import CONFIG_FILE, RUN_DEFAULTS, Config, ConfigError, Train, did_you_mean, flag
 
 FORMAT = 1
 """Of ``config.json``; a reader refuses a number that it does not know."""
 _NOT_KEPT = ("algorithm", "run_dir")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command(Train[Config]):
+    """``Train`` and the flags that only a command line has."""
+
+    config: str | None = None
+    """A run's config.json, or its directory: train again as it says, but for the flags that are given."""
+    quiet: bool = False
+    """Print nothing but errors."""
+
+    def train(self) -> Train[Config]:
+        """The run that the flags describe."""
+        return Train(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Train)})
+
+
+def plain_defaults(algorithm: str) -> Command[Any]:
+    """What holds where neither a preset nor the user says anything else.
+
+    Raises:
+      ConfigError: there is no such algorithm.
+    """
+    return Command(config_class(algorithm)(), **RUN_DEFAULTS)
+
+
+def parse_train(args: Sequence[str], default: Command[Any]) -> Command[Any]:
+    """Reads the flags of a training run over the values of ``default``.
+
+    Raises:
+      ConfigError: an unknown flag or a value that cannot be read, in one line.
+      SystemExit: with code 0, after ``--help``.
+    """
+    algorithm = type(default.algorithm)
+    hints = {**get_type_hints(Command), **get_type_hints(algorithm)}
+    del hints["algorithm"]
+    check_flags(args, hints, switches=[name for name, hint in hints.items() if hint is bool])
+    return run_tyro(
+        Command[algorithm],  # type: ignore[valid-type]
+        args,
+        prog=f"jaxrl-dist train {name_of(default.algorithm)}",
+        description=f"{algorithm.__doc__}\n\nDefaults may depend on the environment; config.json names what ran.",
+        default=default,
+    )
+
+
+def resolve_flags(
+    algorithm: str, layers: Sequence[Sequence[str]], preset: Callable[[Train[Any]], Train[Any]]
+) -> Command[Any]:
+    """Merges flags over the preset for the environment that they name; later layers win.
+
+    The flags are first read over plain defaults, so that a bad one is refused before an environment is made.
+
+    Args:
+      preset: gives the preset's config for a config of which ``env`` and its options count.
+
+    Raises:
+      ConfigError: a flag cannot be read or is out of range.
+    """
+
+    def merge(command: Command[Any]) -> Command[Any]:
+        for layer in layers:
+            command = parse_train(layer, command)
+        return command
+
+    command = merge(plain_defaults(algorithm))
+    command.validate()
+    return merge(Command(**vars(preset(command.train()))))
+
+
+def value_of(args: Sequence[str], name: str) -> str | None:
+    """The value of one flag, given as ``--flag value`` or ``--flag=value``, before the others can be read."""
+    for arg, following in zip(args, [*args[1:], None], strict=False):
+        if arg == name or arg.startswith(name + "="):
+            return following if arg == name else arg.split("=", 1)[1]
+    return None
+
+
+def check_flags(args: Sequence[str], names: Collection[str], switches: Collection[str] = ()) -> None:
+    """Checks that every flag exists and comes once; ``names`` are fields, those of ``switches`` have a ``--no-`` form.
+
+    Raises:
+      ConfigError: naming the first that does not, and the nearest that does.
+    """
+    known = {"--help": "--help", **{flag(name): flag(name) for name in names}}
+    known |= {"--no-" + flag(name)[2:]: flag(name) for name in switches}
+    seen: dict[str, str] = {}
+    for arg in args:
+        given = arg.split("=", 1)[0]
+        name = given.replace("_", "-")
+        if not given.startswith("--"):
+            continue
+        if name not in known:
+            raise ConfigError(f"unknown flag {given}{did_you_mean(name, known)}; --help lists all")
+        if known[name] in seen:
+            earlier = seen[known[name]]
+            raise ConfigError(f"{given} is given twice" if earlier == name else f"{given} contradicts {earlier}")
+        seen[known[name]] = name
+
+
+# --- tyro ---------------------------------------------------------------------------------------------
 
 _registry = tyro.constructors.ConstructorRegistry()
 
@@ -30,62 +130,53 @@ def _key_value_pairs(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         return None
 
     def read(args: list[str]) -> dict[str, str]:
+        pairs: dict[str, str] = {}
         for arg in args:
-            if "=" not in arg:
+            key, equals, value = arg.partition("=")
+            if not (key and equals):
                 raise ValueError(f"{arg!r} is no key=value pair")
-        return dict(arg.split("=", 1) for arg in args)
+            if key in pairs:
+                raise ValueError(f"{key} is given twice")
+            pairs[key] = value
+        return pairs
 
     return tyro.constructors.PrimitiveConstructorSpec[dict[str, str]](
         nargs="*",
-        metavar="KEY=VALUE ...",
+        metavar="[KEY=VALUE ...]",
         instance_from_str=read,
         is_instance=lambda x: isinstance(x, dict),
         str_from_instance=lambda x: [f"{key}={value}" for key, value in x.items()],
     )
 
 
-def plain_defaults(algorithm: str) -> Train[Any]:
-    """What holds where neither a preset nor the user says anything else.
+@_registry.primitive_rule
+def _numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """Reads ``int``, ``float``, either ``| None``, and tuples of them; tyro's own messages take several lines."""
+    many, parts = get_origin(info.type) is tuple, set(get_args(info.type) or (info.type,)) - {...}
+    optional, kinds = type(None) in parts, parts - {type(None)}
+    if kinds not in ({int}, {float}):
+        return None
+    kind = kinds.pop()
 
-    Raises:
-      ConfigError: there is no such algorithm.
-    """
-    return Train(config_class(algorithm)(), **RUN_DEFAULTS)
+    def read(args: list[str]) -> Any:
+        values = []
+        for arg in args:
+            try:
+                values.append(None if optional and arg == "None" else kind(arg))
+            except ValueError:
+                what = "whole number" if kind is int else "number"
+                problem = f"neither a {what} nor None" if optional else f"no {what}"
+                raise ValueError(f"{arg!r} is {problem}") from None
+        return tuple(values) if many else values[0]
 
-
-def parse_train(args: Sequence[str], default: Train[Any]) -> Train[Any]:
-    """Reads the flags of a training run over the values of ``default``.
-
-    Raises:
-      ConfigError: an unknown flag or a value that cannot be read, in one line.
-      SystemExit: with code 0, after ``--help``.
-    """
-    algorithm = type(default.algorithm)
-    known = [
-        field.name for kind in (Train, algorithm) for field in dataclasses.fields(kind) if field.name != "algorithm"
-    ]
-    switches = [name for kind in (Train, algorithm) for name, hint in get_type_hints(kind).items() if hint is bool]
-    check_known(args, [flag(name) for name in known] + ["--no-" + flag(name)[2:] for name in switches])
-    return run_tyro(
-        Train[algorithm],  # type: ignore[valid-type]
-        args,
-        prog=f"jaxrl-dist train {name_of(default.algorithm)}",
-        description=f"{algorithm.__doc__}\n\nDefaults may depend on the environment; config.json names what ran.",
-        default=default,
+    name = kind.__name__.upper()
+    return tyro.constructors.PrimitiveConstructorSpec[Any](
+        nargs="*" if many else 1,
+        metavar=f"[{name} ...]" if many else f"{name}|None" if optional else name,
+        instance_from_str=read,
+        is_instance=lambda x: True,
+        str_from_instance=lambda x: [str(y) for y in x] if many else [str(x)],
     )
-
-
-def check_known(args: Sequence[str], known: Iterable[str]) -> None:
-    """Checks the names of all flags.
-
-    Raises:
-      ConfigError: naming the first that is unknown, and the nearest that is not.
-    """
-    known = [*known, "--help"]
-    for arg in args:
-        name = arg.split("=", 1)[0].replace("_", "-")
-        if arg.startswith("--") and name not in known:
-            raise ConfigError(f"unknown flag {arg.split('=', 1)[0]}{did_you_mean(name, known)}; --help lists all")
 
 
 def run_tyro(target: Any, args: Sequence[str], *, prog: str, **options: Any) -> Any:
@@ -104,14 +195,16 @@ def run_tyro(target: Any, args: Sequence[str], *, prog: str, **options: Any) -> 
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ConfigError(_one_line(box.getvalue())) from None
+        raise ConfigError(_message(box.getvalue())) from None
 
 
-def _one_line(box: str) -> str:
-    """The message of one of tyro's error boxes: its text up to the first rule."""
-    lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines() if line.startswith("│")]
-    rule = next((i for i, line in enumerate(lines) if set(line) == {"─"}), len(lines))
-    return " ".join(lines[:rule]) or " ".join(box.split())
+def _message(box: str) -> str:
+    """The message in one of tyro's error boxes: what stands between the title and the next rule."""
+    plain = re.sub(r"\x1b\[[0-9;]*m|[│|╭╮╰╯]", "", box)
+    parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", plain)]
+    parts = [part for part in parts if part]
+    message = parts[min(1, len(parts) - 1)] if parts else "the flags cannot be read"
+    return re.sub(r"^Error parsing (--\S+):", r"\1:", message)
 
 
 # --- config.json --------------------------------------------------------------------------------------
@@ -135,15 +228,14 @@ def read_config(path: pathlib.Path) -> Train[Any]:
       ConfigError: it is missing, damaged, or names what this version does not know.
     """
     algorithm, args = config_flags(path)
-    with _naming(path):
-        return parse_train(args, plain_defaults(algorithm))
+    return parse_train(args, plain_defaults(algorithm)).train()
 
 
 def config_flags(path: pathlib.Path) -> tuple[str, list[str]]:
     """The algorithm's name and the flags that a ``config.json`` stands for; its run directory will do too.
 
     Raises:
-      ConfigError: it is missing or damaged.
+      ConfigError: it is missing or damaged, or says what no flag can.
     """
     if path.is_dir():
         path = path / CONFIG_FILE
@@ -151,56 +243,46 @@ def config_flags(path: pathlib.Path) -> tuple[str, list[str]]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no {path}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
     with _naming(path):
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else None
-            raise ConfigError(f"format {found} is unknown; this version reads format {FORMAT}")
-        sections = [x for x in (content.get("hyperparameters"), content.get("run")) if isinstance(x, dict)]
-        if not isinstance(content.get("algorithm"), str) or len(sections) != 2:
+        if not isinstance(content, dict):
+            raise ConfigError(f"a run's config is an object, not a {type(content).__name__}")
+        if content.get("format") != FORMAT:
+            raise ConfigError(f"format {content.get('format')} is unknown; this version reads format {FORMAT}")
+        algorithm, hyperparameters, run = (content.get(key) for key in ("algorithm", "hyperparameters", "run"))
+        if not (isinstance(algorithm, str) and isinstance(hyperparameters, dict) and isinstance(run, dict)):
             raise ConfigError("algorithm, hyperparameters or run is missing")
-        args = [arg for section in sections for name, value in section.items() for arg in _as_flags(name, value)]
-        return content["algorithm"], args
+        known_run = [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT]
+        known_own = [field.name for field in dataclasses.fields(config_class(algorithm))]
+        args = [*_as_flags(run, known_run), *_as_flags(hyperparameters, known_own)]
+        parse_train(args, plain_defaults(algorithm))
+        return algorithm, args
 
 
-def _as_flags(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [flag(name) if value else "--no-" + flag(name)[2:]]
-    if isinstance(value, dict):
-        return [flag(name), *(f"{k}={v}" for k, v in value.items())]
-    if isinstance(value, list):
-        return [flag(name), *map(str, value)]
-    return [flag(name), str(value)]
+def _as_flags(values: dict[str, Any], known: Collection[str]) -> list[str]:
+    """The flags that set fields to these JSON values."""
+    args: list[str] = []
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"unknown field {name!r}{did_you_mean(name, known)}")
+        if isinstance(value, bool):
+            args.append(flag(name) if value else "--no-" + flag(name)[2:])
+        elif isinstance(value, dict):
+            args += [flag(name), *(f"{key}={x}" for key, x in value.items())]
+        elif isinstance(value, list):
+            args += [flag(name), *map(str, value)]
+        else:
+            args += [flag(name), str(value)]
+    return args
 
 
 @contextlib.contextmanager
-def _naming(path: pathlib.Path) -> Any:
+def _naming(path: pathlib.Path) -> Iterator[None]:
     """Puts the file's name before what is wrong with it."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def resolve_flags(
-    algorithm: str, layers: Sequence[Sequence[str]], preset: Callable[[Train[Any]], Train[Any]]
-) -> Train[Any]:
-    """Merges flags over the preset for the environment that they name; later layers win.
-
-    The flags are first read over plain defaults, so that a bad one is refused before an environment is made.
-
-    Args:
-      preset: gives the preset's config for a config of which ``env`` and its options count.
-
-    Raises:
-      ConfigError: a flag cannot be read or is out of range.
-    """
-    config = plain_defaults(algorithm)
-    for layer in layers:
-        config = parse_train(layer, config)
-    config.validate()
-    config = preset(config)
-    for layer in layers:
-        config = parse_train(layer, config)
-    return config

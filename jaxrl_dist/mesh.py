@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_dist.types import EpisodeStats, Rollout
+from jaxrl_dist.types import EpisodeStats, Rollout, TrainState
 
 AGENT = "agent"
 DATA = "data"
@@ -29,11 +29,18 @@ TIME_BATCH = PartitionSpec(None, DATA)
 """As ``[T, B, ...]``: the second axis divided over the devices."""
 ROLLOUT: Any = Rollout._make([TIME_BATCH] * 7 + [BATCH] * 2)
 """Where the fields of a rollout lie."""
+STATE: Any = TrainState._make([REPLICATED] * 6 + [BATCH])
+"""Where the fields of a train state lie."""
 
 
 def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
     """A mesh of the given devices along ``data``, and one along ``agent``."""
     return Mesh(np.asarray(devices).reshape(1, -1), (AGENT, DATA))
+
+
+def shardings(mesh: Mesh, specs: Any) -> Any:
+    """The shardings that a tree of partition specs means on a mesh."""
+    return jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
@@ -58,11 +65,11 @@ class Program:
     ) -> None:
         """``function`` sees its device's shard of each argument; arguments named by ``donate`` are used up.
 
-        Arguments may be numpy arrays, which are sent where ``in_specs`` says. ``check_vma`` proves while tracing that what ``out_specs`` calls replicated is equal on all devices.
+        Arguments may be numpy arrays, which are sent where ``in_specs`` says. ``check_vma`` proves while tracing that
+        what ``out_specs`` calls replicated is equal on all devices.
         """
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
-        shardings = jax.tree.map(partial(NamedSharding, mesh), in_specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
-        self._jitted = jax.jit(mapped, in_shardings=shardings, donate_argnums=donate)
+        self._jitted = jax.jit(mapped, in_shardings=shardings(mesh, in_specs), donate_argnums=donate)
         self._compiled: Any = None
         self.compile_seconds = 0.0
 

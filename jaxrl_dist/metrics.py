@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import math
 import pathlib
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_dist.config import CONFIG_FILE, ConfigError
@@ -26,21 +28,26 @@ def claim(run_dir: str) -> pathlib.Path:
     """Makes the directory of a new run.
 
     Raises:
-      ConfigError: it cannot be made or written, or holds a run already.
+      ConfigError: it cannot be made or written, is a file, or holds a run already.
     """
     path = pathlib.Path(run_dir)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / CONFIG_FILE).exists():
-            raise ConfigError(f"--run-dir {run_dir} holds a run already; name another directory")
-        (path / METRICS).touch()
+        (path / METRICS).touch(exist_ok=False)  # of several processes, one gets the directory
+    except FileExistsError:
+        holds = "holds a run already" if path.is_dir() else "is a file"
+        raise ConfigError(f"--run-dir {run_dir} {holds}; name another directory") from None
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
     return path
 
 
 class RunFiles:
-    """Writes a run's files as its reports come in."""
+    """Writes a run's files as its reports come in.
+
+    Raises:
+      OSError: a file cannot be written; the error names it.
+    """
 
     def __init__(self, run_dir: pathlib.Path, config: dict[str, Any]) -> None:
         self.path = run_dir
@@ -57,8 +64,9 @@ class RunFiles:
             **report.metrics,
         }
         line = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
-        self._metrics.write(json.dumps(line, allow_nan=False) + "\n")
-        self._metrics.flush()
+        with _naming(self.path / METRICS):
+            self._metrics.write(json.dumps(line, allow_nan=False) + "\n")
+            self._metrics.flush()
 
     def finish(self, last: Report) -> None:
         """Writes ``summary.json``: rates leave compilation and evaluation out."""
@@ -76,7 +84,17 @@ class RunFiles:
         )
 
     def close(self) -> None:
-        self._metrics.close()
+        with _naming(self.path / METRICS):
+            self._metrics.close()
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Says which file could not be written: the operating system does not where it is open already."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def versions() -> dict[str, str]:
@@ -94,5 +112,6 @@ def versions() -> dict[str, str]:
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
     """Writes a whole file or none: through a temporary file beside it."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with _naming(path):
+        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.replace(path)

@@ -171,7 +171,8 @@ class ImpalaResNet(nn.Module):
             conv = functools.partial(Conv, features, 3, padding="SAME", scale=1.0, dtype=self.dtype)
             x = max_pool(conv()(x), 3, 2)
             for _ in range(2):
-                x = x + conv()(nn.relu(conv()(nn.relu(x))))
+                y = conv()(nn.relu(x))
+                x = x + conv()(nn.relu(y))
         return nn.relu(_dense(256, dtype=self.dtype)(_flatten(nn.relu(x), 3)))
 
 
@@ -201,6 +202,100 @@ def choose_torso(torso: str, observation: Space) -> str:
             f"{shape}; --torso {' or '.join(['auto', 'mlp', *fits])} can read them"
         )
     return torso
+
+
+def _make_torso(config: NetworkConfig, observation: Space, dtype: DTypeLike) -> Any:
+    """The torso that a config means for an observation space."""
+    name = choose_torso(config.torso, observation)
+    if name == "mlp":
+        axes = len(observation.shape) if isinstance(observation, Box) else 1
+        return MLP(config.hidden_sizes, getattr(nn, config.activation), axes, dtype)
+    return _CNNS[name][1](dtype=dtype)
+
+
+# --- Value of actions ---------------------------------------------------------------------------------
+
+
+class NoisyDense(nn.Module):
+    """A dense layer whose weights carry learned, factorised Gaussian noise: ``[N, D]`` to ``[N, features]``.
+
+    Fortunato et al. 2018 (arXiv:1706.10295), section 3: ``W = mu + sigma * (f(eps_out) f(eps_in)^T)`` with
+    ``f(x) = sign(x) sqrt(|x|)``. Each example has noise of its own; because the noise is a product, that costs one
+    more matmul and not a matrix an example.
+    """
+
+    features: int
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, keys: jax.Array | None = None) -> jax.Array:
+        """``keys`` ``[N]`` draw the noise; None: none."""
+        fan_in = x.shape[-1]
+        bound = 1 / math.sqrt(fan_in)
+
+        def uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        sigma_init = nn.initializers.constant(0.5 * bound)
+        kernel = self.param("kernel", uniform, (fan_in, self.features), jnp.float32)
+        bias = self.param("bias", uniform, (self.features,), jnp.float32)
+        kernel_sigma = self.param("kernel_sigma", sigma_init, (fan_in, self.features), jnp.float32)
+        bias_sigma = self.param("bias_sigma", sigma_init, (self.features,), jnp.float32)
+        y = x @ kernel.astype(self.dtype) + jnp.broadcast_to(bias, (*x.shape[:-1], self.features)).astype(self.dtype)
+        if keys is None:
+            return y
+        noise = jax.vmap(lambda key: jax.random.normal(key, (fan_in + self.features,)))(keys)
+        noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+        into, out = noise[:, :fan_in].astype(self.dtype), noise[:, fan_in:].astype(self.dtype)
+        return y + out * ((x * into) @ kernel_sigma.astype(self.dtype) + bias_sigma.astype(self.dtype).reshape(1, -1))
+
+
+class QNetwork(NamedTuple):
+    """The values of all actions, or the logits of their distributions over ``num_atoms`` atoms."""
+
+    init: Callable[[jax.Array], PyTree]
+    """``(key) -> params``, float32."""
+    apply: Callable[[PyTree, jax.Array, jax.Array | None], jax.Array]
+    """``(params, obs [N, ...], keys [N] or None) -> [N, num_actions, num_atoms] float32``; keys draw the noise."""
+
+
+def q_network(
+    config: NetworkConfig, observation: Space, num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool
+) -> QNetwork:
+    """Builds the network of a value-based method.
+
+    Args:
+      num_atoms: 1 for plain values.
+      dueling: separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9).
+      noisy: ``NoisyDense`` heads, which explore by themselves.
+
+    Raises:
+      ConfigError: if ``config.torso`` cannot read the observations.
+    """
+    dtype = jnp.dtype(config.precision)
+    torso = _make_torso(config, observation, dtype)
+    sizes = [num_actions * num_atoms, num_atoms] if dueling else [num_actions * num_atoms]
+    heads: list[Any] = [NoisyDense(size) if noisy else _dense(size, scale=1.0) for size in sizes]
+
+    def init(key: jax.Array) -> PyTree:
+        torso_key, *head_keys = jax.random.split(key, 1 + len(heads))
+        x = preprocess(np.zeros((1, *observation.shape), observation.dtype), observation, dtype)
+        features, params = torso.init_with_output(torso_key, x)
+        return {"torso": params, "heads": [head.init(k, features) for head, k in zip(heads, head_keys, strict=True)]}
+
+    def apply(params: PyTree, obs: jax.Array, keys: jax.Array | None) -> jax.Array:
+        features = torso.apply(params["torso"], preprocess(obs, observation, dtype)).astype(jnp.float32)
+        outputs = []
+        for index, (head, weights) in enumerate(zip(heads, params["heads"], strict=True)):
+            head_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+            y = head.apply(weights, features, head_keys) if noisy else head.apply(weights, features)
+            outputs.append(y.reshape(len(obs), -1, num_atoms))
+        if not dueling:
+            return outputs[0]
+        advantage, value = outputs
+        return jnp.broadcast_to(value, advantage.shape) + advantage - advantage.mean(axis=1, keepdims=True)
+
+    return QNetwork(init, apply)
 
 
 # --- Actor and critic ---------------------------------------------------------------------------------
@@ -256,13 +351,7 @@ def actor_critic(
       ConfigError: if ``config.torso`` cannot read the observations.
     """
     dtype = jnp.dtype(config.precision)
-    name = choose_torso(config.torso, observation)
-    torso: Any  # linen types what apply returns as a union
-    if name == "mlp":
-        axes = len(observation.shape) if isinstance(observation, Box) else 1
-        torso = MLP(config.hidden_sizes, getattr(nn, config.activation), axes, dtype)
-    else:
-        torso = _CNNS[name][1](dtype=dtype)
+    torso = _make_torso(config, observation, dtype)
     gru: Any = nn.GRUCell(config.core_size, dtype=dtype)
     policy: Any = _dense(num_outputs, scale=0.01)
     value: Any = _dense(1, scale=1.0)

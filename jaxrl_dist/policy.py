@@ -31,18 +31,26 @@ class Policy:
         """The policy state with which an episode begins, for a batch of ``num_envs``; ``()`` if it has none."""
         return self.algorithm.initial_core(num_envs)
 
-    def __call__(self, obs: PyTree, core: PyTree = (), key: jax.Array | None = None) -> tuple[jax.Array, PyTree]:
+    def __call__(self, obs: PyTree, core: PyTree = None, key: jax.Array | None = None) -> tuple[jax.Array, PyTree]:
         """Chooses actions for a batch of observations.
 
         Args:
           obs: ``[B, ...]`` as the environment gives them.
-          core: what the last call returned, or ``initial_core(B)`` where an episode begins.
+          core: what the last call returned; None, the same as ``initial_core(B)``, where all episodes begin.
           key: a scalar key to sample actions with; None for greedy ones.
 
         Returns:
-          Actions ``[B, ...]`` within the environment's bounds, and the policy state for the next call.
+          Actions ``[B, ...]`` within the environment's bounds, and the policy state for the next call. Where an
+          episode has ended, its row of the state is to be replaced by that of ``initial_core``.
+
+        Raises:
+          ValueError: ``obs`` is no batch of the environment's observations.
         """
-        keys = None if key is None else jax.random.split(key, jax.tree.leaves(obs)[0].shape[0])
+        shape, wanted = np.shape(obs), self.source.spec.observation.shape
+        if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
+            raise ValueError(f"observations have shape [{', '.join(map(str, ('B', *wanted)))}] here, not {list(shape)}")
+        core = self.initial_core(shape[0]) if core is None else core
+        keys = None if key is None else jax.random.split(key, shape[0])
         return self._act(self.variables, obs, core, keys)
 
     def _choose(
@@ -50,7 +58,9 @@ class Policy:
     ) -> tuple[jax.Array, PyTree]:
         action, core, _ = self.algorithm.policy(variables, obs, core, keys, jnp.zeros(()))
         space = self.source.spec.action
-        return jnp.clip(action, space.low, space.high) if isinstance(space, Box) else action, core
+        if isinstance(space, Box):
+            action = jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))
+        return action, core
 
 
 def load_policy(run_dir: str | pathlib.Path) -> Policy:

@@ -162,3 +162,33 @@ def _accumulate(delta: jax.Array, decay: jax.Array) -> jax.Array:
     # A constant zero would lack the mesh axes over which the data varies, and shard_map would refuse the scan.
     zero = jnp.zeros_like(delta[0] + decay[0])
     return jax.lax.scan(step, zero, (delta, decay), reverse=True)[1]
+
+
+def window_return(
+    reward: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    valid: jax.Array,
+    discount: Scalar,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The return of a window's first step as far as its episode goes, and where to bootstrap it.
+
+    Args:
+      reward, terminated, truncated, valid: ``[n, N]``, windows of ``n`` steps.
+
+    Returns:
+      ``(reward [N], discount [N], last [N])``: the n-step return is ``reward + discount * V(obs[last + 1])``, where
+      ``last`` is the step (int32) at which the episode or the window ends and ``discount`` is 0 if it terminated there.
+      With ``n = 1`` the one-step target (Sutton & Barto 2018, equation 7.1, cut at the end of the episode).
+    """
+    chex.assert_equal_shape([reward, terminated, truncated, valid])
+    ended = terminated | truncated
+    num_steps = len(reward)
+    before = jnp.cumsum(ended, axis=0) - ended  # ends before each step
+    inside = (before == 0) & valid
+    powers = jnp.asarray(discount, reward.dtype) ** jnp.arange(num_steps)
+    powers = jnp.broadcast_to(powers[:, None], reward.shape)
+    total = jnp.sum(jnp.where(inside, powers * reward, 0.0), axis=0)
+    last = jnp.where(ended.any(axis=0), jnp.argmax(ended, axis=0), num_steps - 1).astype(jnp.int32)
+    stays = 1.0 - jnp.take_along_axis(terminated, last[None], axis=0)[0].astype(reward.dtype)
+    return jax.lax.stop_gradient((total, stays * jnp.asarray(discount, reward.dtype) ** (last + 1), last))

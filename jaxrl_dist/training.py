@@ -9,19 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.actors.common import blank_rollout
 from jaxrl_dist.config import RUN_DEFAULTS, ConfigError, Train
 from jaxrl_dist.envs import EnvSource
 from jaxrl_dist.evaluate import evaluate
-from jaxrl_dist.learners import normalize
-from jaxrl_dist.learners.on_policy import check_sizes, on_policy
+from jaxrl_dist.learners import normalize, off_policy, on_policy
 from jaxrl_dist.plans.common import Job, Plan
 from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
-from jaxrl_dist.types import Algorithm, Box, EnvSpec, Report
+from jaxrl_dist.types import Algorithm, Box, EnvSpec, Learner, Report, Rollout
 
 _PLANS: dict[str, Plan] = {"on_device": on_device, "synchronous": synchronous}
 
@@ -44,6 +45,8 @@ def prepare(config: Train[Any]) -> Run:
     Raises:
       ConfigError: the config cannot be run.
     """
+    if not isinstance(config, Train):
+        raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {config!r}")
     config.validate()
     reserve_memory(config.mem_fraction)
     source = find_env(config)
@@ -72,14 +75,15 @@ class Run(NamedTuple):
         try:
             for report in _PLANS[config.plan](job):
                 last = report.env_steps >= config.total_env_steps
+                if files:
+                    files.write(report)
+                if files and last:  # before the evaluation, which may be long
+                    checkpoint.save_variables(files.path, report.variables())
                 if last and config.evaluation_episodes:
                     variables, episodes = report.variables(), config.evaluation_episodes
                     played = evaluate(job.algorithm, variables, job.source, episodes, config.seed, progress=evaluating)
                     report = dataclasses.replace(report, evaluation=played.summary())
-                if files:
-                    files.write(report)
                 if files and last:
-                    checkpoint.save_variables(files.path, report.variables())
                     files.finish(report)
                 yield report
         finally:
@@ -160,14 +164,14 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
         source.device()
     algorithm = make_algorithm(config, source.spec)
     devices = local_devices(config.num_devices)
-    check_sizes(algorithm, config.num_envs, config.rollout_length, len(devices))
+    learner = make_learner(config, algorithm, source.spec, len(devices))
     init_variables = None
     if config.init_from is not None:
         shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
         init_variables = checkpoint.load_variables(config.init_from, shapes)
     return Job(
         algorithm=algorithm,
-        learner=on_policy(algorithm),
+        learner=learner,
         source=source,
         mesh=meshes.make_mesh(devices),
         num_envs=config.num_envs,
@@ -177,6 +181,25 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
         seed=config.seed,
         init_variables=init_variables,
     )
+
+
+def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> Learner:
+    """The learner that an algorithm asks for, by whether it replays experience.
+
+    Raises:
+      ConfigError: sizes that do not divide.
+    """
+    num_envs, length = config.num_envs, config.rollout_length
+    if algorithm.replay is None:
+        on_policy.check_sizes(algorithm, num_envs, length, num_devices)
+        return on_policy.on_policy(algorithm)
+    off_policy.check_sizes(algorithm, num_envs, length, num_devices)
+
+    def shapes(key: jax.Array) -> Rollout:
+        obs = jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
+        return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
+
+    return off_policy.off_policy(algorithm, jax.eval_shape(shapes, jax.random.key(0)))
 
 
 def local_devices(count: int | None) -> list[jax.Device]:

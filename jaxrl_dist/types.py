@@ -184,6 +184,24 @@ def _no_core(num_envs: int) -> PyTree:
 
 
 @dataclasses.dataclass(frozen=True)
+class Replay:
+    """How an algorithm that learns from replayed experience uses its memory; sizes are over all devices."""
+
+    capacity: int
+    """Env steps kept."""
+    batch_size: int
+    """Windows in an update."""
+    ratio: float
+    """Updates per env step."""
+    learning_starts: int
+    """Env steps before the first update."""
+    priority_exponent: float | None = None
+    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform."""
+    importance_exponent: float | jax.Array = 0.0
+    """beta of the importance weights (section 3.4), at most 1, which corrects fully."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """An RL algorithm: a policy, a trajectory postprocessor and a loss, all pure functions (RLlib, ICML 2018).
 
@@ -210,6 +228,8 @@ class Algorithm:
 
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
+    replay: Replay | None = None
+    """How to use replayed experience; None: each rollout is used once, and then thrown away."""
     num_epochs: int = 1
     """How often the learner passes over the batch of one rollout."""
     num_minibatches: int = 1
@@ -230,7 +250,7 @@ class Algorithm:
 
 
 class TrainState(NamedTuple):
-    """All that learning changes; replicated over the mesh."""
+    """All that learning changes; replicated over the mesh, but for the memory."""
 
     variables: Variables
     target: PyTree
@@ -238,6 +258,7 @@ class TrainState(NamedTuple):
     updates: jax.Array  # int32 scalar, gradient steps so far
     iteration: jax.Array  # int32 scalar, rollouts consumed so far; keys derive from it
     env_step: jax.Array  # float32 scalar, nominal env steps so far, for schedules
+    memory: PyTree = ()  # [B, ...], divided over the mesh: replayed experience; () if none
 
 
 class Learner(NamedTuple):

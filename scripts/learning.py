@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import importlib.metadata
 import json
-import math
 import pathlib
 import platform
 import re
@@ -55,8 +54,12 @@ class Bar(NamedTuple):
         """Whether one run's return is good enough."""
         return result <= self.threshold if self.at_most else result >= self.threshold
 
+    def passed(self, returns: Sequence[float]) -> bool:
+        """Whether enough seeds met the bar: of another number of seeds the same share, rounded up."""
+        return sum(map(self.met, returns)) * self.seeds >= self.needed * len(returns)
 
-SYNCHRONOUS = {"plan": "synchronous"}
+
+MEMORY, SYNCHRONOUS = {"core": "gru"}, {"plan": "synchronous"}
 BARS = (
     Bar("ppo-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 10, 10),
     Bar("ppo-envpool-cartpole", "ppo", "envpool:CartPole-v1", 150_000, 475, 5, 5),
@@ -66,20 +69,15 @@ BARS = (
     Bar("pg-long-cartpole", "pg", "gymnax:CartPole-v1", 500_000, 475, 4, 5),
     Bar("ppo-pendulum", "ppo", "gymnax:Pendulum-v1", 500_000, -300, 4, 5),
     Bar("ppo-envpool-pendulum", "ppo", "envpool:Pendulum-v1", 500_000, -300, 4, 5),
-    Bar("ppo-breakout", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3),
+    Bar("ppo-breakout-cnn", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3),
     Bar("ppo-breakout-mlp", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3, {"torso": "mlp"}),
-    Bar("ppo-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, {"core": "gru"}),
-    Bar(
-        "ppo-synchronous-memory",
-        "ppo",
-        "gymnax:MemoryChain-bsuite",
-        500_000,
-        0.9,
-        3,
-        3,
-        {"core": "gru"} | SYNCHRONOUS,
-    ),
+    Bar("ppo-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY),
+    Bar("ppo-synchronous-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY | SYNCHRONOUS),
     Bar("ppo-memoryless", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.5, 3, 3, at_most=True),
+    Bar("ppo-acrobot", "ppo", "gymnax:Acrobot-v1", 200_000, -100, 3, 3),
+    Bar("ppo-catch", "ppo", "gymnax:Catch-bsuite", 100_000, 0.95, 3, 3),
+    Bar("ppo-frozenlake", "ppo", "gymnax:FrozenLake-misc", 200_000, 0.65, 3, 3),
+    Bar("ppo-taxi", "ppo", "envpool:Taxi-v3", 500_000, 0, 3, 3),
 )
 
 
@@ -91,7 +89,12 @@ def config_of(bar: Bar, seed: int) -> jaxrl_dist.Train[Any]:
     from jaxrl_dist import training
 
     config: jaxrl_dist.Train[Any] = jaxrl_dist.Train(
-        bar.algorithm, env=bar.env, total_env_steps=bar.steps, seed=seed, num_devices=bar.devices
+        bar.algorithm,
+        env=bar.env,
+        total_env_steps=bar.steps,
+        seed=seed,
+        num_devices=bar.devices,
+        report_interval=max(1, bar.steps // POINTS),  # for the curve; it changes no result
     )
     config = training.resolve(config, training.find_env(config).spec)
     run = {name: value for name, value in bar.flags.items() if name in training.RUN_FIELDS}
@@ -132,11 +135,6 @@ def run_bar(bar: Bar, seeds: int | None = None, say: Callable[[str], None] = lam
     return {
         "command": bar.command(),
         "steps": bar.steps,
-        "threshold": bar.threshold,
-        "at_most": bar.at_most,
-        "met": sum(bar.met(result) for result in returns),
-        # With another number of seeds, the same share of them; never fewer than one.
-        "needed": math.ceil(bar.needed * seeds / bar.seeds),
         "returns": returns,
         "curves": curves,
         "versions": versions(),
@@ -172,7 +170,7 @@ def save(file: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def draw(name: str, result: Mapping[str, Any], path: pathlib.Path) -> None:
+def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
     """Draws return against environment steps: a thin line a seed, their interquartile mean, the bar."""
     import matplotlib
 
@@ -183,16 +181,19 @@ def draw(name: str, result: Mapping[str, Any], path: pathlib.Path) -> None:
 
     curves = np.array(result["curves"], dtype=float)  # None becomes NaN
     steps = (np.arange(POINTS) + 0.5) / POINTS * result["steps"]
-    middle = [trim_mean(y[~np.isnan(y)], 0.25) if (~np.isnan(y)).any() else np.nan for y in curves.T]
+    middle = [
+        (x, trim_mean(y[~np.isnan(y)], 0.25)) for x, y in zip(steps, curves.T, strict=True) if np.isfinite(y).any()
+    ]
     fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for curve in curves:
-        ax.plot(steps, curve, color="tab:blue", linewidth=0.6, alpha=0.5)
-    ax.plot(steps, middle, color="tab:blue", linewidth=2, label=f"interquartile mean of {len(curves)} seeds")
-    side = "at most" if result["at_most"] else "bar"
-    ax.axhline(
-        result["threshold"], color="tab:red", linestyle="--", linewidth=1, label=f"{side} {result['threshold']:g}"
+        known = ~np.isnan(curve)
+        ax.plot(steps[known], curve[known], color="tab:blue", linewidth=0.6, alpha=0.5)
+    ax.plot(
+        *zip(*middle, strict=True), color="tab:blue", linewidth=2, label=f"interquartile mean of {len(curves)} seeds"
     )
-    ax.set(title=name, xlabel="environment steps", ylabel="return of training episodes", xlim=(0, result["steps"]))
+    label = f"{'at most' if bar.at_most else 'bar'} {bar.threshold:g}"
+    ax.axhline(bar.threshold, color="tab:red", linestyle="--", linewidth=1, label=label)
+    ax.set(title=bar.name, xlabel="environment steps", ylabel="return of training episodes", xlim=(0, result["steps"]))
     ax.legend(loc="best", fontsize="small")
     fig.savefig(path, dpi=90)
     plt.close(fig)
@@ -213,14 +214,12 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     for bar in BARS:
         if bar.name in results:
             result = results[bar.name]
-            sign = "≤" if result["at_most"] else "≥"
             returns = " ".join(f"{x:.4g}" for x in result["returns"])
-            command = result["command"].split(" --total-env-steps ")[0] + "".join(
-                f" --{name.replace('_', '-')} {value}" for name, value in bar.flags.items()
-            )
+            command = result["command"].replace(f" --total-env-steps {bar.steps}", "")
             lines.append(
-                f"| `{command}` | {result['steps']:,} | {sign} {result['threshold']:g} | {returns} "
-                f"| {result['met']} of {len(result['returns'])} | [curve](learning/{bar.name}.png) |"
+                f"| `{command}` | {result['steps']:,} | {'≤' if bar.at_most else '≥'} {bar.threshold:g} | {returns} "
+                f"| {sum(map(bar.met, result['returns']))} of {len(result['returns'])} "
+                f"| [curve](learning/{bar.name}.png) |"
             )
     used = {package: version for result in results.values() for package, version in result["versions"].items()}
     lines += ["", "Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".", ""]
@@ -250,14 +249,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         jax.config.update("jax_compilation_cache_dir", cache)
         for bar in chosen:
             result = run_bar(bar, args.seeds, lambda text: print(text, flush=True))
-            if result["met"] < result["needed"]:
+            if not bar.passed(result["returns"]):
                 failed.append(bar.name)
             save(folder / RESULTS, {**load(folder / RESULTS), bar.name: result})
-            draw(bar.name, result, folder / f"{bar.name}.png")
+            draw(bar, result, folder / f"{bar.name}.png")
     results = load(folder / RESULTS)
     if args.draw:
-        for name, result in results.items():
-            draw(name, result, folder / f"{name}.png")
+        for bar in BARS:
+            if bar.name in results:
+                draw(bar, results[bar.name], folder / f"{bar.name}.png")
     (DOCS / "learning.md").write_text(page(results), encoding="utf-8")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

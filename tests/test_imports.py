@@ -13,8 +13,8 @@ PACKAGE = "jaxrl_dist"
 
 # What each module or subpackage may import of the package, beside itself. Lower layers come first.
 ALLOWED: dict[str, str] = {
-    "config": "",
-    "types": "config",
+    "types": "",
+    "config": "types",
     "rng": "config types",
     "mesh": "config types",
     "returns": "config types",
@@ -24,14 +24,17 @@ ALLOWED: dict[str, str] = {
     "envs": "config types rng",
     "learners": "config types rng mesh returns distributions networks replay",
     "algorithms": "config types rng mesh returns distributions networks replay",
+    "flags": "config algorithms",
     "actors": "config types rng mesh networks envs",
     "evaluate": "config types rng mesh envs actors",
     "metrics": "config types",
-    "checkpoint": "config types",
+    "checkpoint": "config types metrics",
     "flow": "config types",
     "plans": "config types rng mesh replay envs learners actors flow metrics",
-    "train": "config types rng mesh networks replay envs learners algorithms actors evaluate metrics checkpoint plans",
-    "cli": "config types rng mesh envs algorithms evaluate metrics checkpoint plans train",
+    "training": "config types rng mesh replay envs actors learners algorithms flags evaluate metrics checkpoint plans",
+    "policy": "config types envs flags checkpoint training",
+    "console": "types",
+    "cli": "config envs algorithms flags evaluate metrics training policy console",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
 

@@ -35,6 +35,7 @@ def box(*shape: int, dtype: type = np.float32) -> Box:
 
 
 VECTOR, SMALL = box(3), box(5, 5, 2, dtype=np.bool_)
+GRU = NetworkConfig(hidden_sizes=(8,), core="gru", core_size=5)
 MINATAR, ATARI = box(10, 10, 4, dtype=np.bool_), box(4, 84, 84, dtype=np.uint8)
 
 
@@ -315,25 +316,24 @@ def test_shapes_and_dtypes(torso: str, space: Space, core: str, precision: str) 
     assert start == () if core == "none" else (start.shape, start.dtype) == ((4, 5), jnp.float32)
 
 
-@pytest.mark.parametrize("core", ["none", "gru"])
-def test_start(core: str) -> None:
-    network = actor_critic(NetworkConfig(hidden_sizes=(8,), core=core, core_size=7), VECTOR, 2, False, log_std=3)
+def test_start() -> None:
+    network = actor_critic(NetworkConfig(hidden_sizes=(8,)), VECTOR, 2, False, log_std=3)
     params = jax.jit(network.init)(jax.random.key(0))
-    parts = {"policy_torso", "value_torso"} if core == "none" else {"torso", "gru"}
-    assert params.keys() == {"policy", "value", "log_std"} | parts
     equal(params["log_std"], np.zeros(3))
-    torso = params["torso" if core == "gru" else "value_torso"]
-    scales = (("policy", 0.01), ("value", 1.0), (None, math.sqrt(2)))
-    for part, scale in scales:
-        layer = params[part]["params"] if part else torso["params"]["Dense_0"]
-        kernel = layer["kernel"] / scale
-        kernel = kernel if kernel.shape[0] > kernel.shape[1] else kernel.T
-        equal(kernel.T @ kernel, np.eye(kernel.shape[1]), 1e-5)
+    torsos = [params[part]["params"]["Dense_0"] for part in ("policy_torso", "value_torso")]
+    heads = [params[part]["params"] for part in ("policy", "value")]
+    for layer, scale in zip([*torsos, *heads], [math.sqrt(2), math.sqrt(2), 0.01, 1.0], strict=True):
+        rows = layer["kernel"] if layer["kernel"].shape == (3, 8) else layer["kernel"].T
+        equal(rows @ rows.T / scale**2, np.eye(len(rows)), 1e-5)
         equal(layer["bias"], np.zeros_like(layer["bias"]))
-    if core == "none":
-        assert jnp.any(params["policy_torso"]["params"]["Dense_0"]["kernel"] != layer["kernel"])
-    else:
-        equal(network.initial_core(4), np.zeros((4, 7)))
+    assert jnp.max(jnp.abs(torsos[0]["kernel"] - torsos[1]["kernel"])) > 0.1
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_core_starts_at_zero_behind_one_torso(shared: bool) -> None:
+    network, params = build(GRU, VECTOR, shared)
+    assert params.keys() == {"torso", "gru", "policy", "value"}
+    equal(network.initial_core(4), np.zeros((4, 5)))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -363,7 +363,7 @@ def test_activation_is_that_of_the_mlp_only(torso: str, count: int) -> None:
     assert len({float(step(params, obs, ())[1][0]) for step in steps}) == count
 
 
-@pytest.mark.parametrize("core, space", [("none", VECTOR), ("gru", SMALL)])
+@pytest.mark.parametrize("core, space", [("none", VECTOR), ("none", SMALL), ("gru", SMALL)])
 def test_bfloat16_is_near_float32_but_not_equal(core: str, space: Space) -> None:
     fine, params = build(NetworkConfig(hidden_sizes=(8,), core=core), space)
     coarse = actor_critic(NetworkConfig(hidden_sizes=(8,), core=core, precision="bfloat16"), space, 2, True)
@@ -382,7 +382,6 @@ def test_heads_compute_in_float32() -> None:
 # --- Memory across episodes ---------------------------------------------------------------------------
 
 VALID = np.array([[1, 1, 0, 1, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1, 0], [1] * 9], bool).T  # [T, B]
-GRU = NetworkConfig(hidden_sizes=(8,), core="gru", core_size=5)
 RECURRENT = [pytest.param(GRU, VECTOR, id="mlp"), pytest.param(GRU, SMALL, id="cnn")]
 
 

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_dist.networks import reset_core
-from jaxrl_dist.types import Algorithm, PyTree, Timestep
+from jaxrl_dist.types import Algorithm, PyTree, Rollout, Timestep, Variables
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:
     """The policy state with which the next observation is met: back to the start where a new episode begins."""
     return reset_core(algorithm.feedback(core, action, step), initial_core, step.valid)
+
+
+def blank_rollout(
+    algorithm: Algorithm, variables: Variables, obs: PyTree, core: PyTree, rollout_length: int
+) -> Rollout:
+    """A rollout of zeros, with the shapes and dtypes that acting on ``obs [B, ...]`` will fill."""
+    num_envs = obs.shape[0]
+    keys = jax.random.split(jax.random.key(0), num_envs)
+    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, keys, jnp.zeros(()))
+    flags = jnp.zeros((rollout_length, num_envs), bool)
+
+    def blank(x: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros((rollout_length, *x.shape), x.dtype)
+
+    return Rollout(
+        obs=jnp.zeros((rollout_length + 1, *obs.shape), obs.dtype),
+        action=jax.tree.map(blank, action),
+        reward=flags.astype(jnp.float32),
+        terminated=flags,
+        truncated=flags,
+        valid=flags,
+        extras=jax.tree.map(blank, extras),
+        core=core,
+        final_core=core,
+    )
+
+
+def step_numbers(iteration: jax.Array, rollout_length: int) -> jax.Array:
+    """The numbers ``[T]``, from the start of training, of one rollout's steps; they wrap after 2^32."""
+    return iteration.astype(jnp.uint32) * jnp.uint32(rollout_length) + jnp.arange(rollout_length, dtype=jnp.uint32)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.actors.common import after_step
+from jaxrl_dist.actors.common import after_step, step_numbers
 from jaxrl_dist.envs import DeviceEnv
 from jaxrl_dist.envs.gymnax import RESET
 from jaxrl_dist.types import Algorithm, EpisodeStats, PyTree, Rollout, Timestep, Variables
@@ -80,8 +80,3 @@ def make_rollout(
         return ActorState(env_state, obs, core, actor.initial_core), experience, episodes.merge()
 
     return rollout
-
-
-def step_numbers(iteration: jax.Array, rollout_length: int) -> jax.Array:
-    """The numbers ``[T]``, from the start of training, of one rollout's steps; they wrap after 2^32."""
-    return iteration.astype(jnp.uint32) * jnp.uint32(rollout_length) + jnp.arange(rollout_length, dtype=jnp.uint32)

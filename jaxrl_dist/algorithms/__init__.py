@@ -11,6 +11,7 @@ ALGORITHMS = {
     "ppo": "PPO",
     "a2c": "A2C",
     "pg": "PG",
+    "dqn": "DQN",
 }
 """The file (without ``.py``) and the config class in it."""
 

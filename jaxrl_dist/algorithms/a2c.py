@@ -44,7 +44,7 @@ class A2C(NetworkConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        return {}
+        return {"rollout_length": 16}
 
     def make(self, spec: EnvSpec) -> Algorithm:
         import optax  # these here, not above, so that --help need not wait for JAX

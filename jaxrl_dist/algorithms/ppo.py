@@ -52,6 +52,55 @@ class PPO(NetworkConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
+        from jaxrl_dist.types import Box
+
+        if spec.family == "atari":
+            # Schulman et al. (2017), table 5, but for what CleanRL's ppo_atari_envpool does since.
+            return {
+                "num_envs": 8,
+                "rollout_length": 128,
+                "learning_rate": 2.5e-4,
+                "clip_epsilon": 0.1,
+                "value_clip_epsilon": 0.1,
+                "report_interval": 1024,
+                "evaluation_episodes": 10,
+            }
+        if spec.family == "minatar":
+            # PureJaxRL's, without the annealing; large batches allow, and these games want, a large step size.
+            return {
+                "num_envs": 64,
+                "rollout_length": 128,
+                "learning_rate": 5e-3,
+                "num_minibatches": 8,
+                "activation": "relu",
+            }
+        if spec.family == "bsuite":
+            # From few episodes at a time the policy settles too soon; and a recurrent core needs as many sequences to
+            # fill its minibatches, on eight devices too.
+            return {"num_envs": 32}
+        if not isinstance(spec.observation, Box):
+            # Tables of states with rare rewards: without large batches and more entropy the policy learns to stay away
+            # from penalties, and never sees the goal.
+            return {
+                "num_envs": 32,
+                "rollout_length": 128,
+                "num_minibatches": 8,
+                "entropy_coefficient": 0.03,
+                "scale_rewards": True,
+            }
+        if isinstance(spec.action, Box):
+            # Schulman et al. (2017), table 3. Returns far from 1 would drown the policy's gradient in the value's.
+            preset = {
+                "num_envs": 8,
+                "rollout_length": 128,
+                "learning_rate": 3e-4,
+                "num_epochs": 10,
+                "entropy_coefficient": 0.0,
+                "scale_rewards": True,
+            }
+            if spec.family == "mujoco":  # Andrychowicz et al. (2021), section 3.3: normalised observations matter most
+                preset |= {"rollout_length": 256, "num_minibatches": 32, "normalize_observations": True}
+            return preset
         return {}
 
     def make(self, spec: EnvSpec) -> Algorithm:

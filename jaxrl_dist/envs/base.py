@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist.config import ConfigError, did_you_mean
-from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
+from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 class DeviceEnv(NamedTuple):
@@ -43,6 +44,27 @@ class HostEnv(Protocol):
         """Ends the environments and their threads."""
 
 
+def checked_action(spec: EnvSpec, action: np.ndarray, step: int) -> np.ndarray:
+    """Clips continuous actions ``[B, ...]`` to their bounds; an environment might accept anything, or die of it.
+
+    Raises:
+      ValueError: an action is not finite, or not one of the discrete ones.
+    """
+    space, action = spec.action, np.asarray(action)
+    if isinstance(space, Box):
+        bad = ~np.isfinite(action)
+        action = np.clip(action, space.low, space.high)
+    else:
+        bad = (action < 0) | (action >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec))
+    if bad.any():
+        index = int(np.argwhere(bad)[0, 0])
+        raise ValueError(
+            f"{spec.backend}:{spec.id}: action {action[index]} of environment {index} at step {step} lies outside "
+            f"{space}"
+        )
+    return action
+
+
 def parse_option(env: str, key: str, text: str, default: Any) -> Any:
     """Reads the text of one ``--env-options`` entry as the type of its default.
 
@@ -56,7 +78,9 @@ def parse_option(env: str, key: str, text: str, default: Any) -> Any:
         if isinstance(default, (int, np.integer)):
             return int(text)
         if isinstance(default, (float, np.floating)):
-            return float(text)
+            if math.isfinite(number := float(text)):
+                return number
+            raise ValueError
         if isinstance(default, str):
             return text
     except (KeyError, ValueError):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxrl_dist.config import ConfigError
-from jaxrl_dist.envs.base import parse_options
+from jaxrl_dist.envs.base import checked_action, parse_options
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, Space, Timestep
 
 AtariPreset = Literal["baselines", "machado"]
@@ -128,14 +128,20 @@ class EnvPool:
         seeds = np.random.SeedSequence(seed).generate_state(num_envs) & 0x7FFFFFFF
 
         def make() -> Any:
-            return _registry().make_gymnasium(
-                env_id, num_envs=num_envs, num_threads=threads, seed=[int(s) for s in seeds], **options
-            )
+            with warnings.catch_warnings():  # as in ``spec``; the spaces are built, with warnings, when first looked at
+                warnings.simplefilter("ignore")
+                envs = _registry().make_gymnasium(
+                    env_id, num_envs=num_envs, num_threads=threads, seed=[int(s) for s in seeds], **options
+                )
+                _ = envs.observation_space, envs.action_space
+            return envs
 
         self._worker = _Worker(f"envpool:{env_id}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        try:
             self._envs = self._worker.call(make)
+        except BaseException:
+            self._worker.stop()
+            raise
         self._steps = 0
         self._ended = np.zeros(num_envs, bool)
         self._return = np.zeros(num_envs, np.float32)
@@ -149,18 +155,18 @@ class EnvPool:
         return self._observation(obs)
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
-        action = self._checked(action)
+        action = checked_action(self.spec, action, self._steps)
         obs, reward, terminated, truncated, info = self._worker.call(lambda: self._envs.step(action))
         valid = ~self._ended
         terminated = terminated & valid
         truncated = truncated & valid & ~terminated
         self._steps += 1
         self._ended = terminated | truncated
-        # Atari's info carries the unclipped reward, and whether the game (not only a life) is over.
-        self._return += np.where(valid, info.get("reward", reward), 0)
+        raw_reward, over = reward, self._ended
+        if self.spec.family == "atari":  # info carries the unclipped reward, and whether the game, not a life, is over
+            raw_reward, over = info["reward"], truncated | (terminated & (info["terminated"] != 0))
+        self._return += np.where(valid, raw_reward, 0)
         self._length += valid
-        over = terminated & (info["terminated"] != 0) if "terminated" in info else terminated
-        over |= truncated
         episodes = EpisodeStats(
             episodes=over.astype(np.float32),
             return_sum=np.where(over, self._return, 0).astype(np.float32),
@@ -174,31 +180,16 @@ class EnvPool:
         return Timestep(self._observation(obs), reward, terminated, truncated, valid), episodes
 
     def close(self) -> None:
-        self._worker.call(self._envs.close)
-        self._worker.stop()
+        try:
+            self._worker.call(self._envs.close)
+        finally:
+            self._worker.stop()
+            del self._envs  # EnvPool's own threads end with the last reference
 
     def _observation(self, obs: np.ndarray) -> np.ndarray:
         dtype = self.spec.observation.dtype
         # A copy, always: EnvPool may reuse its buffers while a device still reads them.
         return np.array(obs, dtype=dtype)
-
-    def _checked(self, action: np.ndarray) -> np.ndarray:
-        """Clips continuous actions to their bounds; EnvPool itself would accept anything, or die of it."""
-        space = self.spec.action
-        action = np.asarray(action)
-        if isinstance(space, Box):
-            bad = ~np.isfinite(action).reshape(self.num_envs, -1).all(axis=1)
-            action = np.clip(action, space.low, space.high)
-        else:
-            size = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
-            bad = ((action < 0) | (action >= size)).reshape(self.num_envs, -1).any(axis=1)
-        if bad.any():
-            index = int(np.flatnonzero(bad)[0])
-            raise ValueError(
-                f"envpool:{self.spec.id}: action {action[index]} of environment {index} at step {self._steps} "
-                f"lies outside {space}"
-            )
-        return action
 
 
 class _Worker:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.config import ConfigError
-from jaxrl_dist.envs.base import DeviceEnv, parse_options
+from jaxrl_dist.envs.base import DeviceEnv, checked_action, parse_options
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Space, Timestep
 
 
@@ -41,23 +41,22 @@ def make(env_id: str, options: Mapping[str, str]) -> DeviceEnv:
       ConfigError: unknown option, or spaces that no policy here handles.
     """
     import gymnax
-    from gymnax import registration
 
-    factory = registration._builtins.get(env_id)
-    arguments = {
-        name: parameter.default
-        for name, parameter in (inspect.signature(factory).parameters.items() if factory else ())
-        if parameter.default is not inspect.Parameter.empty
-    }
     try:
-        _, params = gymnax.make(env_id)
+        env, params = gymnax.make(env_id)
     except OSError as error:  # some download their data when they are made
         raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
+    arguments = {
+        name: parameter.default
+        for name, parameter in inspect.signature(type(env)).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
     fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     values = parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
     env, params = gymnax.make(env_id, **{k: v for k, v in values.items() if k in arguments})
     params = params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
-    family = type(env).__module__.split(".")[-2] if factory else "other"
+    module = type(env).__module__.split(".")
+    family = module[2] if module[:2] == ["gymnax", "environments"] else "other"
     return from_gymnax(env, params, env_id, family)
 
 
@@ -78,7 +77,8 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str) -> DeviceEnv:
     spec = EnvSpec(env_id, "gymnax", family, observation, action_space, None if limit is None else int(limit))
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
-        obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
+        with _unchecked():
+            obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
         # Some environments start from Python numbers: give every leaf the dtype and shape that stepping keeps.
         return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
 
@@ -87,21 +87,26 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str) -> DeviceEnv:
         zeros = jnp.zeros(keys.shape, jnp.float32)
         return State(state, obs, zeros > 0, zeros, zeros.astype(jnp.int32)), obs
 
-    def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
+    def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, PyTree, jax.Array, jax.Array, Any]:
         if isinstance(action_space, Box):
             action = jnp.clip(action, action_space.low, action_space.high)
+        return env.step_env(key, env_state, action, params)
+
+    def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys)
-        next_obs, next_env, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(
-            keys[:, 0], state.env, action, params
-        )
-        truncated = jax.vmap(env.is_truncated, (0, None))(next_env, params)
+        with _unchecked():
+            next_obs, next_env, reward, terminated, _ = jax.vmap(step_one)(keys[:, 0], state.env, action)
+            truncated = jax.vmap(env.is_truncated, (0, None))(next_env, params)
         next_env = jax.tree.map(lambda new, old: new.astype(old.dtype), next_env, state.env)
         next_obs = jax.tree.map(lambda new, old: new.astype(old.dtype), next_obs, state.obs)
 
-        def with_resets() -> tuple[PyTree, PyTree]:
-            return _where(state.ended, reset_all(keys[:, 1]), (next_obs, next_env))
+        def choose(first: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+            return _where(state.ended, first, (next_obs, next_env))
 
-        obs, env_state = jax.lax.cond(jnp.any(state.ended), with_resets, lambda: (next_obs, next_env))
+        # The second choice changes nothing but the type: it says that the result differs by device, as the first does.
+        obs, env_state = jax.lax.cond(
+            jnp.any(state.ended), lambda: choose(reset_all(keys[:, 1])), lambda: choose((next_obs, next_env))
+        )
         valid = ~state.ended
         terminated = terminated & valid
         truncated = truncated & valid & ~terminated
@@ -114,6 +119,17 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str) -> DeviceEnv:
         return new_state, Timestep(obs, reward, terminated, truncated, valid), episodes
 
     return DeviceEnv(spec, reset, step)
+
+
+def _unchecked() -> Any:
+    """Within it, ``jax.shard_map`` does not follow which values differ by device.
+
+    Environments may start a loop from a constant, as Asterix-MinAtar does, which that check refuses. They sum nothing
+    over devices, and their results are chosen by a value that does differ, so the check goes on behind them.
+    """
+    from jax._src.config import _check_vma  # JAX has no public name for it within a mapped function
+
+    return _check_vma(False)
 
 
 def ended_episodes(ended: jax.Array, episode_return: jax.Array, episode_length: jax.Array) -> EpisodeStats:
@@ -177,6 +193,7 @@ class HostGymnax:
         return np.array(obs)
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+        action = checked_action(self.spec, action, self._steps)
         self._state, step, episodes = self._step(self._state, action, self._key, np.uint32(self._steps))
         self._steps += 1
         step, episodes = jax.tree.map(np.array, (step, episodes))

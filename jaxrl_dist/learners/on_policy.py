@@ -19,7 +19,7 @@ from jaxrl_dist.types import Algorithm, Learner, Rollout, TrainState
 def on_policy(algorithm: Algorithm) -> Learner:
     """Postprocesses a rollout, then makes ``num_epochs`` passes over it in ``num_minibatches`` updates each.
 
-    Examples are shuffled within groups of environments (see ``shuffle_groups``) by keys of the group's global index,
+    Examples are shuffled within groups of environments (see ``envs_per_group``) by keys of the group's global index,
     so the minibatches hold the same examples on any number of devices.
     """
 

@@ -26,16 +26,17 @@ def init(algorithm: Algorithm, key: jax.Array) -> TrainState:
 
 
 def gradient(
-    algorithm: Algorithm, state: TrainState, batch: PyTree, keys: jax.Array
+    algorithm: Algorithm, state: TrainState, batch: PyTree, keys: jax.Array, weight: jax.Array | None = None
 ) -> tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]:
     """Differentiates the mean loss over the examples of all devices.
 
-    The mean is ``psum(sum(losses * mask)) / psum(sum(mask))`` and is differentiated as it stands, collectives
+    The mean is ``psum(sum(weight * losses * mask)) / psum(sum(mask))`` and is differentiated as it stands, collectives
     included. Averaging per-device gradients instead would weigh devices, not examples, whenever masks differ.
 
     Args:
       batch: this device's examples, leading axis ``N``.
       keys: ``[N]``, one for each example.
+      weight: ``[N]``, importance weights of the losses; None: all 1. Metrics are not weighted.
 
     Returns:
       The gradient by ``params``; the mean of each of the loss's metrics and of the loss itself; the priorities ``[N]``
@@ -46,7 +47,8 @@ def gradient(
         losses, mask, aux = algorithm.loss(
             state.variables._replace(params=params), state.target, batch, keys, state.env_step
         )
-        per_example = {"loss/total": losses, **aux.metrics}
+        weighted = losses if weight is None else losses * weight.reshape(-1, *(1,) * (losses.ndim - 1))
+        per_example = {"loss/total": weighted, **aux.metrics}
         sums = jnp.stack([jnp.sum(jnp.where(mask, x, 0.0)) for x in per_example.values()])
         total, count = global_sum((sums, jnp.sum(mask, dtype=jnp.float32)))
         means = dict(zip(per_example, total / jnp.maximum(count, 1.0), strict=True))

@@ -31,12 +31,14 @@ class Job(NamedTuple):
     init_variables: Variables | None  # None: the algorithm's own
 
     def initial_state(self) -> TrainState:
-        """The replicated state before the first update."""
-        state = jax.jit(self.learner.init)(rng.stream(self.seed, rng.Stream.INIT))
+        """The state before the first update, on the mesh."""
+        shardings = meshes.shardings(self.mesh, meshes.STATE)
+        state = jax.jit(self.learner.init, out_shardings=shardings)(rng.stream(self.seed, rng.Stream.INIT))
         if self.init_variables is not None:
-            state = state._replace(variables=self.init_variables)
-        # Copied, because donation must not take away what the caller still holds.
-        return meshes.place(jax.tree.map(np.asarray, state), self.mesh, meshes.REPLICATED)
+            # As numpy arrays: donation must not take away what the caller still holds.
+            variables = jax.tree.map(np.array, self.init_variables)
+            state = state._replace(variables=meshes.place(variables, self.mesh, meshes.REPLICATED))
+        return state
 
     def key(self, stream: rng.Stream) -> jax.Array:
         """The replicated key of a stream of this run."""

@@ -78,6 +78,6 @@ def _program(job: Job) -> meshes.Program:
         return state, actor, steps, jax.tree.map(lambda x: x / count, sums), meshes.global_episodes(total)
 
     everywhere, batch = meshes.REPLICATED, meshes.BATCH
-    in_specs = (everywhere, batch, everywhere, everywhere)
-    out_specs = (everywhere, batch, everywhere, everywhere, everywhere)
+    in_specs = (meshes.STATE, batch, everywhere, everywhere)
+    out_specs = (meshes.STATE, batch, everywhere, everywhere, everywhere)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1))

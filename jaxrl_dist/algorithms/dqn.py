@@ -1,0 +1,183 @@
+"""Deep Q-learning (Mnih et al. 2015) and what Rainbow (Hessel et al. 2018) adds to it, each as an option."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxrl_dist.config import ConfigError, NetworkConfig, check_range
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class DQN(NetworkConfig):
+    """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
+
+    hidden_sizes: tuple[int, ...] = (128, 128)
+    """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
+    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
+    """Activation function of the torso."""
+    learning_rate: float = 5e-4
+    """Step size of Adam."""
+    discount: float = 0.99
+    """Discount factor of future rewards."""
+    batch_size: int = 128
+    """Windows in an update, over all devices."""
+    replay_capacity: int = 100_000
+    """Env steps that the memory keeps, over all environments."""
+    replay_ratio: float = 0.5
+    """Updates per env step."""
+    learning_starts: int = 1_000
+    """Env steps before the first update."""
+    target_period: int = 250
+    """Updates between two copies of the parameters to the target network."""
+    epsilon_start: float = 1.0
+    """Probability of a random action at the start."""
+    epsilon_end: float = 0.05
+    """Probability of a random action from ``epsilon_steps`` on."""
+    epsilon_steps: int = 10_000
+    """Env steps over which it falls linearly."""
+    max_gradient_norm: float = 10.0
+    """Gradients with a larger global norm are scaled down to it."""
+    double: bool = True
+    """The online network chooses the action whose target value counts (van Hasselt et al. 2016, equation 4)."""
+    dueling: bool = False
+    """Separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9)."""
+    n_step: int = 3
+    """Rewards before the bootstrap (Sutton 1988)."""
+    priority_exponent: float | None = None
+    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
+    importance_exponent: float = 0.4
+    """beta of prioritised replay's importance weights."""
+    num_atoms: int = 1
+    """Atoms of the distribution of returns (Bellemare et al. 2017, C51: 51); 1: only its mean."""
+    value_min: float = -10.0
+    """Least return that the atoms stand for."""
+    value_max: float = 10.0
+    """Largest return that the atoms stand for."""
+    noisy: bool = False
+    """Noisy layers explore (Fortunato et al. 2018), beside what epsilon does."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate", "replay_ratio", "max_gradient_norm", above=0)
+        check_range(self, "discount", "epsilon_start", "epsilon_end", low=0, high=1)
+        check_range(self, "batch_size", "replay_capacity", "target_period", "n_step", "num_atoms", low=1)
+        check_range(self, "learning_starts", "epsilon_steps", low=0)
+        check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
+        if self.num_atoms > 1 and not self.value_min < self.value_max:
+            raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
+        if self.core != "none":
+            raise ConfigError(f"--core {self.core} works with ppo, a2c and pg; dqn replays without memory")
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        return {"num_envs": 8, "rollout_length": 4}
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        import jax  # these here, not above, so that --help need not wait for JAX
+        import jax.numpy as jnp
+        import optax
+        import rlax
+
+        from jaxrl_dist import networks, returns
+        from jaxrl_dist.distributions import EpsilonGreedy
+        from jaxrl_dist.types import Algorithm, Aux, Discrete, Replay, Variables
+
+        if not isinstance(spec.action, Discrete):
+            raise ConfigError(f"dqn needs discrete actions, which {spec.id} has not; ppo, a2c and pg handle others too")
+        network = networks.q_network(
+            self, spec.observation, spec.action.n, num_atoms=self.num_atoms, dueling=self.dueling, noisy=self.noisy
+        )
+        atoms = jnp.linspace(self.value_min, self.value_max, self.num_atoms)
+
+        def values(outputs: jax.Array) -> jax.Array:
+            """Action values ``[N, A]`` of what the network puts out ``[N, A, atoms]``."""
+            if self.num_atoms == 1:
+                return outputs[..., 0]
+            return jnp.sum(jax.nn.softmax(outputs) * atoms.reshape(1, 1, -1), axis=-1)
+
+        def init(key: jax.Array) -> Variables:
+            return Variables(network.init(key), ())
+
+        def policy(
+            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+            if keys is None:
+                return EpsilonGreedy(values(network.apply(variables.params, obs, None)), 0.0).mode(), core, {}
+            noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+            q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
+            progress = jnp.clip(env_step / max(self.epsilon_steps, 1), 0.0, 1.0)
+            epsilon = self.epsilon_start + progress * (self.epsilon_end - self.epsilon_start)
+            return EpsilonGreedy(q, epsilon).sample(act_keys), core, {}
+
+        def postprocess(
+            variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
+        ) -> dict[str, jax.Array]:
+            del variables, target, keys
+            reward, discount, last = returns.window_return(*rollout.outcomes, self.discount)
+            return {
+                "obs": rollout.obs[0],
+                "action": rollout.action[0],
+                "reward": reward,
+                "discount": discount,
+                "next_obs": jnp.take_along_axis(
+                    rollout.obs, (last + 1).reshape(1, -1, *(1,) * (rollout.obs.ndim - 2)), axis=0
+                )[0],
+                "valid": rollout.valid[0],
+            }
+
+        def loss(
+            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            del env_step
+            noise: list[jax.Array | None] = [None, None, None]
+            if self.noisy:
+                noise = list(jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, 3))(keys), 1, 0))
+            online = network.apply(variables.params, batch["obs"], noise[0])
+            bootstrap = network.apply(target, batch["next_obs"], noise[1])
+            choosing = network.apply(variables.params, batch["next_obs"], noise[2]) if self.double else bootstrap
+            chosen = batch["action"], batch["reward"], batch["discount"]
+            if self.num_atoms == 1:
+                error = jax.vmap(rlax.double_q_learning)(values(online), *chosen, values(bootstrap), values(choosing))
+                losses, priority = optax.losses.huber_loss(error), jnp.abs(error)
+            else:
+                rows = jnp.arange(len(online))
+                probs = jax.nn.softmax(bootstrap[rows, jnp.argmax(values(choosing), axis=-1)])
+                returned = batch["reward"][:, None] + batch["discount"][:, None] * atoms[None]
+                projected = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(returned, probs, atoms)
+                projected = jax.lax.stop_gradient(projected)
+                losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
+                priority = losses
+            taken = jnp.take_along_axis(values(online), batch["action"][:, None], axis=1)[:, 0]
+            metrics = {"loss/q": losses, "q/mean": taken}
+            return losses, batch["valid"], Aux(metrics, jax.lax.stop_gradient(priority))
+
+        def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+            return optax.periodic_update(params, target, updates, self.target_period)
+
+        return Algorithm(
+            init=init,
+            policy=policy,
+            postprocess=postprocess,
+            loss=loss,
+            optimizer=optax.chain(
+                optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate, eps=1.5e-4)
+            ),
+            window=self.n_step,
+            replay=Replay(
+                capacity=self.replay_capacity,
+                batch_size=self.batch_size,
+                ratio=self.replay_ratio,
+                learning_starts=self.learning_starts,
+                priority_exponent=self.priority_exponent,
+                importance_exponent=self.importance_exponent,
+            ),
+            target=update_target,
+            initial_target=lambda params: jax.tree.map(jnp.copy, params),
+        )

@@ -1,0 +1,128 @@
+"""The learner of algorithms that keep experience and learn from random pieces of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist import mesh, replay, rng
+from jaxrl_dist.config import ConfigError, multiples_near
+from jaxrl_dist.learners import sgd
+from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
+
+
+def off_policy(algorithm: Algorithm, like: Rollout) -> Learner:
+    """Adds each rollout to the memory, then makes ``ratio`` updates for each of its steps from drawn windows.
+
+    Args:
+      like: shapes and dtypes of a rollout of all environments, by which the memory is made.
+    """
+    plan, window = algorithm.replay, algorithm.window
+    assert plan is not None and window is not None, "replay needs windows of a fixed length"
+    rollout_length, num_envs = like.reward.shape
+    updates = updates_per_iteration(plan, num_envs * rollout_length)
+
+    def init(key: jax.Array) -> TrainState:
+        memory = replay.init(like, plan.capacity // num_envs, prioritized=plan.priority_exponent is not None)
+        return sgd.init(algorithm, key)._replace(memory=memory)
+
+    def one_update(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        local_size = plan.batch_size // jax.lax.axis_size(mesh.DATA)
+        examples = mesh.global_index(local_size)
+        draw_key, postprocess_key, loss_key = (jax.random.fold_in(key, stage) for stage in range(3))
+        weight = None
+        if plan.priority_exponent is None:
+            windows, index = replay.sample_uniform(state.memory, draw_key, local_size, window)
+        else:
+            windows, index, probability = replay.sample_prioritized(state.memory, draw_key, local_size, window)
+            weight = importance_weights(probability, plan.importance_exponent)
+        batch = algorithm.postprocess(state.variables, state.target, windows, rng.per_index(postprocess_key, examples))
+        grads, metrics, priority = sgd.gradient(algorithm, state, batch, rng.per_index(loss_key, examples), weight)
+        state = sgd.apply(algorithm, state, grads)
+        if plan.priority_exponent is not None:
+            assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
+            powered = (priority + PRIORITY_EPSILON) ** plan.priority_exponent
+            state = state._replace(memory=replay.set_priority(state.memory, index, powered))
+        return state, metrics
+
+    def learn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        keys = rng.per_index(key, jnp.arange(updates))
+        state, metrics = jax.lax.scan(one_update, state, keys)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        key = jax.random.fold_in(key, state.iteration)
+        state = state._replace(
+            variables=state.variables._replace(stats=algorithm.observe(state.variables.stats, rollout)),
+            memory=replay.add(state.memory, rollout, window),
+            iteration=state.iteration + 1,
+            env_step=state.env_step + num_envs * rollout_length,
+        )
+        shapes = jax.eval_shape(learn, state, key)[1]
+
+        def wait(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+            del key
+            return state, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
+
+        ready = (state.env_step >= plan.learning_starts) & (state.env_step >= num_envs * window)
+        return jax.lax.cond(ready, learn, wait, state, key)
+
+    return Learner(init, update, partial(sgd.gradient, algorithm), partial(sgd.apply, algorithm))
+
+
+PRIORITY_EPSILON = 1e-6
+"""Keeps a window with no error from never being drawn again (Schaul et al. 2016, section 3.3)."""
+
+
+def importance_weights(probability: jax.Array, exponent: float | jax.Array) -> jax.Array:
+    """``(1 / (n P(i)))^beta`` over the largest of the batch on all devices, by which ``n`` cancels; ``[N]`` float32.
+
+    Source: Schaul et al. (2016), section 3.4.
+    """
+    least = jax.lax.pmin(jnp.min(probability), mesh.DATA)
+    return (least / probability) ** exponent
+
+
+def updates_per_iteration(plan: Replay, steps: int) -> int:
+    """Updates after each rollout of so many env steps over all environments.
+
+    Raises:
+      ConfigError: they are no whole number.
+    """
+    updates = plan.ratio * steps
+    if abs(updates - round(updates)) > 1e-6 or round(updates) < 1:
+        below, above = max(1, int(updates)), int(updates) + 1
+        raise ConfigError(
+            f"--replay-ratio {plan.ratio:g} makes {updates:g} updates after a rollout of {steps} steps, which is no "
+            f"whole number; nearest that work: {below / steps:g} or {above / steps:g}"
+        )
+    return round(updates)
+
+
+def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_devices: int) -> None:
+    """Checks that environments, capacity and batch divide, and that the memory holds what is drawn from it.
+
+    Raises:
+      ConfigError: naming both numbers and the nearest that work.
+    """
+    plan, window = algorithm.replay, algorithm.window
+    assert plan is not None and window is not None
+    updates_per_iteration(plan, num_envs * rollout_length)
+    for flag, value, divisor, of in (
+        ("--batch-size", plan.batch_size, num_devices, "devices"),
+        ("--replay-capacity", plan.capacity, num_envs, "environments"),
+    ):
+        if value % divisor:
+            near = multiples_near(value, divisor)
+            raise ConfigError(f"{flag} {value} does not divide over {divisor} {of}; nearest that work: {near}")
+    least = num_envs * (rollout_length + window + 1)
+    if plan.capacity < least:
+        raise ConfigError(
+            f"--replay-capacity {plan.capacity} is too small for {num_envs} environments: rollouts of {rollout_length} "
+            f"steps and windows of {window} need {least} or more"
+        )
+    if plan.batch_size > plan.capacity:
+        raise ConfigError(f"--batch-size {plan.batch_size} is larger than --replay-capacity {plan.capacity}")

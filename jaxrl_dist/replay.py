@@ -1,0 +1,187 @@
+"""Device-resident replay: a ring of the newest steps of each environment, divided over the mesh, as pure functions.
+
+Every device keeps and samples the steps of its own environments; nothing moves between devices. A *window* is a run of
+``window`` steps of one environment and the observation after the last: it comes out as a ``Rollout`` with
+``T = window``, so an algorithm treats replayed experience as it does fresh experience. Observations are stored once, in
+their own dtype.
+
+A window never crosses the write head and never starts on a reset step. It may run over an episode's end, where
+``returns`` cuts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist import mesh, rng
+from jaxrl_dist.types import PyTree, Rollout
+
+BLOCK = 1024
+"""Slots whose priorities are summed together: sampling reads one row of sums and one block, not all slots."""
+REDRAWS = 8
+"""Tries of uniform sampling to find a window that does not start on a reset step; after them the window is masked."""
+
+
+class Memory(NamedTuple):
+    """The ring. Every leaf is ``[B, ...]``, divided over the devices by environment; ``C`` slots an environment.
+
+    Step ``k`` of an environment, counted from its first, lies in slot ``k % C``; the successor of slot ``s`` is the
+    observation of slot ``s + 1``.
+    """
+
+    steps: Rollout  # [B, C, ...]; its core fields are ()
+    added: jax.Array  # [B] int32, steps added so far; equal in all rows
+    priority: jax.Array  # [B, P] float32, p^alpha of the window that starts in a slot, 0 where none may; P = 0: uniform
+    block_sum: jax.Array  # [B, P / BLOCK] float32
+    max_priority: jax.Array  # [B] float32, the largest p^alpha so far; new windows start with it
+
+
+class Index(NamedTuple):
+    """Where windows were drawn from; ``[N]`` int32, local to the device."""
+
+    env: jax.Array
+    slot: jax.Array
+
+
+def init(like: Rollout, slots: int, *, prioritized: bool) -> Memory:
+    """An empty memory.
+
+    Args:
+      like: shapes and dtypes of a rollout of all environments, ``[T, B, ...]``.
+      slots: steps kept of each environment.
+    """
+
+    def blank(x: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros((x.shape[1], slots, *x.shape[2:]), x.dtype)
+
+    num_envs = like.reward.shape[1]
+    blocks = -(-slots // BLOCK) if prioritized else 0
+    return Memory(
+        steps=jax.tree.map(blank, like._replace(core=(), final_core=())),
+        added=jnp.zeros((num_envs,), jnp.int32),
+        priority=jnp.zeros((num_envs, blocks * BLOCK), jnp.float32),
+        block_sum=jnp.zeros((num_envs, blocks), jnp.float32),
+        max_priority=jnp.ones((num_envs,), jnp.float32),
+    )
+
+
+def nbytes(like: Rollout, slots: int, *, prioritized: bool) -> int:
+    """The bytes that ``init`` will allocate over all devices."""
+    shapes = jax.eval_shape(lambda: init(like, slots, prioritized=prioritized))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+
+def add(memory: Memory, rollout: Rollout, window: int) -> Memory:
+    """Writes a rollout ``[T, B, ...]`` over the oldest steps; its windows may then be drawn.
+
+    The last observation is written too, into the slot of the step that comes next, so the newest window ends there.
+    """
+    num_steps, slots = rollout.reward.shape[0], memory.steps.reward.shape[1]
+    added = memory.added[0]
+    at = (added + jnp.arange(num_steps + 1, dtype=jnp.int32)) % slots
+
+    def write(ring: jax.Array, x: jax.Array) -> jax.Array:
+        where = at[: x.shape[0]]
+        return ring.at[:, where].set(jnp.swapaxes(x, 0, 1), unique_indices=True, mode="promise_in_bounds")
+
+    steps = jax.tree.map(write, memory.steps, rollout._replace(core=(), final_core=()))
+    memory = memory._replace(steps=steps, added=memory.added + num_steps)
+    if memory.priority.shape[1] == 0:
+        return memory
+    # Windows that the new steps complete may start; those whose steps are missing or written over may not.
+    first = added - window + 1
+    touched = first + jnp.arange(num_steps + window, dtype=jnp.int32)
+    complete = (touched >= 0) & (touched <= added + num_steps - window)
+    where = touched % slots
+    starts = jnp.broadcast_to(complete[None], (len(memory.added), len(where))) & steps.valid[:, where]
+    fresh = jnp.where(starts, jnp.broadcast_to(memory.max_priority[:, None], starts.shape), 0.0)
+    return _set_priority(memory, jnp.arange(len(memory.added))[:, None], where[None], fresh)
+
+
+def sample_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int) -> tuple[Rollout, Index]:
+    """Draws this device's ``batch_size`` windows, each equally likely among those of the device.
+
+    Returns:
+      Windows ``[window, N, ...]``. One may start on a reset step, with ``valid[0]`` False, if every redraw did.
+    """
+    num_envs, slots = memory.steps.reward.shape
+    newest, oldest = memory.added[0] - window, jnp.maximum(memory.added[0] - slots + 1, 0)
+
+    def draw(key: jax.Array) -> Index:
+        env_key, step_key = jax.random.split(key)
+        env = jax.random.randint(env_key, (REDRAWS,), 0, num_envs)
+        slot = jax.random.randint(step_key, (REDRAWS,), oldest, newest + 1) % slots
+        choice = jnp.argmax(memory.steps.valid[env, slot])
+        return Index(env[choice], slot[choice])
+
+    index = jax.vmap(draw)(rng.per_index(key, mesh.global_index(batch_size)))
+    return _gather(memory, index, window), index
+
+
+def sample_prioritized(
+    memory: Memory, key: jax.Array, batch_size: int, window: int
+) -> tuple[Rollout, Index, jax.Array]:
+    """Draws this device's ``batch_size`` windows in proportion to their priority, one from each of as many strata.
+
+    Source: Schaul et al. (2016), https://arxiv.org/abs/1511.05952, section 3.3 and appendix B.2.1.
+
+    Returns:
+      Windows ``[window, N, ...]``, where they lie, and the probability ``[N]`` of each under the draw over all devices:
+      each device draws an equal share, so it is ``p / (devices * sum of the device's p)``.
+    """
+    sums = memory.block_sum.reshape(-1)
+    upper = jnp.cumsum(sums)
+    keys = rng.per_index(key, mesh.global_index(batch_size))
+    stratum = (jnp.arange(batch_size) + jax.vmap(jax.random.uniform)(keys)) / batch_size
+    mass = stratum * upper[-1]
+    # Rounding may point past the last block or slot that has any mass: take the nearest that has.
+    block = jnp.minimum(
+        jnp.searchsorted(upper, mass, side="right"), jnp.max(jnp.where(sums > 0, jnp.arange(len(sums)), 0))
+    )
+    rows = memory.priority.reshape(-1, BLOCK)[block]
+    inside = (mass - (upper - sums)[block])[:, None]
+    beyond = (jnp.cumsum(rows, axis=1) > jnp.broadcast_to(inside, rows.shape)) & (rows > 0)
+    last = BLOCK - 1 - jnp.argmax(rows[:, ::-1] > 0, axis=1)
+    offset = jnp.where(jnp.any(beyond, axis=1), jnp.argmax(beyond, axis=1), last)
+    env, slot = jnp.divmod(block * BLOCK + offset, memory.priority.shape[1])
+    index = Index(env, slot)
+    drawn = jnp.take_along_axis(rows, offset[:, None], axis=1)[:, 0]
+    probability = drawn / (upper[-1] * jax.lax.axis_size(mesh.DATA))
+    return _gather(memory, index, window), index, probability
+
+
+def set_priority(memory: Memory, index: Index, priority: jax.Array) -> Memory:
+    """Gives drawn windows a new ``p^alpha`` ``[N]``; one that may no longer start keeps its 0."""
+    old = memory.priority[index.env, index.slot]
+    memory = memory._replace(max_priority=jnp.maximum(memory.max_priority, jnp.max(priority)))
+    return _set_priority(memory, index.env, index.slot, jnp.where(old > 0, priority, 0.0))
+
+
+def _set_priority(memory: Memory, env: jax.Array, slot: jax.Array, priority: jax.Array) -> Memory:
+    """Writes priorities and sums their blocks anew, so that no rounding error builds up."""
+    env, slot = jnp.broadcast_arrays(env, slot)
+    table = memory.priority.at[env, slot].set(priority)
+    block = slot // BLOCK
+    blocks = table.reshape(*memory.block_sum.shape, BLOCK)
+    if slot.size < memory.block_sum.size:
+        sums = memory.block_sum.at[env, block].set(jnp.sum(blocks[env, block], axis=-1))
+    else:
+        sums = jnp.sum(blocks, axis=-1)
+    return memory._replace(priority=table, block_sum=sums)
+
+
+def _gather(memory: Memory, index: Index, window: int) -> Rollout:
+    """The windows ``[window, N, ...]`` that start at ``index``."""
+    slots = memory.steps.reward.shape[1]
+    slot = (index.slot[None] + jnp.arange(window + 1, dtype=jnp.int32)[:, None]) % slots
+    env = jnp.broadcast_to(index.env[None], slot.shape)
+
+    def read(ring: jax.Array, length: int) -> jax.Array:
+        return ring[env[:length], slot[:length]]
+
+    obs = jax.tree.map(lambda x: read(x, window + 1), memory.steps.obs)
+    rest: PyTree = jax.tree.map(lambda x: read(x, window), memory.steps._replace(obs=()))
+    return rest._replace(obs=obs)

@@ -1,0 +1,243 @@
+"""Acting: device and host give the same experience, whatever the devices and the lengths of rollouts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import assert_close, make_job, make_mesh
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import networks
+from jaxrl_dist.actors import device
+from jaxrl_dist.actors.host import HostActor
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.envs import EnvSource, find
+from jaxrl_dist.evaluate import evaluate
+from jaxrl_dist.learners import normalize
+from jaxrl_dist.rng import Stream
+from jaxrl_dist.types import Algorithm, EpisodeStats, Rollout
+
+NUM_ENVS, NUM_STEPS = 8, 16
+NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
+CASES: dict[str, tuple[str, dict[str, str], PPO]] = {
+    "discrete": ("CartPole-v1", {}, PPO(**NET)),
+    "continuous": ("Pendulum-v1", {"max_steps_in_episode": "9"}, PPO(**NET)),
+    "recurrent": ("MemoryChain-bsuite", {"memory_length": "4"}, PPO(**NET, core="gru", num_minibatches=1)),
+}
+
+
+@functools.cache
+def make(name: str) -> tuple[Algorithm, EnvSource]:
+    env_id, options, config = CASES[name]
+    source = find(f"gymnax:{env_id}", options)
+    algorithm = config.make(source.spec)
+    if name == "recurrent":
+        algorithm = normalize.scale_rewards(algorithm, config.discount)
+    return algorithm, source
+
+
+def place(tree: Any, num_devices: int, spec: Any = meshes.REPLICATED) -> Any:
+    return meshes.place(tree, make_mesh(num_devices), spec)
+
+
+@functools.cache
+def variables(name: str) -> Any:
+    """Those of the start, with a policy that cares for what it sees."""
+    algorithm, _ = make(name)
+    start = jax.tree.map(np.array, jax.jit(algorithm.init)(jax.random.key(3)))
+    start.params["policy"]["params"]["kernel"] *= 100
+    return start
+
+
+@functools.cache
+def act_on_device(
+    name: str, num_devices: int = 1, rollouts: int = 2, length: int = NUM_STEPS
+) -> list[tuple[Rollout, EpisodeStats]]:
+    """Consecutive rollouts, as numpy arrays, by the path of the plan ``on_device``."""
+    algorithm, source = make(name)
+    job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
+    everywhere, batch = meshes.REPLICATED, meshes.BATCH
+    env = source.device()
+    rollout = device.make_rollout(algorithm, env, length)
+
+    def run(*args: Any) -> Any:
+        actor, experience, episodes = rollout(*args)
+        return actor, experience, meshes.global_episodes(episodes)
+
+    specs = (everywhere, batch, everywhere, everywhere, everywhere, everywhere)
+    program = meshes.Program(run, job.mesh, specs, (batch, meshes.ROLLOUT, everywhere))
+    start = jax.jit(lambda key: device.init(algorithm, env, NUM_ENVS, key))
+    actor = meshes.place(start(job.key(Stream.ENV)), job.mesh, batch)
+    results = []
+    for iteration in range(rollouts):
+        numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)
+        keys = job.key(Stream.ACT), job.key(Stream.ENV)
+        actor, experience, episodes = program(place(variables(name), num_devices), actor, *keys, *numbers)
+        results.append(jax.device_get((experience, episodes)))
+    return results
+
+
+def act_on_host(
+    algorithm: Algorithm, source: EnvSource, start: Any, num_devices: int, length: int = NUM_STEPS
+) -> list[tuple[Rollout, EpisodeStats]]:
+    """Two rollouts by the path of the plan ``synchronous``."""
+    job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
+    results = []
+    with contextlib.closing(source.host(NUM_ENVS, job.seed)) as env:
+        actor = HostActor(algorithm, env, job.mesh, length, job.key(Stream.ACT))
+        for iteration in range(2):
+            numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)
+            experience, episodes, valid = actor.rollout(place(start, num_devices), *numbers)
+            results.append(jax.device_get((experience, episodes)))
+            assert valid == results[-1][0].valid.sum()
+    return results
+
+
+# --- The same experience ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_host_acts_as_device(name: str) -> None:
+    """Keys, resets, policy state and feedback agree, over the seam between two rollouts; the meshes differ too."""
+    algorithm, source = make(name)
+    on_host = act_on_host(algorithm, source, variables(name), 2)
+    on_device = act_on_device(name)
+    assert any((~experience.valid).any() for experience, _ in on_device)
+    assert len(np.unique(np.concatenate([experience.action.ravel() for experience, _ in on_device]))) > 1
+    assert_close(on_host, on_device, 1e-5)
+
+
+@pytest.mark.parametrize("name, num_devices", [("recurrent", 2), ("recurrent", 8), ("continuous", 8)])
+def test_devices_do_not_matter(name: str, num_devices: int) -> None:
+    assert_close(act_on_device(name, num_devices), act_on_device(name), 1e-5)
+
+
+def test_rollout_length_does_not_matter() -> None:
+    """While the variables stay, two rollouts of 16 steps are one of 32."""
+    halves = [experience for experience, _ in act_on_device("recurrent")]
+    ((whole, _),) = act_on_device("recurrent", 1, 1, 2 * NUM_STEPS)
+    for name in ("action", "reward", "terminated", "truncated", "valid", "extras"):
+        joined = jax.tree.map(lambda *x: np.concatenate(x), *(getattr(half, name) for half in halves))
+        assert_close(joined, getattr(whole, name))
+    np.testing.assert_allclose(np.concatenate([halves[0].obs[:-1], halves[1].obs]), whole.obs, rtol=1e-5)
+    assert_close([halves[0].core, halves[1].final_core], [whole.core, whole.final_core])
+
+
+def test_rollouts_join() -> None:
+    """A rollout begins with what the last one ended in."""
+    for name in CASES:
+        (first, _), (second, _) = act_on_device(name)
+        np.testing.assert_array_equal(first.obs[-1], second.obs[0])
+        assert_close(second.core, first.final_core)
+        ended = first.terminated[-1] | first.truncated[-1]
+        np.testing.assert_array_equal(second.valid[0], ~ended)
+
+
+def test_environments_differ() -> None:
+    (experience, _), _ = act_on_device("continuous")
+    assert len(np.unique(experience.obs[0], axis=0)) == len(np.unique(experience.action[0])) == NUM_ENVS
+
+
+# --- Policy state -------------------------------------------------------------------------------------
+
+
+def test_core_is_set_back_with_each_episode() -> None:
+    """What the policy met each observation with, followed by hand, one environment and one step at a time."""
+    algorithm, _ = make("recurrent")
+    seen = 0
+    policy = jax.jit(algorithm.policy)
+    zeros = jax.device_get(algorithm.initial_core(NUM_ENVS))
+    core = zeros
+    for experience, _ in act_on_device("recurrent"):
+        assert_close(core, experience.core)
+        for t in range(NUM_STEPS):
+            keys = jax.random.split(jax.random.key(0), NUM_ENVS)
+            _, (_, inner), extras = policy(variables("recurrent"), experience.obs[t], core, keys, 0.0)
+            np.testing.assert_allclose(extras["value"], experience.extras["value"][t], rtol=1e-4, atol=1e-5)
+            discounted = 0.99 * core[0] + experience.reward[t]
+            valid = experience.valid[t]
+            core = np.where(valid, discounted, 0), np.where(valid[:, None], inner, 0)
+            seen += (~valid).sum()
+        assert_close(core, jax.tree.map(np.asarray, experience.final_core))
+    assert seen >= NUM_ENVS
+
+
+def test_unroll_finds_what_acting_found() -> None:
+    """So the first update of PPO with a recurrent core starts from probability ratios of 1."""
+    _, source = make("recurrent")
+    config = CASES["recurrent"][2]
+    start = variables("recurrent")
+    net = networks.actor_critic(config, source.spec.observation, source.spec.action.n, False)
+    for experience, _ in act_on_device("recurrent"):
+        outputs, value, core = net.unroll(start.params, experience.obs[:-1], experience.core[1], experience.valid)
+        log_prob = jnp.take_along_axis(jax.nn.log_softmax(outputs), experience.action[..., None], -1)[..., 0]
+        np.testing.assert_allclose(log_prob, experience.extras["log_prob"], atol=1e-5)
+        np.testing.assert_allclose(value, experience.extras["value"], atol=1e-5)
+        np.testing.assert_allclose(core, experience.final_core[1], atol=1e-5)
+
+
+# --- Backends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id, options", [("CartPole-v1", {}), ("Pendulum-v1", {"max_episode_steps": "9"})])
+def test_backends_give_rollouts_of_one_structure(env_id: str, options: dict[str, str]) -> None:
+    name = "discrete" if env_id == "CartPole-v1" else "continuous"
+    algorithm, gymnax = make(name)
+    source = find(f"envpool:{env_id}", options)
+    assert source.spec.observation.shape == gymnax.spec.observation.shape
+    results = act_on_host(algorithm, source, variables(name), 2)
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.asarray(x).dtype), tree)  # noqa: E731
+    assert shapes(results) == shapes(act_on_device(name))
+    (first, _), (second, _) = results
+    np.testing.assert_array_equal(first.obs[-1], second.obs[0])
+    np.testing.assert_array_equal(second.valid[1:], ~(second.terminated | second.truncated)[:-1])
+    np.testing.assert_array_equal(second.valid[0], ~(first.terminated | first.truncated)[-1])
+    assert (~first.valid).any() or (~second.valid).any()
+    # What was stored is what the environments answered: here they are again, given the same actions.
+    with contextlib.closing(source.host(NUM_ENVS, 0)) as env:
+        obs = env.reset()
+        for experience, episodes in results:
+            count = 0.0
+            for t in range(NUM_STEPS):
+                np.testing.assert_array_equal(experience.obs[t], obs)
+                step, ended = env.step(experience.action[t])
+                obs, count = step.obs, count + ended.episodes.sum()
+                for field in ("reward", "terminated", "truncated", "valid"):
+                    np.testing.assert_array_equal(getattr(experience, field)[t], getattr(step, field))
+            assert count == episodes.episodes
+
+
+@pytest.mark.parametrize("name", ["discrete", "recurrent"])
+def test_evaluation_plays_what_it_was_asked_for(name: str) -> None:
+    """Whole episodes, their number by environment fixed beforehand; with a policy state of one array or none."""
+    config = CASES[name][2]
+    source = find("gymnax:CartPole-v1", {"max_steps_in_episode": "12"})
+    algorithm = config.make(source.spec)
+    start = jax.jit(algorithm.init)(jax.random.key(0))
+    heard: list[int] = []
+    one = evaluate(algorithm, start, source, 5, 0, progress=heard.append)
+    assert heard[-5:] == [1, 2, 3, 4, 5] and one.returns.shape == one.lengths.shape == (5,)
+    np.testing.assert_array_equal(one.returns, one.lengths)
+    assert (one.lengths >= 8).all() and (one.lengths <= 12).all()
+    np.testing.assert_array_equal(evaluate(algorithm, start, source, 5, 0).returns, one.returns)
+
+
+def test_rollouts_of_one_step() -> None:
+    algorithm, source = make("recurrent")
+    one = act_on_host(algorithm, source, variables("recurrent"), 1, 1)
+    whole, _ = act_on_device("recurrent")[0]
+    for t, (experience, _) in enumerate(one):
+        expected = jax.tree.map(lambda x: x[t : t + 1], whole._replace(core=(), final_core=()))
+        assert_close(experience._replace(core=(), final_core=()), expected._replace(obs=whole.obs[t : t + 2]))
+
+
+def test_step_numbers_pass_two_to_the_31() -> None:
+    iteration = jnp.int32(2**31 // 128 + 5)
+    numbers = jax.jit(device.step_numbers, static_argnums=1)(iteration, 128)
+    np.testing.assert_array_equal(np.asarray(numbers, np.int64), (2**31 // 128 + 5) * 128 + np.arange(128))

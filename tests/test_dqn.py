@@ -1,0 +1,230 @@
+"""DQN and each of Rainbow's parts against its closed form."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_dist
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import networks, replay, returns
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.config import ConfigError, NetworkConfig
+from jaxrl_dist.learners import off_policy, sgd
+from jaxrl_dist.types import Box, Discrete, EnvSpec, Replay, Rollout
+
+OBSERVATION = Box((3,), np.dtype(np.float32), np.full(3, -1, np.float32), np.full(3, 1, np.float32))
+SPEC = EnvSpec("Test", "gymnax", "misc", OBSERVATION, Discrete(4), 100)
+N = 16
+
+
+def windows(n: int, seed: int = 0) -> Rollout:
+    """``N`` windows of ``n`` steps, some of which run over an episode's end."""
+    rng = np.random.default_rng(seed)
+    ended = rng.random((n, N)) < 0.3
+    valid = np.concatenate([np.ones((1, N), bool), ~ended[:-1]])
+    ended &= valid
+    terminated = ended & (rng.random((n, N)) < 0.5)
+    obs = rng.normal(size=(n + 1, N, 3)).astype(np.float32)
+    reward = np.where(valid, rng.normal(size=(n, N)), 0).astype(np.float32)
+    action = rng.integers(0, 4, (n, N)).astype(np.int32)
+    return Rollout(obs, action, reward, terminated, ended & ~terminated, valid, {}, (), ())
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_window_return_is_the_n_step_return_of_the_first_step(n: int) -> None:
+    w = windows(n)
+    values = np.random.default_rng(1).normal(size=(n + 1, N))
+    reward, discount, last = (np.asarray(x, np.float64) for x in returns.window_return(*w.outcomes, 0.9))
+    for i in range(N):
+        total, factor, t = 0.0, 1.0, 0
+        while True:
+            total += factor * w.reward[t, i]
+            factor *= 0.9
+            if w.terminated[t, i] or w.truncated[t, i] or t == n - 1:
+                break
+            t += 1
+        if not w.terminated[t, i]:
+            total += factor * values[t + 1, i]
+        assert last[i] == t
+        np.testing.assert_allclose(reward[i] + discount[i] * values[int(last[i]) + 1, i], total, rtol=1e-5)
+
+
+def losses(config: DQN, w: Rollout, seed: int = 0) -> tuple[Any, ...]:
+    """The algorithm's losses on windows, with what is needed to compute them again."""
+    algorithm = config.make(SPEC)
+    variables = algorithm.init(jax.random.key(seed))
+    target = algorithm.init(jax.random.key(seed + 1)).params
+    keys = jax.random.split(jax.random.key(2), N)
+    batch = algorithm.postprocess(variables, target, w, keys)
+    loss, mask, aux = algorithm.loss(variables, target, batch, keys, jnp.zeros(()))
+    np.testing.assert_array_equal(mask, w.valid[0])
+    return np.asarray(loss), aux, variables.params, target
+
+
+def q_values(params: Any, obs: Any, dueling: bool = False, num_atoms: int = 1) -> np.ndarray:
+    network = networks.q_network(
+        NetworkConfig(hidden_sizes=(8,), activation="relu"),
+        OBSERVATION,
+        4,
+        num_atoms=num_atoms,
+        dueling=dueling,
+        noisy=False,
+    )
+    return np.asarray(network.apply(params, obs, None), np.float64)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_loss_is_the_huber_loss_of_the_n_step_error(n: int, double: bool) -> None:
+    w = windows(n)
+    found, aux, params, target = losses(DQN(hidden_sizes=(8,), n_step=n, double=double), w)
+    reward, discount, last = (np.asarray(x) for x in returns.window_return(*w.outcomes, 0.99))
+    next_obs = w.obs[last + 1, np.arange(N)]
+    bootstrap = q_values(target, next_obs)[..., 0]
+    best = (q_values(params, next_obs)[..., 0] if double else bootstrap).argmax(1)
+    q = q_values(params, w.obs[0])[np.arange(N), w.action[0], 0]
+    error = reward + discount * bootstrap[np.arange(N), best] - q
+    huber = np.where(np.abs(error) <= 1, 0.5 * error**2, np.abs(error) - 0.5)
+    np.testing.assert_allclose(found, huber, atol=1e-5)
+    np.testing.assert_allclose(aux.priority, np.abs(error), atol=1e-5)
+
+
+def test_distributional_loss_is_the_cross_entropy_with_the_projected_target() -> None:
+    w = windows(2)
+    config = DQN(hidden_sizes=(8,), n_step=2, num_atoms=11, value_min=-2, value_max=2, double=False)
+    found, _, params, target = losses(config, w)
+    atoms = np.linspace(-2, 2, 11)
+    reward, discount, last = (np.asarray(x, np.float64) for x in returns.window_return(*w.outcomes, 0.99))
+    next_obs = w.obs[last.astype(int) + 1, np.arange(N)]
+
+    def softmax(x: np.ndarray) -> np.ndarray:
+        e = np.exp(x - x.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+
+    p_next = softmax(q_values(target, next_obs, num_atoms=11))
+    best = (p_next * atoms).sum(-1).argmax(1)
+    logits = q_values(params, w.obs[0], num_atoms=11)[np.arange(N), w.action[0]]
+    for i in range(N):
+        projected = np.zeros(11)  # Bellemare et al. (2017), algorithm 1
+        for j in range(11):
+            b = (np.clip(reward[i] + discount[i] * atoms[j], -2, 2) + 2) / 0.4
+            low, high = int(np.floor(b)), int(np.ceil(b))
+            projected[low] += p_next[i, best[i], j] * (high - b if high > low else 1)
+            projected[high] += p_next[i, best[i], j] * (b - low if high > low else 0)
+        np.testing.assert_allclose(found[i], -(projected * np.log(softmax(logits[i]))).sum(), atol=1e-4)
+
+
+def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
+    config = NetworkConfig(hidden_sizes=(8,), activation="relu")
+    network = networks.q_network(config, OBSERVATION, 4, num_atoms=1, dueling=True, noisy=False)
+    params = network.init(jax.random.key(0))
+    obs = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    q = np.asarray(network.apply(params, obs, None))[..., 0]
+    dense = params["torso"]["params"]["Dense_0"]
+    hidden = np.maximum(obs @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"]), 0)
+    advantage, value = (
+        hidden @ np.asarray(h["params"]["kernel"]) + np.asarray(h["params"]["bias"]) for h in params["heads"]
+    )
+    np.testing.assert_allclose(q, value + advantage - advantage.mean(1, keepdims=True), atol=1e-5)
+
+
+def test_noisy_layer_has_factorised_noise_of_its_own_for_each_example() -> None:
+    layer = networks.NoisyDense(5)
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    params = layer.init(jax.random.key(0), x)
+    w = {name: np.asarray(value) for name, value in params["params"].items()}
+    assert np.all(np.abs(w["kernel"]) <= 3**-0.5)
+    np.testing.assert_allclose(w["kernel_sigma"], 0.5 / np.sqrt(3), rtol=1e-6)
+    keys = jax.random.split(jax.random.key(1), N)
+    found = np.asarray(layer.apply(params, x, keys))
+    for i in range(N):
+        noise = np.asarray(jax.random.normal(keys[i], (8,)))
+        f = np.sign(noise) * np.sqrt(np.abs(noise))
+        kernel = w["kernel"] + w["kernel_sigma"] * np.outer(f[:3], f[3:])
+        np.testing.assert_allclose(found[i], x[i] @ kernel + w["bias"] + w["bias_sigma"] * f[3:], atol=1e-5)
+    np.testing.assert_allclose(layer.apply(params, x), x @ w["kernel"] + w["bias"], atol=1e-5)
+
+
+def test_epsilon_falls_linearly() -> None:
+    algorithm = DQN(hidden_sizes=(8,), epsilon_start=0.8, epsilon_end=0.2, epsilon_steps=1000).make(SPEC)
+    variables = algorithm.init(jax.random.key(0))
+    obs = jnp.ones((20_000, 3))
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    greedy = algorithm.policy(variables, obs[:1], (), None, 0.0)[0][0]
+    act = jax.jit(algorithm.policy)
+    for env_step, epsilon in ((0.0, 0.8), (500.0, 0.5), (1e6, 0.2)):
+        action, _, _ = act(variables, obs, (), keys, jnp.float32(env_step))
+        assert abs(float((action != greedy).mean()) - 0.75 * epsilon) < 0.015
+
+
+def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices() -> None:
+    algorithm = DQN(hidden_sizes=(8,), n_step=3).make(SPEC)
+    state = sgd.init(algorithm, jax.random.key(0))
+    probability = np.random.default_rng(0).random(N).astype(np.float32)
+    w = windows(3)
+
+    def update(state: Any, w: Rollout, probability: jax.Array) -> Any:
+        keys = jax.random.split(jax.random.key(0), w.reward.shape[1])
+        batch = algorithm.postprocess(state.variables, state.target, w, keys)
+        weight = off_policy.importance_weights(probability, 0.6)
+        grads, _, _ = sgd.gradient(algorithm, state, batch, keys, weight)
+        return grads, weight
+
+    results = []
+    for num_devices in (1, 2, 8):
+        mesh = meshes.make_mesh(jax.local_devices()[:num_devices])
+        specs = (meshes.REPLICATED, meshes.ROLLOUT._replace(core=(), final_core=(), extras={}), meshes.BATCH)
+        program = jax.shard_map(update, mesh=mesh, in_specs=specs, out_specs=(meshes.REPLICATED, meshes.BATCH))
+        results.append(jax.device_get(jax.jit(program)(state, w, probability)))
+    np.testing.assert_allclose(results[0][1], (probability / probability.min()) ** -0.6, rtol=1e-5)
+    for other in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), other, results[0])
+
+
+@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+def test_a_run_counts_its_updates_and_repeats_bit_for_bit(plan: str) -> None:
+    config = DQN(hidden_sizes=(8,), learning_starts=100, replay_capacity=800, priority_exponent=0.6, batch_size=16)
+    kind = {"plan": plan, "total_env_steps": 400, "report_interval": 100, "evaluation_episodes": 0}
+    runs = []
+    for _ in range(2):
+        reports = list(jaxrl_dist.train(jaxrl_dist.Train(config, env="CartPole-v1", **kind)))
+        runs.append([{k: v for k, v in r.metrics.items() if not k.startswith("time/")} for r in reports])
+    np.testing.assert_equal(runs[0], runs[1])
+    # 16 updates after each rollout of 8 x 4 steps, from the first that reaches 100 steps on
+    assert reports[-1].updates == 16 * (reports[-1].iteration - 3)
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    algorithm = DQN().make(SPEC)
+
+    def refused(message: str, num_envs: int = 8, rollout_length: int = 4, **fields: Any) -> None:
+        plan = dataclasses.replace(algorithm.replay or Replay(1, 1, 1, 1), **fields)
+        with pytest.raises(ConfigError, match=message):
+            off_policy.check_sizes(dataclasses.replace(algorithm, replay=plan), num_envs, rollout_length, 8)
+
+    refused("--batch-size 12 does not divide over 8 devices; nearest that work: 8 or 16", batch_size=12)
+    refused(
+        "--replay-capacity 1001 does not divide over 8 environments; nearest that work: 1000 or 1008", capacity=1001
+    )
+    refused("--replay-capacity 56 is too small .* need 64 or more", capacity=56)
+    refused("--batch-size 4096 is larger than --replay-capacity 4000", batch_size=4096, capacity=4000)
+    refused("--replay-ratio 0.3 makes 9.6 updates .* nearest that work: 0.28125 or 0.3125", ratio=0.3)
+
+
+def test_continuous_actions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="dqn needs discrete actions"):
+        DQN().make(dataclasses.replace(SPEC, action=OBSERVATION))
+
+
+def test_memory_is_made_on_the_mesh() -> None:
+    run = jaxrl_dist.training.prepare(jaxrl_dist.Train("dqn", env="CartPole-v1"))  # type: ignore[attr-defined]
+    state = run.job.initial_state()
+    assert {x.sharding.spec for x in jax.tree.leaves(state.memory)} == {meshes.BATCH}
+    assert len(state.memory.added.sharding.device_set) == 8
+    assert isinstance(state.memory, replay.Memory)

@@ -1,0 +1,337 @@
+"""Learners: the same on any number of devices, blind to masked steps, and equal to a naive PPO."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from probes import assert_close, box, make_mesh, random_rollout, spec, with_sgd
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.pg import PG
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.learners import normalize, sgd
+from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group, on_policy
+from jaxrl_dist.learners.sharded import compile_update
+from jaxrl_dist.types import Algorithm, Aux, EnvSpec, Rollout, TrainState, Variables
+
+DISCRETE, CONTINUOUS = spec(), spec(action=box(2, bound=1.0))
+NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
+NUM_STEPS, NUM_ENVS = 8, 16
+
+
+@functools.cache
+def compiled(algorithm: Algorithm, num_devices: int) -> tuple[TrainState, meshes.Program]:
+    """The state to begin with, on the host, and the update, by the path that plans take."""
+    learner = on_policy(algorithm)
+    state = jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
+    return state, compile_update(learner, make_mesh(num_devices))
+
+
+def updated(
+    algorithm: Algorithm, rollouts: list[Rollout], num_devices: int, variables: Variables | None = None
+) -> tuple[TrainState, Any]:
+    """State and metrics after an update with each rollout."""
+    mesh = make_mesh(num_devices)
+    state, program = compiled(algorithm, num_devices)
+    if variables is not None:
+        state = state._replace(variables=variables)
+    state = meshes.place(state, mesh, meshes.REPLICATED)
+    key = meshes.place(jax.random.key(1), mesh, meshes.REPLICATED)
+    for rollout in rollouts:
+        placed = [meshes.place(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
+        state, metrics = program(state, Rollout(*placed), key)
+    return jax.device_get(state), jax.device_get(metrics)
+
+
+# --- Devices ------------------------------------------------------------------------------------------
+
+CASES: dict[str, tuple[Any, EnvSpec, bool]] = {  # with running statistics or without
+    "ppo": (PPO(**NET, num_epochs=4, num_minibatches=4), DISCRETE, False),
+    "ppo-continuous": (PPO(**NET, num_epochs=2, num_minibatches=16), CONTINUOUS, True),  # two environments a group
+    "ppo-gru": (PPO(**NET, core="gru", num_epochs=2, num_minibatches=2), DISCRETE, True),
+    "a2c": (A2C(**NET), DISCRETE, True),
+    "a2c-gru": (A2C(**NET, core="gru"), CONTINUOUS, False),
+    "pg": (PG(**NET), CONTINUOUS, True),
+    "pg-discrete": (PG(**NET), DISCRETE, False),
+}
+
+
+@functools.cache
+def make(name: str) -> tuple[Algorithm, list[Rollout]]:
+    """An algorithm with SGD, and two rollouts whose valid steps lie unevenly over the devices."""
+    config, env, with_stats = CASES[name]
+    algorithm = config.make(env)
+    if with_stats:
+        algorithm = normalize.normalize_observations(algorithm, env)
+        algorithm = normalize.scale_rewards(algorithm, config.discount)
+    ends = np.linspace(0, 1, NUM_ENVS)
+    algorithm = with_sgd(algorithm)
+    return algorithm, [random_rollout(algorithm, env, NUM_STEPS, NUM_ENVS, seed, ends) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_device_is_as_eight(name: str) -> None:
+    """Parameters, running statistics, optimiser state, counts and metrics, after two updates."""
+    algorithm, rollouts = make(name)
+    one = updated(algorithm, rollouts, 1)
+    assert one[0].updates == 2 * algorithm.num_epochs * algorithm.num_minibatches
+    assert one[0].iteration == 2 and one[0].env_step == 2 * NUM_STEPS * NUM_ENVS
+    for num_devices in {"ppo": (2, 8), "ppo-continuous": (4,)}.get(name, (8,)):
+        assert_close(updated(algorithm, rollouts, num_devices), one)
+
+
+def test_shuffling_changes_the_result() -> None:
+    """Else the test above could not see that devices shuffle alike."""
+    algorithm, rollouts = make("ppo")
+    first, second = (
+        updated(dataclasses.replace(algorithm, num_epochs=1, num_minibatches=n), rollouts[:1], 1)[0] for n in (1, 4)
+    )
+    with pytest.raises(AssertionError):
+        assert_close(first.variables, second.variables)
+
+
+def test_mean_over_unequal_masks() -> None:
+    """``psum / psum``, differentiated as it stands; a mean of the devices' own means would be another number."""
+    rng = np.random.default_rng(0)
+    x, noise = rng.normal(size=32), rng.normal(size=32)
+    mask = rng.random(32) < np.repeat(np.linspace(0, 0.9, 8), 4)  # the first device has nothing at all
+    values = {"x": x.astype(np.float32), "noise": noise.astype(np.float32), "mask": mask}
+
+    def loss(variables: Variables, target: Any, batch: Any, keys: Any, env_step: Any) -> Any:
+        losses = jnp.square(variables.params["w"] * batch["x"] - batch["noise"])
+        return jnp.where(batch["mask"], losses, jnp.nan), batch["mask"], Aux({"mean": batch["x"]})
+
+    algorithm = Algorithm(
+        init=lambda key: Variables({"w": jnp.float32(0.7)}, ()),
+        policy=lambda *_: ((), (), ()),
+        postprocess=lambda *_: (),
+        loss=loss,
+        optimizer=with_sgd(PG(**NET).make(DISCRETE)).optimizer,
+    )
+
+    def run(state: TrainState, batch: Any) -> Any:
+        keys = jax.random.split(jax.random.key(0), batch["x"].shape)
+        mean = meshes.global_mean(batch["x"], batch["mask"]), meshes.global_mean(batch["x"], batch["x"] > 99)
+        return *sgd.gradient(algorithm, state, batch, keys)[:2], mean
+
+    mesh = make_mesh(8)
+    state = sgd.init(algorithm, jax.random.key(0))
+    program = meshes.Program(run, mesh, (meshes.REPLICATED, meshes.BATCH), meshes.REPLICATED)
+    placed = meshes.place(state, mesh, meshes.REPLICATED), meshes.place(values, mesh, meshes.BATCH)
+    grads, metrics, (mean, empty) = program(*placed)
+    error = 0.7 * x - noise
+    np.testing.assert_allclose(grads["w"], np.mean((2 * error * x)[mask]), rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss/total"], np.mean((error**2)[mask]), rtol=1e-5)
+    np.testing.assert_allclose(metrics["gradient/norm"], abs(np.mean((2 * error * x)[mask])), rtol=1e-5)
+    np.testing.assert_allclose([metrics["mean"], mean], np.mean(x[mask]), rtol=1e-5)
+    assert empty == 0
+    by_device = [
+        np.mean(part[keep]) for part, keep in zip(np.split(x, 8), np.split(mask, 8), strict=True) if keep.any()
+    ]
+    assert abs(np.mean(by_device) - np.mean(x[mask])) > 0.01  # so the test can tell
+
+
+# --- Masks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo-gru", "a2c", "pg"])
+def test_reset_steps_teach_nothing(name: str) -> None:
+    """Garbage in all that a reset step holds, but for the observation that it begins with: the one its episode ended
+    on, which a truncation bootstraps from through the value found while acting.
+    """
+    algorithm, (rollout, _) = make(name)
+    off = ~rollout.valid
+    assert 10 < off.sum() < off.size / 2
+
+    def spoil(x: np.ndarray) -> np.ndarray:
+        garbage = (99 + np.arange(x.size).reshape(x.shape) % 7).astype(x.dtype)
+        return np.where(off.reshape(*off.shape, *[1] * (x.ndim - 2)), garbage, x)
+
+    spoilt = rollout._replace(
+        obs=np.concatenate([spoil(rollout.obs[:-1]), rollout.obs[-1:]]),
+        action=spoil(rollout.action) if rollout.action.dtype == np.float32 else spoil(rollout.action) % 3,
+        reward=spoil(rollout.reward),
+        extras={**rollout.extras, "log_prob": spoil(rollout.extras["log_prob"])},
+    )
+    plain, garbage = (updated(algorithm, [each], 1) for each in (rollout, spoilt))
+    assert_close(garbage, plain, 1e-6)
+    # The value found there is the bootstrap of the truncations, and so must matter.
+    other = rollout._replace(extras={**rollout.extras, "value": spoil(rollout.extras["value"])})
+    with pytest.raises(AssertionError):
+        assert_close(updated(algorithm, [other], 1)[0].variables, plain[0].variables)
+
+
+# --- A naive PPO --------------------------------------------------------------------------------------
+
+
+def naive_ppo_loss(params: Any, rollout: Rollout, config: PPO) -> jax.Array:
+    """Equation 9 of Schulman et al. (2017), step by step in float64, for a tanh network of one hidden layer."""
+
+    def dense(layer: Any, x: Any) -> Any:
+        return x @ layer["params"]["kernel"] + layer["params"]["bias"]
+
+    def network(obs: Any) -> tuple[Any, Any]:
+        towers = [jnp.tanh(dense({"params": params[name]["params"]["Dense_0"]}, obs)) for name in TOWERS]
+        return dense(params["policy"], towers[0]), dense(params["value"], towers[1])[0]
+
+    num_steps, num_envs = rollout.reward.shape
+    old = rollout.extras["value"]
+    last = [float(jax.lax.stop_gradient(network(rollout.obs[-1, b])[1])) for b in range(num_envs)]
+    values = [*old, last]
+    advantage = np.zeros((num_steps, num_envs))
+    for b in range(num_envs):
+        for t in reversed(range(num_steps)):
+            if not rollout.valid[t, b]:
+                continue
+            bootstrap = 0.0 if rollout.terminated[t, b] else values[t + 1][b]
+            advantage[t, b] = rollout.reward[t, b] + config.discount * bootstrap - values[t][b]
+            ended = rollout.terminated[t, b] or rollout.truncated[t, b]
+            if not ended and t + 1 < num_steps:
+                advantage[t, b] += config.discount * config.gae_lambda * advantage[t + 1, b]
+    valid = [(t, b) for t in range(num_steps) for b in range(num_envs) if rollout.valid[t, b]]
+    chosen = np.array([advantage[i] for i in valid])
+    mean, std = chosen.mean(), np.sqrt(chosen.var() + 1e-8)
+    total = 0.0
+    for i in valid:
+        logits, value = network(rollout.obs[i])
+        log_probs = jax.nn.log_softmax(logits)
+        ratio = jnp.exp(log_probs[rollout.action[i]] - rollout.extras["log_prob"][i])
+        a = (advantage[i] - mean) / std
+        surrogate = jnp.minimum(ratio * a, jnp.clip(ratio, 1 - config.clip_epsilon, 1 + config.clip_epsilon) * a)
+        target = advantage[i] + old[i]
+        near = old[i] + jnp.clip(value - old[i], -config.value_clip_epsilon, config.value_clip_epsilon)
+        error = 0.5 * jnp.maximum((value - target) ** 2, (near - target) ** 2)
+        entropy = -jnp.sum(jnp.exp(log_probs) * log_probs)
+        total += -surrogate + config.value_coefficient * error - config.entropy_coefficient * entropy
+    return total / len(valid)
+
+
+TOWERS = ("policy_torso", "value_torso")
+
+
+def test_ppo_against_a_naive_one() -> None:
+    config = PPO(hidden_sizes=(5,), num_epochs=1, num_minibatches=1, value_clip_epsilon=0.1, entropy_coefficient=0.03)
+    config = dataclasses.replace(config, clip_epsilon=0.4)
+    algorithm = with_sgd(config.make(DISCRETE), 1.0)
+    rollout = random_rollout(algorithm, DISCRETE, 5, 3, seed=5, end_chance=0.4)
+    assert (~rollout.valid).any() and rollout.truncated.any() and rollout.terminated.any()
+    init = jax.device_get(jax.jit(algorithm.init)(jax.random.key(5)))
+    # Away from the start, where logits are nearly 0.
+    init = jax.tree.map(lambda x: x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape).astype(x.dtype), init)
+    state, metrics = updated(algorithm, [rollout], 1, init)
+    with jax.enable_x64(True):
+        exact = [
+            jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, x) for x in (init, rollout)
+        ]
+        loss, grads = jax.value_and_grad(naive_ppo_loss)(exact[0].params, exact[1], config)
+        expected = jax.tree.map(lambda x, g: np.asarray(x - g, np.float32), exact[0].params, grads)
+    np.testing.assert_allclose(metrics["loss/total"], loss, rtol=1e-5)
+    assert 0 < metrics["policy/clip_fraction"] < 1  # both branches count
+    assert_close(state.variables.params, expected)
+
+
+# --- Minibatches --------------------------------------------------------------------------------------
+
+
+def minibatches(num_devices: int, num_epochs: int, num_minibatches: int) -> np.ndarray:
+    """Which examples each update of a rollout saw: bool ``[epochs, minibatches, examples]``.
+
+    The parameters are that table: the gradient says which examples a minibatch holds, and the optimiser writes it down.
+    """
+    total, num_updates = NUM_STEPS * NUM_ENVS, num_epochs * num_minibatches
+
+    def loss(variables: Variables, target: Any, batch: Any, keys: Any, env_step: Any) -> Any:
+        return variables.params.sum(axis=0)[batch], jnp.ones(batch.shape, bool), Aux({})
+
+    def write(grads: jax.Array, count: jax.Array, params: Any) -> Any:
+        row = jnp.arange(num_updates) == count
+        return row[:, None].astype(jnp.float32) * (grads > 0), count + 1
+
+    template = PG(**NET).make(DISCRETE)
+    algorithm = dataclasses.replace(
+        template,
+        init=lambda key: Variables(jnp.zeros((num_updates, total)), ()),
+        postprocess=lambda variables, target, rollout, keys: rollout.action.T.reshape(-1),
+        loss=loss,
+        optimizer=optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), write),
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+    )
+    check_sizes(algorithm, NUM_ENVS, NUM_STEPS, num_devices)
+    rollout = random_rollout(template, DISCRETE, NUM_STEPS, NUM_ENVS)
+    numbers = np.arange(total, dtype=np.int32).reshape(NUM_ENVS, NUM_STEPS).T
+    state, _ = updated(algorithm, [rollout._replace(action=numbers)], num_devices)
+    assert state.updates == num_updates
+    table = state.variables.params.reshape(num_epochs, num_minibatches, total)
+    assert set(np.unique(table)) <= {0, 1}
+    return table.astype(bool)
+
+
+@pytest.mark.parametrize("num_minibatches, num_devices", [(1, 8), (4, 8), (16, 4)])
+def test_each_epoch_sees_every_example_once(num_minibatches: int, num_devices: int) -> None:
+    table = minibatches(1, 3, num_minibatches)
+    np.testing.assert_array_equal(table.sum(axis=1), 1)
+    np.testing.assert_array_equal(table.sum(axis=2), NUM_STEPS * NUM_ENVS // num_minibatches)
+    np.testing.assert_array_equal(minibatches(num_devices, 3, num_minibatches), table)
+    if num_minibatches > 1:
+        assert (table[0] != table[1]).any() and (table[1] != table[2]).any()
+        chunks = np.repeat(np.eye(num_minibatches, dtype=bool), NUM_STEPS * NUM_ENVS // num_minibatches, axis=1)
+        assert (table[0] != chunks).any()
+
+
+SIZES = st.integers(1, 24)
+
+
+@hypothesis.given(SIZES, SIZES, SIZES, st.sampled_from([1, 2, 8]))
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_sizes_are_refused_with_what_would_work(envs: int, steps: int, wanted: int, devices: int) -> None:
+    transitions = PG(**NET).make(DISCRETE)
+
+    def fits(num_envs: int, num_minibatches: int) -> bool:
+        algorithm = dataclasses.replace(transitions, num_minibatches=num_minibatches)
+        try:
+            check_sizes(algorithm, num_envs, steps, devices)
+        except ConfigError:
+            return False
+        return True
+
+    if fits(envs, wanted):
+        assert envs % devices == 0 and (envs // devices * steps) % wanted == 0
+        assert (envs // devices) % envs_per_group(steps, wanted) == 0
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_sizes(dataclasses.replace(transitions, num_minibatches=wanted), envs, steps, devices)
+    message = str(caught.value)
+    flag, number = ("--num-envs", envs) if envs % devices else ("--num-minibatches", wanted)
+    assert message.startswith(f"{flag} {number} does not divide")
+    nearest = [int(n) for n in message.split("nearest that work: ")[1].split(" or ")]
+    assert nearest
+    for n in nearest:
+        assert fits(n, 1) if envs % devices else fits(envs, n)
+    between = range(max(1, min(nearest) + 1), max(nearest)) if len(nearest) > 1 else ()
+    for n in between:
+        assert not (fits(n, 1) if envs % devices else fits(envs, n))
+
+
+def test_sizes_that_are_refused() -> None:
+    ppo = PPO(**NET, num_minibatches=3).make(DISCRETE)
+    with pytest.raises(ConfigError, match=r"^--num-envs 9 does not divide over 8 devices; nearest that work: 8 or 16$"):
+        check_sizes(ppo, 9, 8, 8)
+    with pytest.raises(ConfigError, match=r"^--num-minibatches 3 .* 2 x 8 examples .*nearest that work: 2 or 4$"):
+        check_sizes(ppo, 16, 8, 8)
+    # A recurrent policy learns from whole rollouts: one example an environment.
+    gru = PPO(**NET, core="gru", num_minibatches=4).make(DISCRETE)
+    check_sizes(gru, 32, 8, 8)
+    with pytest.raises(ConfigError, match=r"^--num-minibatches 4 .* 2 x 1 examples .*nearest that work: 2$"):
+        check_sizes(gru, 16, 8, 8)

@@ -1,0 +1,45 @@
+"""Learning: the bars of ``scripts/learning.py`` (slow), and a small one that every change must clear."""
+
+from __future__ import annotations
+
+import pathlib
+import runpy
+
+import pytest
+
+import jaxrl_dist
+
+LEARNING = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "scripts" / "learning.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bar", LEARNING["BARS"], ids=lambda bar: bar.name)
+def test_bar(bar):
+    returns = LEARNING["run_bar"](bar)["returns"]
+    assert bar.passed(returns), f"{bar.command()}: {returns} against {bar.threshold}"
+
+
+def test_ppo_learns_cartpole_a_little():
+    # One device of the eight: many small all-reduces between devices of one CPU are slow.
+    config = jaxrl_dist.Train("ppo", env="gymnax:CartPole-v1", total_env_steps=60_000, num_devices=1)
+    *_, last = jaxrl_dist.train(config)
+    assert last.evaluation is not None
+    assert last.evaluation["return_mean"] > 150  # random actions get about 22
+
+
+def test_a_bar_is_passed_by_its_share_of_the_seeds():
+    bar = LEARNING["Bar"]("some-bar", "ppo", "gymnax:CartPole-v1", 1000, 10.0, 4, 5, {"torso": "mlp"})
+    assert bar.command() == "jaxrl-dist train ppo --env gymnax:CartPole-v1 --total-env-steps 1000 --torso mlp"
+    assert bar.passed([10.0] * 4 + [9.9]) and not bar.passed([10.0] * 3 + [9.9] * 2)
+    assert bar.passed([10.0]) and not bar.passed([10.0, 9.9])
+    control = bar._replace(at_most=True)
+    assert control.passed([10.0]) and not control.passed([10.1])
+
+
+def test_results_survive_a_round_trip_and_fill_the_page(tmp_path):
+    bar = LEARNING["BARS"][0]
+    result = {"command": bar.command(), "steps": bar.steps, "returns": [480.0, 20.0], "versions": {"jax": "0"}}
+    kept = {bar.name: result | {"curves": [[None, 20.0], [1.0, 500.0]]}}
+    LEARNING["save"](tmp_path / "results.json", kept | {"of no bar": result})
+    assert LEARNING["load"](tmp_path / "results.json") == kept
+    assert "| 480 20 | 1 of 2 |" in LEARNING["page"](kept)

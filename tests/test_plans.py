@@ -1,0 +1,291 @@
+"""Plans: probe environments with known answers, the truncation test, reports, repeatability, threads, traces."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from probes import KINDS, make_job, make_mesh
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import train
+from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.pg import PG
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.config import Train
+from jaxrl_dist.envs import find
+from jaxrl_dist.plans import on_device as on_device_module
+from jaxrl_dist.plans.common import Job
+from jaxrl_dist.plans.on_device import on_device
+from jaxrl_dist.plans.synchronous import synchronous
+from jaxrl_dist.types import Algorithm, Report, Variables
+
+PLANS: dict[str, Callable[[Job], Iterator[Report]]] = {"on_device": on_device, "synchronous": synchronous}
+
+# --- Probe environments -------------------------------------------------------------------------------
+
+DISCOUNT = 0.8
+COMMON: dict[str, Any] = {"hidden_sizes": (16,), "discount": DISCOUNT, "learning_rate": 0.01}
+PROBED = {
+    "ppo": PPO(**COMMON, num_epochs=2, num_minibatches=2, entropy_coefficient=0.0),
+    "a2c": A2C(**COMMON, entropy_coefficient=0.0, max_gradient_norm=10.0, value_coefficient=1.0),
+    "pg": PG(**COMMON, max_gradient_norm=10.0, value_coefficient=1.0),
+}
+
+
+@functools.cache
+def probed(name: str, env_id: str, plan: str = "on_device") -> tuple[Algorithm, Variables]:
+    """What an algorithm learns of all the probes at once."""
+    source = find(env_id)
+    algorithm = PROBED[name].make(source.spec)
+    steps = 64 * 8 * (60 if plan == "synchronous" else 300)
+    job = make_job(algorithm, source, num_envs=64, total_env_steps=steps, report_interval=10**9, num_devices=2)
+    *_, report = PLANS[plan](job)
+    return algorithm, report.variables()
+
+
+def answers(trained: tuple[Algorithm, Variables], kind: str, xs: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Greedy actions and values for observations of one kind of probe."""
+    algorithm, variables = trained
+    obs = np.zeros((len(xs), len(KINDS) + 1), np.float32)
+    obs[:, KINDS.index(kind)] = 1
+    obs[:, -1] = xs
+    action, _, extras = algorithm.policy(variables, obs, (), None, 0.0)
+    return np.asarray(action), np.asarray(extras["value"])
+
+
+def check_probe(trained: tuple[Algorithm, Variables], kind: str, continuous: bool) -> None:
+    xs = [-1.0, 1.0]
+    action, value = answers(trained, kind, xs)
+    expected = {"from_observation": xs, "two_steps": [DISCOUNT, 1.0]}.get(kind, [1.0, 1.0])
+    np.testing.assert_allclose(value, expected, atol=0.2)
+    if kind.startswith("from_a") or kind == "from_both":
+        wanted = [0.5, 0.5] if kind == "from_action" else [-0.5, 0.5]
+        if continuous:
+            np.testing.assert_allclose(action[:, 0], wanted, atol=0.2)
+        else:
+            np.testing.assert_array_equal(action, np.array(wanted) > 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PROBED)
+def test_probe(name: str, kind: str) -> None:
+    check_probe(probed(name, "Probe-v0"), kind, False)
+
+
+@pytest.mark.parametrize("kind", ["constant", "two_steps", "from_action", "from_both"])
+@pytest.mark.parametrize("name", PROBED)
+def test_continuous_probe(name: str, kind: str) -> None:
+    check_probe(probed(name, "ContinuousProbe-v0"), kind, True)
+
+
+def test_probes_synchronous() -> None:
+    trained = probed("ppo", "Probe-v0", "synchronous")
+    for kind in KINDS:
+        check_probe(trained, kind, False)
+
+
+# --- Truncation ---------------------------------------------------------------------------------------
+
+
+def fitted_value(plan: str, env: str, options: dict[str, str]) -> float:
+    """The mean value that PPO finds where every step pays 1."""
+    source = find(env, options)
+    config = PPO(hidden_sizes=(8,), discount=0.9, learning_rate=0.03, num_epochs=2, num_minibatches=4)
+    algorithm = config.make(source.spec)
+    iterations = 150
+    job = make_job(
+        algorithm, source, num_envs=16, rollout_length=15, total_env_steps=iterations * 16 * 13, report_interval=10**9
+    )
+    *_, report = PLANS[plan](job)
+    if env == "Clock-v0":
+        obs = np.ones((1, 1), np.float32)
+    else:
+        obs = np.random.default_rng(0).uniform(-0.05, 0.05, (64, 4)).astype(np.float32)
+    _, _, extras = algorithm.policy(report.variables(), obs, (), None, 0.0)
+    return float(np.mean(extras["value"]))
+
+
+def test_time_limit_is_no_end() -> None:
+    """1 / (1 - 0.9) = 10; taken for an end, the limit of 10 steps would give 5.26 (TD) or 4.14 (Monte Carlo)."""
+    assert fitted_value("on_device", "Clock-v0", {}) == pytest.approx(10.0, abs=0.2)
+    assert 4.0 < fitted_value("on_device", "Clock-v0", {"dead": "true"}) < 5.4
+
+
+def test_time_limit_of_envpool_is_no_end() -> None:
+    """CartPole cannot fall within 7 steps, so all its episodes end by the clock."""
+    assert fitted_value("synchronous", "envpool:CartPole-v1", {"max_episode_steps": "7"}) == pytest.approx(
+        10.0, abs=0.2
+    )
+
+
+# --- Reports and repeatability ------------------------------------------------------------------------
+
+STEPS = 16 * 8  # of one iteration
+RUNS: dict[str, Train[Any]] = {
+    "on_device": Train(PPO(hidden_sizes=(8,), num_epochs=2, num_minibatches=2), "CartPole-v1"),
+    "synchronous": Train(A2C(hidden_sizes=(8,)), "envpool:CartPole-v1"),
+}
+RUNS = {
+    plan: dataclasses.replace(
+        run,
+        num_envs=8,
+        rollout_length=16,
+        report_interval=2 * STEPS,
+        evaluation_episodes=2,
+        normalize_observations=True,
+        scale_rewards=True,
+        num_devices=2,
+    )
+    for plan, run in RUNS.items()
+}
+
+
+@functools.cache
+def reports(plan: str, seed: int, total: int) -> list[Report]:
+    return list(train(dataclasses.replace(RUNS[plan], seed=seed, total_env_steps=total)))
+
+
+def numbers(report: Report) -> dict[str, Any]:
+    """All that a report says but the time."""
+    metrics = {name: value for name, value in report.metrics.items() if not name.startswith("time/")}
+    return {"env_steps": report.env_steps, "updates": report.updates, "iteration": report.iteration, **metrics}
+
+
+@pytest.mark.parametrize("plan", RUNS)
+def test_same_seed_same_numbers(plan: str) -> None:
+    """And a longer run begins with the shorter one, up to the shorter one's last, partial report."""
+    short, long, other = reports(plan, 0, 5 * STEPS), reports(plan, 0, 10 * STEPS), reports(plan, 1, 5 * STEPS)
+    assert len(short) == 3 and len(long) > 4
+    assert [numbers(report) for report in short[:2]] == [numbers(report) for report in long[:2]]
+    for a, b in zip(short, other, strict=True):
+        assert a.metrics["loss/total"] != b.metrics["loss/total"]
+    assert short[-1].evaluation["episodes"] == 2 and short[0].evaluation is None
+    assert short[-1].evaluation["return_mean"] != other[-1].evaluation["return_mean"]
+
+
+@pytest.mark.parametrize("plan", RUNS)
+def test_env_steps_are_valid_transitions(plan: str) -> None:
+    """The run ends with the first rollout that reaches the total; reset steps do not count."""
+    total = 10 * STEPS
+    run = reports(plan, 0, total)
+    last, before = run[-1], run[-2]
+    nominal = last.iteration * STEPS
+    assert total <= last.env_steps < nominal
+    assert last.env_steps - STEPS < total  # one rollout less would not have reached it
+    assert before.env_steps < total
+    assert [report.iteration for report in run[:-1]] == [2 * (i + 1) for i in range(len(run) - 1)]
+    updates = {"on_device": 4, "synchronous": 1}[plan]
+    for report in run:
+        assert report.updates == report.iteration * updates
+        # Every ended episode spends one step on its reset, in this rollout or the next.
+        episodes = sum(r.metrics["episode/count"] for r in run[: run.index(report) + 1])
+        assert 0 <= report.env_steps - (report.iteration * STEPS - episodes) <= 8
+        assert report.metrics["episode/return"] == pytest.approx(report.metrics["episode/length"])
+        assert all(value is None or np.isfinite(value) for value in report.metrics.values())
+    assert last.evaluation["length_mean"] == last.evaluation["return_mean"]
+
+
+def test_no_episode_no_value() -> None:
+    """None, not NaN, where no episode has ended; and metrics that are means over iterations, not sums."""
+    algorithm = PG(hidden_sizes=(4,), learning_rate=1e-9).make(find("Pendulum-v1").spec)
+    one, four = (
+        next(on_device(make_job(algorithm, "Pendulum-v1", total_env_steps=10**6, report_interval=n * 64)))
+        for n in (1, 4)
+    )
+    assert one.metrics["episode/count"] == 0 and one.metrics["episode/return"] is None
+    assert four.iteration == 4
+    assert four.metrics["policy/entropy"] == pytest.approx(one.metrics["policy/entropy"], rel=0.01)
+
+
+# --- Variables, threads, traces -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> Job:
+    env = {"on_device": "Clock-v0", "synchronous": "envpool:CartPole-v1"}[request.param]
+    algorithm = PG(hidden_sizes=(4,)).make(find(env).spec)
+    return make_job(algorithm, env, num_devices=2, total_env_steps=6 * 64, report_interval=128)
+
+
+@pytest.mark.parametrize("plan, job", [(plan, plan) for plan in PLANS], indirect=["job"])
+def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is traced or compiled after the first report; reports give out copies; leaving the loop ends threads."""
+    traces: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        function = getattr(job.algorithm, name)
+
+        def count(*args: Any) -> Any:
+            traces.append(name)
+            return function(*args)
+
+        return count
+
+    names = ("policy", "postprocess", "loss", "observe", "feedback", "initial_core")
+    algorithm = dataclasses.replace(job.algorithm, **{name: counted(name) for name in names})
+    before = threading.enumerate()
+    run = PLANS[plan](make_job(algorithm, job.source, num_devices=2, total_env_steps=5 * 64, report_interval=128))
+    first = next(run)
+    kept = first.variables()
+    copied = jax.tree.map(np.copy, kept)
+    seen = list(traces)
+    assert set(names) <= set(seen)
+    if plan == "synchronous":
+        assert len(threading.enumerate()) == len(before) + 1
+    with jax.log_compiles(), caplog.at_level(logging.DEBUG):
+        second, last = run  # the latter is of one iteration, not two
+    assert [record.message for record in caplog.records if "ompil" in record.message] == []
+    assert traces == seen
+    jax.tree.map(np.testing.assert_array_equal, kept, copied)
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(last.variables()), strict=True))
+    with pytest.raises(RuntimeError, match=r"ask for report.variables\(\) before"):
+        second.variables()
+    assert threading.enumerate() == before
+
+
+def test_leaving_the_loop_ends_the_threads() -> None:
+    before = threading.enumerate()
+    config = dataclasses.replace(RUNS["synchronous"], total_env_steps=10**6, num_devices=1)
+    for _ in (run := train(config)):
+        break
+    run.close()
+    assert threading.enumerate() == before
+
+
+def test_an_error_ends_the_threads() -> None:
+    """An action that EnvPool does not have reaches the caller as it is."""
+    source = find("envpool:CartPole-v1")
+    algorithm = PG(hidden_sizes=(4,)).make(source.spec)
+
+    def policy(*args: Any) -> Any:
+        action, core, extras = algorithm.policy(*args)
+        return action + 2, core, extras
+
+    before = threading.enumerate()
+    with pytest.raises(ValueError, match=r"envpool:CartPole-v1: action . of environment 0 at step 0 lies outside"):
+        next(synchronous(make_job(dataclasses.replace(algorithm, policy=policy), source)))
+    assert threading.enumerate() == before
+
+
+def test_nothing_goes_through_the_host() -> None:
+    """Between two reports of ``on_device``: all that its program needs, it has."""
+    algorithm = PG(hidden_sizes=(4,)).make(find("Clock-v0").spec)
+    job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
+    program = on_device_module._program(job)
+    env = job.source.device()
+    start = jax.jit(lambda key: on_device_module.device.init(algorithm, env, job.num_envs, key))
+    actor = meshes.place(start(job.key(on_device_module.Stream.ENV)), job.mesh, meshes.BATCH)
+    keys = tuple(job.key(stream) for stream in (1, 2, 3))
+    budget = meshes.place(np.int32(10**6), make_mesh(2), meshes.REPLICATED)
+    state, actor, *_ = program(job.initial_state(), actor, keys, budget)
+    with jax.transfer_guard("disallow"):
+        state, *_ = program(state, actor, keys, budget)
+    assert int(state.iteration) == 4

@@ -1,0 +1,112 @@
+"""Policies taken out of their run directories."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+
+import jaxrl_dist
+from jaxrl_dist import rng
+from jaxrl_dist.types import Box, Discrete
+
+RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
+
+
+@pytest.fixture(params=RUNS, scope="module")
+def run_dir(request: pytest.FixtureRequest) -> Path:
+    return runs.finished(RUNS[request.param])
+
+
+@pytest.fixture(scope="module")
+def policy(run_dir: Path) -> jaxrl_dist.Policy:
+    return jaxrl_dist.load_policy(run_dir)
+
+
+def observations(policy: jaxrl_dist.Policy, count: int = 64) -> np.ndarray:
+    shape = (count, *policy.source.spec.observation.shape)
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def test_stepped_by_hand_it_plays_as_the_run_says(policy: jaxrl_dist.Policy, run_dir: Path) -> None:
+    said = runs.read_json(run_dir / "summary.json")["evaluation"]
+    seed = int(jax.random.bits(rng.stream(0, rng.Stream.EVALUATE))) & 0x7FFFFFFF
+    returns: dict[int, float] = {}
+    lengths: dict[int, float] = {}
+    with contextlib.closing(policy.source.host(2, seed, training=False)) as env:
+        obs, core = env.reset(), policy.initial_core(2)
+        while len(returns) < 2:
+            action, core = policy(obs, core)
+            step, ended = env.step(np.asarray(action))
+            obs = step.obs
+            for index in np.flatnonzero(ended.episodes):
+                returns.setdefault(index, float(ended.return_sum[index]))
+                lengths.setdefault(index, float(ended.length_sum[index]))
+    assert np.mean(list(returns.values())) == pytest.approx(said["return_mean"], rel=1e-5)
+    assert np.std(list(returns.values())) == pytest.approx(said["return_std"], rel=1e-3)
+    assert np.mean(list(lengths.values())) == said["length_mean"]
+
+
+def test_greedy_without_a_key_and_sampled_with_one(policy: jaxrl_dist.Policy) -> None:
+    obs = observations(policy)
+    greedy = np.asarray(policy(obs)[0])
+    np.testing.assert_array_equal(policy(obs)[0], greedy)
+    sampled = [np.asarray(policy(obs, None, jax.random.key(seed))[0]) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(sampled[0], sampled[1])
+    assert (sampled[0] != sampled[2]).any() and (sampled[0] != greedy).any()
+    same = np.broadcast_to(obs[:1], obs.shape)
+    assert len(np.unique(np.asarray(policy(same, None, jax.random.key(3))[0]))) > 1, "each row has a key of its own"
+
+
+def test_actions_lie_in_the_environments_bounds(policy: jaxrl_dist.Policy) -> None:
+    space = policy.source.spec.action
+    for key in (None, jax.random.key(0)):
+        action = np.asarray(policy(100 * observations(policy, 512), None, key)[0])
+        assert action.shape == (512, *space.shape)
+        if isinstance(space, Discrete):
+            assert np.issubdtype(action.dtype, np.integer) and set(np.unique(action)) <= set(range(space.n))
+        else:
+            assert isinstance(space, Box)
+            assert (action >= space.low).all() and (action <= space.high).all()
+
+
+def test_no_core_is_the_core_where_an_episode_begins(policy: jaxrl_dist.Policy) -> None:
+    obs = observations(policy, 4)
+    np.testing.assert_array_equal(policy(obs)[0], policy(obs, policy.initial_core(4))[0])
+
+
+def test_a_recurrent_policy_remembers() -> None:
+    policy = jaxrl_dist.load_policy(runs.finished(runs.RECURRENT))
+    obs = observations(policy, 4)
+    _, core = policy(obs)
+    remembered, later = policy(obs, core)
+    assert (np.asarray(remembered) != np.asarray(policy(obs)[0])).any()
+    changed = [bool(jnp.any(x != y)) for x, y in zip(jax.tree.leaves(core), jax.tree.leaves(later), strict=True)]
+    assert any(changed)
+
+
+def test_normalisation_comes_with_the_policy() -> None:
+    policy = jaxrl_dist.load_policy(runs.finished(runs.ENVPOOL))
+    stats = policy.variables.stats[0]
+    assert float(stats.count) == runs.read_metrics(runs.finished(runs.ENVPOOL))[-1]["env_steps"]
+    assert (np.asarray(stats.mean) != 0).all()
+
+
+def test_observations_of_another_shape_are_refused(policy: jaxrl_dist.Policy) -> None:
+    obs = observations(policy, 1)
+    for wrong in (obs[0], obs[..., :-1], obs[None]):
+        with pytest.raises(ValueError, match=r"observations have shape \[B, "):
+            policy(wrong)
+
+
+def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"there is no .*config\.json"):
+        jaxrl_dist.load_policy(tmp_path)
+    (tmp_path / "config.json").write_bytes((runs.finished(runs.CARTPOLE) / "config.json").read_bytes())
+    with pytest.raises(jaxrl_dist.ConfigError, match="holds no trained variables"):
+        jaxrl_dist.load_policy(str(tmp_path))

@@ -1,0 +1,174 @@
+"""The replay memory against plain Python lists, under wrap-around, resets and priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import replay
+from jaxrl_dist.types import Rollout
+
+ENVS = 4
+
+
+def stream(num_steps: int, seed: int = 0) -> Rollout:
+    """Steps of four environments; the observation says environment and step, episodes end at random."""
+    rng = np.random.default_rng(seed)
+    ended = np.zeros((num_steps + 1, ENVS), bool)
+    valid = np.ones((num_steps, ENVS), bool)
+    for t in range(num_steps):
+        valid[t] = ~ended[t]
+        ended[t + 1] = valid[t] & (rng.random(ENVS) < 0.2)
+    obs = np.stack(np.broadcast_arrays(np.arange(num_steps + 1)[:, None], np.arange(ENVS)), -1).astype(np.uint16)
+    step = obs[:-1, :, 0].astype(np.float32)
+    truncated = ended[1:] & (rng.random(valid.shape) < 0.5)
+    return Rollout(obs, obs[:-1, :, 0], step, ended[1:] & ~truncated, truncated, valid, {"q": -step}, (), ())
+
+
+def cut(whole: Rollout, start: int, stop: int) -> Rollout:
+    """The rollout of steps ``start`` to ``stop - 1``."""
+    part = jax.tree.map(lambda x: x[start:stop], whole._replace(obs=()))
+    return part._replace(obs=whole.obs[start : stop + 1])
+
+
+def on_mesh(function: Any, num_devices: int, in_specs: Any, out_specs: Any) -> Any:
+    mesh = meshes.make_mesh(jax.local_devices()[:num_devices])
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+
+
+def filled(whole: Rollout, slots: int, chunk: int, window: int, *, prioritized: bool) -> replay.Memory:
+    memory = replay.init(whole, slots, prioritized=prioritized)
+    add = jax.jit(replay.add, static_argnums=2)
+    for start in range(0, whole.reward.shape[0], chunk):
+        memory = add(memory, cut(whole, start, start + chunk), window)
+    return memory
+
+
+def startable(whole: Rollout, slots: int, window: int) -> set[tuple[int, int]]:
+    """(environment, step) of every window that lies in the newest ``slots - 1`` steps and starts on no reset."""
+    total = whole.reward.shape[0]
+    live = range(max(0, total - slots + 1), total - window + 1)
+    return {(env, step) for env in range(ENVS) for step in live if whole.valid[step, env]}
+
+
+def check_windows(windows: Rollout, whole: Rollout, window: int) -> list[tuple[int, int]]:
+    """Checks that windows are unbroken pieces of the stream; says where each starts."""
+    windows = jax.tree.map(np.asarray, windows)
+    starts = [(int(env), int(step)) for step, env in windows.obs[0]]
+    for n, (env, step) in enumerate(starts):
+        piece = jax.tree.map(lambda x, e=env: x[:, e], cut(whole, step, step + window))
+        drawn = jax.tree.map(lambda x, n=n: x[:, n], windows)
+        jax.tree.map(np.testing.assert_array_equal, drawn._replace(core=(), final_core=()), piece)
+    return starts
+
+
+@pytest.mark.parametrize("total, slots, chunk, window", [(40, 64, 8, 3), (200, 50, 8, 1), (120, 37, 4, 5)])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_windows_are_whole_and_every_one_is_drawn(
+    total: int, slots: int, chunk: int, window: int, prioritized: bool
+) -> None:
+    whole = stream(total)
+    memory = filled(whole, slots, chunk, window, prioritized=prioritized)
+    draw = replay.sample_prioritized if prioritized else replay.sample_uniform
+    out = (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH)[: 3 if prioritized else 2]
+    sample = on_mesh(lambda memory, key: draw(memory, key, 4096, window), 1, (meshes.BATCH, meshes.REPLICATED), out)
+    windows, *_ = sample(memory, jax.random.key(1))
+    assert windows.obs.dtype == np.uint16
+    starts = check_windows(windows, whole, window)
+    assert set(starts) == startable(whole, slots, window)
+
+
+def test_uniform_is_uniform() -> None:
+    whole = stream(100)
+    memory = filled(whole, 40, 4, 3, prioritized=False)
+    sample = on_mesh(
+        lambda memory, key: replay.sample_uniform(memory, key, 50_000, 3)[0].obs[0],
+        1,
+        (meshes.BATCH, meshes.REPLICATED),
+        meshes.BATCH,
+    )
+    _, counts = np.unique(np.asarray(sample(memory, jax.random.key(0))), axis=0, return_counts=True)
+    assert scipy.stats.chisquare(counts).pvalue > 0.01
+
+
+def prioritized_memory(whole: Rollout, seed: int = 0) -> tuple[replay.Memory, dict[tuple[int, int], float]]:
+    """A wrapped-around memory whose priorities were set at random, and what they are by (environment, step)."""
+    slots, window = 1500, 3
+    memory = filled(whole, slots, 100, window, prioritized=True)
+    starts = sorted(startable(whole, slots, window))
+    p = np.random.default_rng(seed).random(len(starts)).astype(np.float32) ** 3
+    env, step = np.asarray(starts, np.int32).T
+    memory = jax.jit(replay.set_priority)(memory, replay.Index(jnp.asarray(env), jnp.asarray(step % slots)), p)
+    return memory, dict(zip(starts, p, strict=True))
+
+
+def test_prioritized_draws_follow_the_priorities_after_wrap_around() -> None:
+    whole = stream(4000)
+    memory, p = prioritized_memory(whole)
+    sample = on_mesh(
+        lambda memory, key: replay.sample_prioritized(memory, key, 1000, 3),
+        1,
+        (meshes.BATCH, meshes.REPLICATED),
+        (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH),
+    )
+    total = sum(p.values())
+    counts = dict.fromkeys(p, 0)
+    for seed in range(100):
+        windows, _, probability = sample(memory, jax.random.key(seed))
+        starts = [(int(env), int(step)) for step, env in np.asarray(windows.obs[0])]
+        np.testing.assert_allclose(probability, [p[start] / total for start in starts], rtol=1e-4)
+        for start in starts:
+            counts[start] += 1
+    keys = sorted(p, key=p.__getitem__)
+    groups = np.array_split(np.arange(len(keys)), 200)  # large enough for the test's approximation
+    observed = [sum(counts[keys[i]] for i in group) for group in groups]
+    expected = [100_000 * sum(p[keys[i]] for i in group) / total for group in groups]
+    used = np.asarray(expected) > 5
+    observed, expected = np.asarray(observed)[used], np.asarray(expected)[used]
+    # Stratified draws vary less than independent ones, so only an excess speaks against them.
+    assert scipy.stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(observed) - 1) > 0.01
+
+
+def test_sums_stay_exact() -> None:
+    whole = stream(4000)
+    memory, _ = prioritized_memory(whole)
+    for start in range(0, 300, 4):
+        memory = jax.jit(replay.add, static_argnums=2)(memory, cut(whole, start, start + 4), 3)
+    blocks = np.asarray(memory.priority, np.float64).reshape(*memory.block_sum.shape, replay.BLOCK)
+    np.testing.assert_allclose(memory.block_sum, blocks.sum(-1), rtol=1e-5)
+    assert np.asarray(memory.priority)[:, 1500:].sum() == 0
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_weighted_estimates_agree_on_any_number_of_devices(num_devices: int) -> None:
+    whole = stream(4000)
+    memory, p = prioritized_memory(whole)
+    sample = on_mesh(
+        lambda memory, key: replay.sample_prioritized(memory, key, 2000 // num_devices, 3),
+        num_devices,
+        (meshes.BATCH, meshes.REPLICATED),
+        (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH),
+    )
+    value = np.sin(np.arange(5000.0))
+    truth = np.mean([value[step] for _, step in p])
+    estimates = []
+    for seed in range(20):
+        windows, _, probability = sample(memory, jax.random.key(seed))
+        step = np.asarray(windows.obs[0, :, 0])
+        estimates.append(np.mean(value[step] / np.asarray(probability)) / len(p))
+    assert abs(np.mean(estimates) - truth) < 4 * np.std(estimates) / np.sqrt(20) + 0.01
+
+
+@pytest.mark.parametrize("slots", [7, 100, 1024, 5000])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_bytes_are_foretold(slots: int, prioritized: bool) -> None:
+    whole = stream(4)
+    memory = replay.init(whole, slots, prioritized=prioritized)
+    real = sum(x.nbytes for x in jax.tree.leaves(memory))
+    assert replay.nbytes(whole, slots, prioritized=prioritized) == real

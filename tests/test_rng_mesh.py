@@ -1,0 +1,86 @@
+"""Keys as functions of the global index, and programs over a mesh."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import make_mesh
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
+from jaxrl_dist.types import EpisodeStats
+
+
+def data(keys: jax.Array) -> np.ndarray:
+    return np.asarray(jax.random.key_data(keys)).reshape(-1, 2)
+
+
+def test_keys_are_all_different() -> None:
+    """Over seeds, streams, steps and environments."""
+    steps, index = jnp.array([0, 1, 2**31, 2**32 - 2], jnp.uint32), jnp.arange(8)
+    per_step = jax.jit(rng.per_step)
+    keys = [
+        data(per_step(rng.stream(seed, stream), steps, index)) for seed in (0, 1, 2**31 - 1) for stream in rng.Stream
+    ]
+    keys.append(np.stack([data(rng.stream(seed, stream))[0] for seed in (0, 1) for stream in rng.Stream]))
+    keys = np.concatenate(keys)
+    assert len(np.unique(keys, axis=0)) == len(keys)
+
+
+def test_keys_say_what_they_are_for() -> None:
+    """The key of a step of an environment is found without those of others, from a seed or from its key."""
+    key = rng.stream(7, rng.Stream.ACT)
+    np.testing.assert_array_equal(data(rng.stream(jax.random.key(7), rng.Stream.ACT)), data(key))
+    keys = rng.per_step(key, jnp.arange(3, dtype=jnp.uint32), jnp.arange(4))
+    assert keys.shape == (3, 4)
+    alone = jax.random.fold_in(jax.random.fold_in(key, 2), 3)
+    np.testing.assert_array_equal(data(keys[2, 3]), data(alone))
+    np.testing.assert_array_equal(
+        data(rng.per_index(key, jnp.array([[5], [9]]))[1, 0]), data(jax.random.fold_in(key, 9))
+    )
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 8])
+def test_sums_and_indices_over_a_mesh(num_devices: int) -> None:
+    x = np.arange(16, dtype=np.float32)
+
+    def run(x: jax.Array) -> tuple[jax.Array, jax.Array, EpisodeStats]:
+        ended = x > 12
+        episodes = EpisodeStats(
+            ended.astype(jnp.float32), jnp.where(ended, x, 0), x, jnp.where(ended, x, jnp.inf), jnp.where(ended, x, -99)
+        )
+        return meshes.global_index(x.size), meshes.global_sum(jnp.sum(x)), meshes.global_episodes(episodes.merge())
+
+    mesh = make_mesh(num_devices)
+    everywhere = meshes.REPLICATED
+    program = meshes.Program(run, mesh, (meshes.BATCH,), (meshes.BATCH, everywhere, everywhere))
+    index, total, episodes = program(meshes.place(x, mesh, meshes.BATCH))
+    np.testing.assert_array_equal(index, np.arange(16))
+    assert index.dtype == jnp.int32 and total == x.sum()
+    assert tuple(map(float, episodes)) == (3, 13 + 14 + 15, x.sum(), 13, 15)
+
+
+def test_a_program_compiles_once() -> None:
+    traces = []
+
+    def run(x: jax.Array) -> jax.Array:
+        traces.append(x.shape)
+        return x + 1
+
+    program = meshes.Program(run, make_mesh(2), (meshes.BATCH,), meshes.BATCH)
+    x = meshes.place(np.zeros(4, np.float32), make_mesh(2), meshes.BATCH)
+    for _ in range(3):
+        x = program(x)
+    assert traces == [(2,)] and program.compile_seconds > 0
+    np.testing.assert_array_equal(x, 3)
+    with pytest.raises(TypeError):
+        program(meshes.place(np.zeros(8, np.float32), make_mesh(2), meshes.BATCH))
+    assert traces == [(2,)]
+
+
+def test_what_differs_cannot_be_called_replicated() -> None:
+    program = meshes.Program(lambda x: x * 2, make_mesh(2), (meshes.BATCH,), meshes.REPLICATED)
+    with pytest.raises(ValueError, match="replicat"):
+        program(np.zeros(4, np.float32))
