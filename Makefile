@@ -16,7 +16,7 @@ train: .venv/installed  ## train PPO on CartPole; more flags in ARGS, as in: mak
 	$(BIN)/jaxrl-dist train ppo --env gymnax:CartPole-v1 --total-env-steps 150000 $(ARGS)
 
 test: lint  ## lint, then the fast tests: the check of every change
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: .venv/installed-test  ## the tests that learn to published scores, minutes each
 	$(BIN)/python -m pytest -m slow

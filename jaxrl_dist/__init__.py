@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.config import Train as Train
     from jaxrl_dist.policy import Policy as Policy
     from jaxrl_dist.policy import load_policy as load_policy
+    from jaxrl_dist.training import preset as preset
     from jaxrl_dist.training import train as train
     from jaxrl_dist.types import Algorithm as Algorithm
     from jaxrl_dist.types import Report as Report
@@ -29,6 +30,7 @@ _PUBLIC = {
     "Rollout": "types",
     "Train": "config",
     "load_policy": "policy",
+    "preset": "training",
     "train": "training",
 }
 

@@ -17,6 +17,8 @@ from jaxrl_dist.envs import EnvSource
 from jaxrl_dist.types import Algorithm, PyTree, Timestep, Variables
 
 MAX_ENVS = 128
+MAX_EPISODE_STEPS = 27_000
+"""108,000 Atari frames, the longest that the usual time limits allow (Machado et al. 2018, section 5)."""
 
 
 class Evaluation(NamedTuple):
@@ -47,7 +49,8 @@ def evaluate(
     """Plays ``episodes`` greedy episodes on one device; ``progress`` hears how many are done.
 
     The number of episodes of each environment is fixed beforehand: taking the first to finish would favour short
-    ones. Atari games are played in full for their own score.
+    ones. Atari games are played in full for their own score. An episode of more than ``MAX_EPISODE_STEPS`` steps, which
+    a greedy policy that walks in circles may never end, counts as it stands there.
     """
     num_envs = min(episodes, MAX_ENVS)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
@@ -66,6 +69,9 @@ def evaluate(
     returns: list[list[float]] = [[] for _ in range(num_envs)]
     lengths: list[list[int]] = [[] for _ in range(num_envs)]
     done = np.zeros(num_envs, int)
+    running = np.zeros(num_envs)  # returns of the episodes under way
+    began = np.zeros(num_envs, int)  # the steps at which they began
+    steps = 0
     put = partial(jax.device_put, device=device)
     # The stream's own seed, so that evaluation meets other episodes than training.
     env_seed = int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF
@@ -78,9 +84,15 @@ def evaluate(
             if jax.tree.leaves(start):
                 core = learn_outcome(core, start, action, put(step))
             obs = step.obs
-            for index in np.flatnonzero((ended.episodes > 0) & (done < quota)):
-                returns[index].append(float(ended.return_sum[index]))
-                lengths[index].append(int(ended.length_sum[index]))
+            steps += 1
+            running += step.reward
+            over = ended.episodes > 0
+            endless = ~over & (steps - began >= MAX_EPISODE_STEPS)
+            for index in np.flatnonzero((over | endless) & (done < quota)):
+                returns[index].append(float(ended.return_sum[index] if over[index] else running[index]))
+                lengths[index].append(int(ended.length_sum[index] if over[index] else MAX_EPISODE_STEPS))
                 done[index] += 1
                 progress(int(done.sum()))
+            running[over | endless] = 0
+            began[over | endless] = steps
     return Evaluation(np.concatenate(returns), np.concatenate(lengths))

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.common import blank_rollout
-from jaxrl_dist.config import RUN_DEFAULTS, ConfigError, Train
+from jaxrl_dist.config import RUN_DEFAULTS, ConfigError, Train, did_you_mean
 from jaxrl_dist.envs import EnvSource
 from jaxrl_dist.evaluate import evaluate
 from jaxrl_dist.learners import normalize, off_policy, on_policy
@@ -37,6 +37,27 @@ def train(config: Train[Any]) -> Iterator[Report]:
       ConfigError: at once, before anything is written, if the config cannot be run.
     """
     return prepare(config).reports()
+
+
+def preset(algorithm: str, env: str, **changes: Any) -> Train[Any]:
+    """The config that ``Train(algorithm, env=env)`` stands for, with some fields changed.
+
+    Args:
+      changes: fields of ``Train`` or hyperparameters of the algorithm, such as ``learning_rate=3e-4``.
+
+    Raises:
+      ConfigError: no such algorithm, environment or field.
+    """
+    hyperparameters = [field.name for field in dataclasses.fields(algorithms.config_class(algorithm))]
+    for name in changes:
+        if name not in RUN_FIELDS and name not in hyperparameters:
+            near = did_you_mean(name, [*RUN_FIELDS, *hyperparameters])
+            raise ConfigError(f"neither Train nor {algorithm} has a field {name!r}{near}")
+    run = {name: value for name, value in changes.items() if name in RUN_FIELDS}
+    own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
+    config: Train[Any] = Train(algorithm, env=env, **run)
+    config = resolve(config, find_env(config).spec)
+    return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **own))
 
 
 def prepare(config: Train[Any]) -> Run:

@@ -8,7 +8,6 @@ take about an hour on two CPU cores. The exit code is 1 if a bar fails.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.metadata
 import json
 import pathlib
@@ -77,6 +76,7 @@ BARS = (
     Bar("ppo-acrobot", "ppo", "gymnax:Acrobot-v1", 200_000, -100, 3, 3),
     Bar("ppo-catch", "ppo", "gymnax:Catch-bsuite", 100_000, 0.95, 3, 3),
     Bar("ppo-frozenlake", "ppo", "gymnax:FrozenLake-misc", 200_000, 0.65, 3, 3),
+    Bar("dqn-cartpole", "dqn", "gymnax:CartPole-v1", 50_000, 150, 5, 5),
     Bar("ppo-taxi", "ppo", "envpool:Taxi-v3", 500_000, 0, 3, 3),
 )
 
@@ -86,20 +86,15 @@ BARS = (
 
 def config_of(bar: Bar, seed: int) -> jaxrl_dist.Train[Any]:
     """The default config of one run, with the bar's flags in it."""
-    from jaxrl_dist import training
-
-    config: jaxrl_dist.Train[Any] = jaxrl_dist.Train(
+    return jaxrl_dist.preset(
         bar.algorithm,
-        env=bar.env,
+        bar.env,
         total_env_steps=bar.steps,
         seed=seed,
         num_devices=bar.devices,
         report_interval=max(1, bar.steps // POINTS),  # for the curve; it changes no result
+        **bar.flags,
     )
-    config = training.resolve(config, training.find_env(config).spec)
-    run = {name: value for name, value in bar.flags.items() if name in training.RUN_FIELDS}
-    hyperparameters = {name: value for name, value in bar.flags.items() if name not in run}
-    return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **hyperparameters), **run)
 
 
 def run_seed(bar: Bar, seed: int) -> tuple[float, list[float | None]]:

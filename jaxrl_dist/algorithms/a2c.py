@@ -44,7 +44,14 @@ class A2C(NetworkConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        return {"rollout_length": 16}
+        from jaxrl_dist.types import Box
+
+        preset: dict[str, Any] = {"rollout_length": 16}
+        if isinstance(spec.action, Box):  # unscaled, Pendulum's returns of -1000 drown the policy's gradient
+            preset |= {"learning_rate": 2e-3, "scale_rewards": True, "gae_lambda": 0.95, "entropy_coefficient": 0.0}
+        elif not isinstance(spec.observation, Box):  # tables of states with rare rewards
+            preset |= {"learning_rate": 2e-3, "scale_rewards": True}
+        return preset
 
     def make(self, spec: EnvSpec) -> Algorithm:
         import optax  # these here, not above, so that --help need not wait for JAX

@@ -68,8 +68,21 @@ def find(env: str, options: Mapping[str, str] = {}, atari_preset: str | None = N
     if backend == "gymnax":
         if atari_preset is not None:
             raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment, and gymnax:{env_id} is none")
-        return EnvSource(gymnax.make(env_id, options).spec, options, None)
+        return EnvSource(_checked(gymnax.make(env_id, options).spec), options, None)
     if atari_preset is None and envpool.family(env_id) == "atari":
         atari_preset = "baselines"
     spec = envpool.spec(env_id, envpool.options(env_id, options, atari_preset, training=True))
-    return EnvSource(spec, options, atari_preset)
+    return EnvSource(_checked(spec), options, atari_preset)
+
+
+def _checked(spec: EnvSpec) -> EnvSpec:
+    """The spec, if options have not made nonsense of it.
+
+    Raises:
+      ConfigError: episodes of no step, or observations of no number.
+    """
+    if spec.max_episode_steps is not None and spec.max_episode_steps < 1:
+        raise ConfigError(f"{spec.backend}:{spec.id}: a time limit of {spec.max_episode_steps} steps; 1 or more works")
+    if any(size < 1 for size in spec.observation.shape):
+        raise ConfigError(f"{spec.backend}:{spec.id}: observations of shape {spec.observation.shape} hold nothing")
+    return spec

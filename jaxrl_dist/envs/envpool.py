@@ -41,6 +41,8 @@ ATARI_TRAINING_ONLY = {"episodic_life": False, "reward_clip": False}
 """What evaluation switches off: it plays full games for their own score."""
 
 _RESERVED = {"num_envs", "batch_size", "seed", "env_seed", "base_path", "max_num_players", "gym_reset_return_info"}
+NO_LIMIT = 2**31 - 1
+"""How EnvPool spells that episodes have no time limit."""
 _HANG_SECONDS = 120.0
 _END = "end"
 
@@ -65,10 +67,17 @@ def spec(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
     registry = _registry()
     with warnings.catch_warnings():  # gymnasium warns that float64 bounds lose precision
         warnings.simplefilter("ignore")
-        native = registry.make_spec(env_id, **options)
-        observation = _space(native.observation_space, env_id, "observations")
-        action = _space(native.action_space, env_id, "actions")
-        limit = getattr(native.config, "max_episode_steps", None)
+        try:
+            native = registry.make_spec(env_id, **options)
+            spaces = native.observation_space, native.action_space
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigError(f"envpool:{env_id} cannot be made with these --env-options: {error}") from error
+    observation, action = (
+        _space(space, env_id, what) for space, what in zip(spaces, ("observations", "actions"), strict=True)
+    )
+    limit = getattr(native.config, "max_episode_steps", None)
+    if limit == NO_LIMIT:
+        limit = None
     if getattr(native.config, "max_num_players", 1) > 1:
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
     return EnvSpec(env_id, "envpool", family(env_id), observation, action, limit)
