@@ -32,7 +32,8 @@ def test_the_documented_algorithm_is_short() -> None:
 
 
 def test_the_documented_algorithm_learns(example: types.ModuleType) -> None:
-    config = jaxrl_dist.Train(example.RWR(), env="CartPole-v1", total_env_steps=60_000, evaluation_episodes=20)
+    sizes = {"total_env_steps": 60_000, "evaluation_episodes": 20, "num_devices": 1}
+    config = jaxrl_dist.Train(example.RWR(), env="CartPole-v1", **sizes)
     *_, last = jaxrl_dist.train(config)
     assert last.evaluation is not None
     assert last.evaluation["return_mean"] > 150  # a random policy gets 20

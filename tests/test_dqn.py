@@ -190,7 +190,7 @@ def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_a_run_counts_its_updates_and_repeats_bit_for_bit(plan: str) -> None:
     config = DQN(hidden_sizes=(8,), learning_starts=100, replay_capacity=800, priority_exponent=0.6, batch_size=16)
-    kind = {"plan": plan, "total_env_steps": 400, "report_interval": 100, "evaluation_episodes": 0}
+    kind = {"plan": plan, "total_env_steps": 400, "report_interval": 100, "evaluation_episodes": 0, "num_devices": 2}
     runs = []
     for _ in range(2):
         reports = list(jaxrl_dist.train(jaxrl_dist.Train(config, env="CartPole-v1", **kind)))
