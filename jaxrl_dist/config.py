@@ -92,8 +92,8 @@ class AlgorithmConfig(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class NetworkConfig:
-    """The neural network of an algorithm; algorithms inherit these flags."""
+class TorsoConfig:
+    """The part of a neural network that reads observations; algorithms inherit these flags."""
 
     torso: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
     """What reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for large."""
@@ -101,16 +101,26 @@ class NetworkConfig:
     """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
     """Activation function of the torso."""
-    core: Literal["none", "gru"] = "none"
-    """Recurrent core before the heads; 'gru' gives the policy a memory that is reset with each episode."""
-    core_size: int = 64
-    """Width of the recurrent core's state."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the network's layers; parameters, losses and optimiser state stay float32."""
 
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value is out of range."""
-        check_range(self, "hidden_sizes", "core_size", low=1, high=MAX_SIZE)
+        check_range(self, "hidden_sizes", low=1, high=MAX_SIZE)
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig(TorsoConfig):
+    """The neural network of an actor-critic, which may have a memory."""
+
+    core: Literal["none", "gru"] = "none"
+    """Recurrent core before the heads; 'gru' gives the policy a memory that is reset with each episode."""
+    core_size: int = 64
+    """Width of the recurrent core's state."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "core_size", low=1, high=MAX_SIZE)
 
 
 Config = TypeVar("Config")
@@ -200,5 +210,5 @@ class Train(Generic[Config]):
                 raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
         check_range(self, "seed", low=0, high=2**31 - 1)
         check_range(self, "mem_fraction", above=0, high=1)
-        if isinstance(self.algorithm, NetworkConfig) or hasattr(self.algorithm, "validate"):
+        if hasattr(self.algorithm, "validate"):
             self.algorithm.validate()

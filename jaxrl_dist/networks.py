@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxrl_dist.config import ConfigError, NetworkConfig
+from jaxrl_dist.config import ConfigError, NetworkConfig, TorsoConfig
 from jaxrl_dist.types import Box, Discrete, MultiDiscrete, PyTree, Space
 
 _RELU_GAIN = math.sqrt(2)  # keeps the second moment of activations from layer to layer (He et al. 2015, eq. 10)
@@ -204,7 +204,7 @@ def choose_torso(torso: str, observation: Space) -> str:
     return torso
 
 
-def _make_torso(config: NetworkConfig, observation: Space, dtype: DTypeLike) -> Any:
+def _make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any:
     """The torso that a config means for an observation space."""
     name = choose_torso(config.torso, observation)
     if name == "mlp":
@@ -260,7 +260,7 @@ class QNetwork(NamedTuple):
 
 
 def q_network(
-    config: NetworkConfig, observation: Space, num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool
+    config: TorsoConfig, observation: Space, num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool
 ) -> QNetwork:
     """Builds the network of a value-based method.
 

@@ -56,7 +56,7 @@ class Policy:
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-        action, core, _ = self.algorithm.policy(variables, obs, core, keys, jnp.zeros(()))
+        action, core, _ = self.algorithm.policy(variables, obs, core, keys, jnp.float32(self.config.total_env_steps))
         space = self.source.spec.action
         if isinstance(space, Box):
             action = jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))

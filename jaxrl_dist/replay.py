@@ -25,6 +25,14 @@ REDRAWS = 8
 """Tries of uniform sampling to find a window that does not start on a reset step; after them the window is masked."""
 
 
+class Priorities(NamedTuple):
+    """``p^alpha`` of the window that starts in each slot, and what makes drawing by it fast."""
+
+    table: jax.Array  # [B, P] float32, P the slots rounded up to whole blocks; 0 where no window may start
+    block_sum: jax.Array  # [B, P / BLOCK] float32
+    largest: jax.Array  # [B] float32, the largest so far; new windows start with it
+
+
 class Memory(NamedTuple):
     """The ring. Every leaf is ``[B, ...]``, divided over the devices by environment; ``C`` slots an environment.
 
@@ -34,9 +42,8 @@ class Memory(NamedTuple):
 
     steps: Rollout  # [B, C, ...]; its core fields are ()
     added: jax.Array  # [B] int32, steps added so far; equal in all rows
-    priority: jax.Array  # [B, P] float32, p^alpha of the window that starts in a slot, 0 where none may; P = 0: uniform
-    block_sum: jax.Array  # [B, P / BLOCK] float32
-    max_priority: jax.Array  # [B] float32, the largest p^alpha so far; new windows start with it
+    # None for uniform replay; not empty arrays, of which XLA's CPU compiler dies when they are divided over devices.
+    priorities: Priorities | None
 
 
 class Index(NamedTuple):
@@ -58,13 +65,15 @@ def init(like: Rollout, slots: int, *, prioritized: bool) -> Memory:
         return jnp.zeros((x.shape[1], slots, *x.shape[2:]), x.dtype)
 
     num_envs = like.reward.shape[1]
-    blocks = -(-slots // BLOCK) if prioritized else 0
+    priorities = None
+    if prioritized:
+        blocks = -(-slots // BLOCK)
+        table, sums = (jnp.zeros((num_envs, size), jnp.float32) for size in (blocks * BLOCK, blocks))
+        priorities = Priorities(table, sums, jnp.ones((num_envs,), jnp.float32))
     return Memory(
         steps=jax.tree.map(blank, like._replace(core=(), final_core=())),
         added=jnp.zeros((num_envs,), jnp.int32),
-        priority=jnp.zeros((num_envs, blocks * BLOCK), jnp.float32),
-        block_sum=jnp.zeros((num_envs, blocks), jnp.float32),
-        max_priority=jnp.ones((num_envs,), jnp.float32),
+        priorities=priorities,
     )
 
 
@@ -89,7 +98,7 @@ def add(memory: Memory, rollout: Rollout, window: int) -> Memory:
 
     steps = jax.tree.map(write, memory.steps, rollout._replace(core=(), final_core=()))
     memory = memory._replace(steps=steps, added=memory.added + num_steps)
-    if memory.priority.shape[1] == 0:
+    if memory.priorities is None:
         return memory
     # Windows that the new steps complete may start; those whose steps are missing or written over may not.
     first = added - window + 1
@@ -97,27 +106,29 @@ def add(memory: Memory, rollout: Rollout, window: int) -> Memory:
     complete = (touched >= 0) & (touched <= added + num_steps - window)
     where = touched % slots
     starts = jnp.broadcast_to(complete[None], (len(memory.added), len(where))) & steps.valid[:, where]
-    fresh = jnp.where(starts, jnp.broadcast_to(memory.max_priority[:, None], starts.shape), 0.0)
+    fresh = jnp.where(starts, jnp.broadcast_to(memory.priorities.largest[:, None], starts.shape), 0.0)
     return _set_priority(memory, jnp.arange(len(memory.added))[:, None], where[None], fresh)
 
 
 def sample_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int) -> tuple[Rollout, Index]:
-    """Draws this device's ``batch_size`` windows, each equally likely among those of the device.
+    """Draws this device's ``batch_size`` windows, each equally likely among those that are stored.
+
+    Every example has its share of the environments, by its global index, and draws from them with a key of its own, so
+    the windows are the same on any number of devices.
 
     Returns:
       Windows ``[window, N, ...]``. One may start on a reset step, with ``valid[0]`` False, if every redraw did.
     """
     num_envs, slots = memory.steps.reward.shape
     newest, oldest = memory.added[0] - window, jnp.maximum(memory.added[0] - slots + 1, 0)
-
-    def draw(key: jax.Array) -> Index:
-        env_key, step_key = jax.random.split(key)
-        env = jax.random.randint(env_key, (REDRAWS,), 0, num_envs)
-        slot = jax.random.randint(step_key, (REDRAWS,), oldest, newest + 1) % slots
-        choice = jnp.argmax(memory.steps.valid[env, slot])
-        return Index(env[choice], slot[choice])
-
-    index = jax.vmap(draw)(rng.per_index(key, mesh.global_index(batch_size)))
+    keys = rng.per_index(key, mesh.global_index(batch_size))
+    draws = jax.vmap(lambda key: jax.random.uniform(key, (2, REDRAWS)))(keys)
+    stratum = jnp.arange(batch_size, dtype=jnp.float32)[:, None] + draws[:, 0]
+    env = jnp.minimum((stratum * (num_envs / batch_size)).astype(jnp.int32), num_envs - 1)
+    live = (newest - oldest + 1).astype(jnp.float32)
+    slot = (oldest + (draws[:, 1] * live).astype(jnp.int32)) % slots
+    choice = jnp.argmax(memory.steps.valid[env, slot], axis=1)[:, None]
+    index = Index(*(jnp.take_along_axis(x, choice, axis=1)[:, 0] for x in (env, slot)))
     return _gather(memory, index, window), index
 
 
@@ -132,7 +143,8 @@ def sample_prioritized(
       Windows ``[window, N, ...]``, where they lie, and the probability ``[N]`` of each under the draw over all devices:
       each device draws an equal share, so it is ``p / (devices * sum of the device's p)``.
     """
-    sums = memory.block_sum.reshape(-1)
+    priorities = _prioritized(memory)
+    sums = priorities.block_sum.reshape(-1)
     upper = jnp.cumsum(sums)
     keys = rng.per_index(key, mesh.global_index(batch_size))
     stratum = (jnp.arange(batch_size) + jax.vmap(jax.random.uniform)(keys)) / batch_size
@@ -141,12 +153,12 @@ def sample_prioritized(
     block = jnp.minimum(
         jnp.searchsorted(upper, mass, side="right"), jnp.max(jnp.where(sums > 0, jnp.arange(len(sums)), 0))
     )
-    rows = memory.priority.reshape(-1, BLOCK)[block]
+    rows = priorities.table.reshape(-1, BLOCK)[block]
     inside = (mass - (upper - sums)[block])[:, None]
     beyond = (jnp.cumsum(rows, axis=1) > jnp.broadcast_to(inside, rows.shape)) & (rows > 0)
     last = BLOCK - 1 - jnp.argmax(rows[:, ::-1] > 0, axis=1)
     offset = jnp.where(jnp.any(beyond, axis=1), jnp.argmax(beyond, axis=1), last)
-    env, slot = jnp.divmod(block * BLOCK + offset, memory.priority.shape[1])
+    env, slot = jnp.divmod(block * BLOCK + offset, priorities.table.shape[1])
     index = Index(env, slot)
     drawn = jnp.take_along_axis(rows, offset[:, None], axis=1)[:, 0]
     probability = drawn / (upper[-1] * jax.lax.axis_size(mesh.DATA))
@@ -155,22 +167,29 @@ def sample_prioritized(
 
 def set_priority(memory: Memory, index: Index, priority: jax.Array) -> Memory:
     """Gives drawn windows a new ``p^alpha`` ``[N]``; one that may no longer start keeps its 0."""
-    old = memory.priority[index.env, index.slot]
-    memory = memory._replace(max_priority=jnp.maximum(memory.max_priority, jnp.max(priority)))
+    priorities = _prioritized(memory)
+    largest = jnp.maximum(priorities.largest, jnp.max(priority))
+    memory = memory._replace(priorities=priorities._replace(largest=largest))
+    old = priorities.table[index.env, index.slot]
     return _set_priority(memory, index.env, index.slot, jnp.where(old > 0, priority, 0.0))
+
+
+def _prioritized(memory: Memory) -> Priorities:
+    assert memory.priorities is not None, "this memory was made for uniform replay"
+    return memory.priorities
 
 
 def _set_priority(memory: Memory, env: jax.Array, slot: jax.Array, priority: jax.Array) -> Memory:
     """Writes priorities and sums their blocks anew, so that no rounding error builds up."""
+    priorities = _prioritized(memory)
     env, slot = jnp.broadcast_arrays(env, slot)
-    table = memory.priority.at[env, slot].set(priority)
-    block = slot // BLOCK
-    blocks = table.reshape(*memory.block_sum.shape, BLOCK)
-    if slot.size < memory.block_sum.size:
-        sums = memory.block_sum.at[env, block].set(jnp.sum(blocks[env, block], axis=-1))
+    table, sums = priorities.table.at[env, slot].set(priority), priorities.block_sum
+    blocks = table.reshape(*sums.shape, BLOCK)
+    if slot.size < sums.size:
+        sums = sums.at[env, slot // BLOCK].set(jnp.sum(blocks[env, slot // BLOCK], axis=-1))
     else:
         sums = jnp.sum(blocks, axis=-1)
-    return memory._replace(priority=table, block_sum=sums)
+    return memory._replace(priorities=priorities._replace(table=table, block_sum=sums))
 
 
 def _gather(memory: Memory, index: Index, window: int) -> Rollout:

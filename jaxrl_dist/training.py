@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics
+from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics, replay
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.common import blank_rollout
 from jaxrl_dist.config import RUN_DEFAULTS, ConfigError, Train, did_you_mean
@@ -22,7 +22,7 @@ from jaxrl_dist.learners import normalize, off_policy, on_policy
 from jaxrl_dist.plans.common import Job, Plan
 from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
-from jaxrl_dist.types import Algorithm, Box, EnvSpec, Learner, Report, Rollout
+from jaxrl_dist.types import Algorithm, Box, EnvSpec, Learner, Replay, Report, Rollout
 
 _PLANS: dict[str, Plan] = {"on_device": on_device, "synchronous": synchronous}
 
@@ -220,7 +220,29 @@ def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
         obs = jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
         return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
 
-    return off_policy.off_policy(algorithm, jax.eval_shape(shapes, jax.random.key(0)))
+    like = jax.eval_shape(shapes, jax.random.key(0))
+    check_memory(algorithm.replay, like)
+    return off_policy.off_policy(algorithm, like)
+
+
+def check_memory(plan: Replay, like: Rollout) -> None:
+    """Checks that the replay memory fits the devices, before anything is allocated.
+
+    Raises:
+      ConfigError: it does not; the message names the capacity that does.
+    """
+    num_envs, device = like.reward.shape[1], jax.local_devices()[0]
+    needed = replay.nbytes(like, plan.capacity // num_envs, prioritized=plan.priority_exponent is not None)
+    if device.platform == "cpu":
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    else:
+        free = (device.memory_stats() or {}).get("bytes_limit", 2**63) * jax.local_device_count()
+    if needed > free:
+        fits = int(plan.capacity * 0.8 * free / needed) // num_envs * num_envs
+        raise ConfigError(
+            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are there; "
+            f"{fits} fits"
+        )
 
 
 def local_devices(count: int | None) -> list[jax.Device]:

@@ -12,10 +12,11 @@ import pytest
 
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import networks, replay, returns
+from jaxrl_dist import networks, replay, returns, training
 from jaxrl_dist.algorithms.dqn import DQN
-from jaxrl_dist.config import ConfigError, NetworkConfig
+from jaxrl_dist.config import ConfigError, TorsoConfig
 from jaxrl_dist.learners import off_policy, sgd
+from jaxrl_dist.policy import Policy
 from jaxrl_dist.types import Box, Discrete, EnvSpec, Replay, Rollout
 
 OBSERVATION = Box((3,), np.dtype(np.float32), np.full(3, -1, np.float32), np.full(3, 1, np.float32))
@@ -69,7 +70,7 @@ def losses(config: DQN, w: Rollout, seed: int = 0) -> tuple[Any, ...]:
 
 def q_values(params: Any, obs: Any, dueling: bool = False, num_atoms: int = 1) -> np.ndarray:
     network = networks.q_network(
-        NetworkConfig(hidden_sizes=(8,), activation="relu"),
+        TorsoConfig(hidden_sizes=(8,), activation="relu"),
         OBSERVATION,
         4,
         num_atoms=num_atoms,
@@ -121,7 +122,7 @@ def test_distributional_loss_is_the_cross_entropy_with_the_projected_target() ->
 
 
 def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
-    config = NetworkConfig(hidden_sizes=(8,), activation="relu")
+    config = TorsoConfig(hidden_sizes=(8,), activation="relu")
     network = networks.q_network(config, OBSERVATION, 4, num_atoms=1, dueling=True, noisy=False)
     params = network.init(jax.random.key(0))
     obs = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
@@ -214,6 +215,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     )
     refused("--replay-capacity 56 is too small .* need 64 or more", capacity=56)
     refused("--batch-size 4096 is larger than --replay-capacity 4000", batch_size=4096, capacity=4000)
+    refused("--num-envs 12 does not divide over 8 devices; nearest that work: 8 or 16", num_envs=12)
     refused("--replay-ratio 0.3 makes 9.6 updates .* nearest that work: 0.28125 or 0.3125", ratio=0.3)
 
 
@@ -223,8 +225,53 @@ def test_continuous_actions_are_refused() -> None:
 
 
 def test_memory_is_made_on_the_mesh() -> None:
-    run = jaxrl_dist.training.prepare(jaxrl_dist.Train("dqn", env="CartPole-v1"))  # type: ignore[attr-defined]
+    run = training.prepare(jaxrl_dist.Train("dqn", env="CartPole-v1"))
     state = run.job.initial_state()
     assert {x.sharding.spec for x in jax.tree.leaves(state.memory)} == {meshes.BATCH}
     assert len(state.memory.added.sharding.device_set) == 8
     assert isinstance(state.memory, replay.Memory)
+
+
+@pytest.mark.parametrize("priority_exponent", [None, 0.5])
+def test_a_run_on_two_devices(priority_exponent: float | None) -> None:
+    """With normalisation, and reports that are None until the first update."""
+    sizes: dict[str, Any] = {"hidden_sizes": (8,), "replay_capacity": 2048, "batch_size": 8, "learning_starts": 100}
+    config = DQN(**sizes, replay_ratio=1 / 16, priority_exponent=priority_exponent)
+    kind = {"num_envs": 8, "rollout_length": 4, "total_env_steps": 256, "num_devices": 2, "evaluation_episodes": 0}
+    scaling = {"scale_rewards": True, "normalize_observations": True, "report_interval": 64}
+    first, *_, last = jaxrl_dist.train(jaxrl_dist.Train(config, env="CartPole-v1", **kind, **scaling))
+    assert first.metrics["loss/q"] is None and first.updates == 0
+    assert last.metrics["loss/q"] is not None and np.isfinite(last.metrics["loss/q"])
+
+
+def test_uniform_windows_are_the_same_on_any_number_of_devices() -> None:
+    w = windows(40)
+    memory = replay.add(replay.init(w, 64, prioritized=False), w, 3)
+    drawn = []
+    for num_devices in (1, 2, 8):
+        mesh = meshes.make_mesh(jax.local_devices()[:num_devices])
+        sample = jax.shard_map(
+            lambda memory, key, size=32 // num_devices: replay.sample_uniform(memory, key, size, 3)[0].obs,
+            mesh=mesh,
+            in_specs=(meshes.BATCH, meshes.REPLICATED),
+            out_specs=meshes.TIME_BATCH,
+        )
+        drawn.append(np.asarray(jax.jit(sample)(memory, jax.random.key(0))))
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    np.testing.assert_array_equal(drawn[0], drawn[2])
+
+
+def test_a_memory_that_does_not_fit_is_refused_with_one_that_does() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--replay-capacity 80000000000 needs \d+\.\d GB, and .* GB are there; \d+ fits"
+    ):
+        training.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", replay_capacity=80_000_000_000))
+
+
+def test_a_loaded_policy_explores_no_more_than_at_the_end_of_training() -> None:
+    run = training.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", total_env_steps=20_000))
+    policy = Policy(run.config, run.job.source, run.job.algorithm.init(jax.random.key(0)))
+    obs = np.ones((2000, 4), np.float32)
+    greedy, _ = policy(obs)
+    sampled, _ = policy(obs, key=jax.random.key(0))
+    assert 0 < np.mean(np.asarray(greedy) != np.asarray(sampled)) < 0.05  # epsilon_end, half of whose draws are greedy

@@ -140,9 +140,9 @@ def test_sums_stay_exact() -> None:
     memory, _ = prioritized_memory(whole)
     for start in range(0, 300, 4):
         memory = jax.jit(replay.add, static_argnums=2)(memory, cut(whole, start, start + 4), 3)
-    blocks = np.asarray(memory.priority, np.float64).reshape(*memory.block_sum.shape, replay.BLOCK)
-    np.testing.assert_allclose(memory.block_sum, blocks.sum(-1), rtol=1e-5)
-    assert np.asarray(memory.priority)[:, 1500:].sum() == 0
+    blocks = np.asarray(memory.priorities.table, np.float64).reshape(*memory.priorities.block_sum.shape, replay.BLOCK)
+    np.testing.assert_allclose(memory.priorities.block_sum, blocks.sum(-1), rtol=1e-5)
+    assert np.asarray(memory.priorities.table)[:, 1500:].sum() == 0
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])

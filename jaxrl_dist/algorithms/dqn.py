@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_dist.config import ConfigError, NetworkConfig, check_range
+from jaxrl_dist.config import ConfigError, TorsoConfig, check_range
 
 if TYPE_CHECKING:
     import jax
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class DQN(NetworkConfig):
+class DQN(TorsoConfig):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
     hidden_sizes: tuple[int, ...] = (128, 128)
@@ -69,10 +69,9 @@ class DQN(NetworkConfig):
         check_range(self, "batch_size", "replay_capacity", "target_period", "n_step", "num_atoms", low=1)
         check_range(self, "learning_starts", "epsilon_steps", low=0)
         check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
+        check_range(self, "value_min", "value_max", low=-1e9, high=1e9)
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
-        if self.core != "none":
-            raise ConfigError(f"--core {self.core} works with ppo, a2c and pg; dqn replays without memory")
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from typing import Any, Literal
 
 import numpy as np
@@ -44,7 +46,6 @@ _RESERVED = {"num_envs", "batch_size", "seed", "env_seed", "base_path", "max_num
 NO_LIMIT = 2**31 - 1
 """How EnvPool spells that episodes have no time limit."""
 _HANG_SECONDS = 120.0
-_END = "end"
 
 
 def _registry() -> Any:
@@ -127,21 +128,18 @@ class EnvPool:
     Ctrl-C while it steps; the caller waits with a time-out.
     """
 
-    def __init__(
-        self, env_id: str, num_envs: int, seed: int, options: Mapping[str, Any], *, num_threads: int = 0
-    ) -> None:
-        """``seed`` and an environment's index make that environment's seed; ``num_threads`` 0: one a core."""
+    def __init__(self, env_id: str, num_envs: int, seed: int, options: Mapping[str, Any]) -> None:
+        """``seed`` and an environment's index make that environment's seed; ``options`` are EnvPool's own."""
         self.spec = spec(env_id, options)
         self.num_envs = num_envs
-        threads = min(num_envs, num_threads or len(os.sched_getaffinity(0)))
+        options = {"num_threads": 0, **options}
+        options["num_threads"] = options["num_threads"] or min(num_envs, len(os.sched_getaffinity(0)))
         seeds = np.random.SeedSequence(seed).generate_state(num_envs) & 0x7FFFFFFF
 
         def make() -> Any:
             with warnings.catch_warnings():  # as in ``spec``; the spaces are built, with warnings, when first looked at
                 warnings.simplefilter("ignore")
-                envs = _registry().make_gymnasium(
-                    env_id, num_envs=num_envs, num_threads=threads, seed=[int(s) for s in seeds], **options
-                )
+                envs = _registry().make_gymnasium(env_id, num_envs=num_envs, seed=[int(s) for s in seeds], **options)
                 _ = envs.observation_space, envs.action_space
             return envs
 
@@ -190,7 +188,8 @@ class EnvPool:
 
     def close(self) -> None:
         try:
-            self._worker.call(self._envs.close)
+            if not self._worker.hangs:
+                self._worker.call(self._envs.close)
         finally:
             self._worker.stop()
             del self._envs  # EnvPool's own threads end with the last reference
@@ -205,18 +204,19 @@ class _Worker:
     """A daemon thread that runs one call at a time and hands back its result or its exception."""
 
     def __init__(self, name: str) -> None:
+        self.hangs = False
         self._name = name
-        self._calls: queue.SimpleQueue[Callable[[], Any] | str] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not isinstance(call := self._calls.get(), str):
+        while (task := self._calls.get()) is not None:
+            function, future = task
             try:
-                self._results.put((call(), None))
+                future.set_result(function())
             except BaseException as error:
-                self._results.put((None, error))
+                future.set_exception(error)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Runs ``function`` in the thread.
@@ -224,16 +224,14 @@ class _Worker:
         Raises:
           TimeoutError: it did not come back in two minutes.
         """
-        self._calls.put(function)
-        try:
-            result, error = self._results.get(timeout=_HANG_SECONDS)
-        except queue.Empty:
-            raise TimeoutError(f"{self._name} has not answered for {_HANG_SECONDS:.0f} s") from None
-        if error is not None:
-            raise error
-        return result
+        future: Future[Any] = Future()
+        self._calls.put((function, future))
+        if not futures.wait([future], timeout=_HANG_SECONDS).done:
+            self.hangs = True
+            raise TimeoutError(f"{self._name} has not answered for {_HANG_SECONDS:.0f} s")
+        return future.result()
 
     def stop(self) -> None:
         """Ends the thread once it is idle."""
-        self._calls.put(_END)
-        self._thread.join(timeout=5)
+        self._calls.put(None)
+        self._thread.join(timeout=1 if self.hangs else 5)

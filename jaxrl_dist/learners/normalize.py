@@ -118,6 +118,8 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         return jnp.zeros((num_envs,), jnp.float32), algorithm.initial_core(num_envs)
 
     def strip(rollout: Rollout) -> Rollout:
+        if not rollout.core:  # replayed windows carry no policy state
+            return rollout
         return rollout._replace(core=rollout.core[1], final_core=rollout.final_core[1])
 
     def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:

@@ -94,10 +94,10 @@ def updates_per_iteration(plan: Replay, steps: int) -> int:
     """
     updates = plan.ratio * steps
     if abs(updates - round(updates)) > 1e-6 or round(updates) < 1:
-        below, above = max(1, int(updates)), int(updates) + 1
+        near = sorted({max(1, int(updates)), int(updates) + 1})
         raise ConfigError(
-            f"--replay-ratio {plan.ratio:g} makes {updates:g} updates after a rollout of {steps} steps, which is no "
-            f"whole number; nearest that work: {below / steps:g} or {above / steps:g}"
+            f"--replay-ratio {plan.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is no "
+            f"whole number; nearest that work: {' or '.join(str(count / steps) for count in near)}"
         )
     return round(updates)
 
@@ -110,14 +110,15 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
     """
     plan, window = algorithm.replay, algorithm.window
     assert plan is not None and window is not None
-    updates_per_iteration(plan, num_envs * rollout_length)
     for flag, value, divisor, of in (
+        ("--num-envs", num_envs, num_devices, "devices"),
         ("--batch-size", plan.batch_size, num_devices, "devices"),
         ("--replay-capacity", plan.capacity, num_envs, "environments"),
     ):
         if value % divisor:
             near = multiples_near(value, divisor)
             raise ConfigError(f"{flag} {value} does not divide over {divisor} {of}; nearest that work: {near}")
+    updates_per_iteration(plan, num_envs * rollout_length)
     least = num_envs * (rollout_length + window + 1)
     if plan.capacity < least:
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import jax
@@ -37,7 +37,9 @@ class Job(NamedTuple):
         if self.init_variables is not None:
             # As numpy arrays: donation must not take away what the caller still holds.
             variables = jax.tree.map(np.array, self.init_variables)
-            state = state._replace(variables=meshes.place(variables, self.mesh, meshes.REPLICATED))
+            target = jax.tree.map(np.array, self.algorithm.initial_target(variables.params))
+            placed = meshes.place((variables, target), self.mesh, meshes.REPLICATED)
+            state = state._replace(variables=placed[0], target=placed[1])
         return state
 
     def key(self, stream: rng.Stream) -> jax.Array:
@@ -104,27 +106,26 @@ def report(
     state: TrainState,
     env_steps: int,
     clock: Clock,
-    learning: Mapping[str, jax.Array | float],
+    learning: Mapping[str, float | None],
     episodes: EpisodeStats,
     stage_seconds: Mapping[str, float] = {},
 ) -> Report:
     """Brings one interval's numbers to the host; ``stage_seconds`` says where the time since the start went."""
-    learning, episodes = jax.device_get((dict(learning), episodes))
-    metrics: dict[str, float | None] = {name: float(value) for name, value in learning.items()}
+    episodes = jax.device_get(episodes)
     return Report(
         env_steps=env_steps,
         updates=int(state.updates),
         iteration=int(state.iteration),
         wall_time_s=clock.wall_time(),
-        metrics={**episode_metrics(episodes), **metrics, **clock.times(env_steps), **stage_seconds},
+        metrics={**episode_metrics(episodes), **learning, **clock.times(env_steps), **stage_seconds},
         variables=copier(state),
     )
 
 
-def mean(metrics: Sequence[Mapping[str, jax.Array]]) -> dict[str, float]:
-    """The mean of each metric over several updates."""
-    fetched = jax.device_get(list(metrics))
-    return {name: float(np.mean([each[name] for each in fetched])) for name in fetched[0]}
+def mean(sums: Mapping[str, jax.Array], count: int | jax.Array) -> dict[str, float | None]:
+    """The mean of each metric over ``count`` iterations in which something was learnt; None if there were none."""
+    sums, count = jax.device_get((dict(sums), count))
+    return {name: float(value / count) if count else None for name, value in sums.items()}
 
 
 def copier(state: TrainState) -> Callable[[], Variables]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_dist.actors.host import HostActor, stack_episodes
 from jaxrl_dist.learners.sharded import compile_update
@@ -26,15 +26,19 @@ def synchronous(job: Job) -> Iterator[Report]:
         clock.ready(update, *actor.programs)
         env_steps, update_seconds = 0, 0.0
         while env_steps < job.total_env_steps:
-            learning: list[Any] = []
+            learned: list[Mapping[str, jax.Array]] = []
             episodes: list[EpisodeStats] = []
-            while len(learning) < job.iterations_per_report and env_steps < job.total_env_steps:
+            while len(episodes) < job.iterations_per_report and env_steps < job.total_env_steps:
+                updates = int(state.updates)
                 rollout, ended, steps = actor.rollout(state.variables, state.iteration, state.env_step)
                 began = time.perf_counter()
                 state, metrics = jax.block_until_ready(update(state, rollout, learn_key))
                 update_seconds += time.perf_counter() - began
                 env_steps += steps
-                learning.append(metrics)
+                if int(state.updates) > updates:  # a replay memory may still be filling
+                    learned.append(metrics)
                 episodes.append(ended)
             seconds = {"time/update_s": update_seconds - update.compile_seconds, **actor.seconds}
-            yield report(state, env_steps, clock, mean(learning), stack_episodes(episodes).merge(), seconds)
+            sums = {name: sum((each[name] for each in learned), start=jnp.zeros(())) for name in metrics}
+            means = mean(sums, len(learned))
+            yield report(state, env_steps, clock, means, stack_episodes(episodes).merge(), seconds)
