@@ -63,3 +63,9 @@ def test_the_readme_s_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     exec(use, names)
     assert "return_mean" in capsys.readouterr().out
     assert names["action"].shape == (3,)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for link in re.findall(r"\]\(\s*([^)#\s]+)", document.read_text(encoding="utf-8")):
+            assert link.startswith("http") or (document.parent / link).exists(), f"{document.name}: {link}"
