@@ -35,13 +35,13 @@ class Command(Train[Config]):
         return Train(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Train)})
 
 
-def plain_defaults(algorithm: str) -> Command[Any]:
-    """What holds where neither a preset nor the user says anything else.
+def plain_defaults(algorithm: str, own: type | None = None) -> Command[Any]:
+    """What holds where neither a preset nor the user says anything else; ``own`` as in ``config_class``.
 
     Raises:
       ConfigError: there is no such algorithm.
     """
-    return Command(config_class(algorithm)(), **RUN_DEFAULTS)
+    return Command(config_class(algorithm, own)(), **RUN_DEFAULTS)
 
 
 def parse_train(args: Sequence[str], default: Command[Any]) -> Command[Any]:
@@ -59,7 +59,8 @@ def parse_train(args: Sequence[str], default: Command[Any]) -> Command[Any]:
         Command[algorithm],  # type: ignore[valid-type]
         args,
         prog=f"jaxrl-dist train {name_of(default.algorithm)}",
-        description=f"{algorithm.__doc__}\n\nDefaults may depend on the environment; config.json names what ran.",
+        description=f"{algorithm.__doc__}\n\nThe defaults shown are those of no environment: a preset for its kind may "
+        "differ, and config.json names what ran.",
         default=default,
     )
 
@@ -221,17 +222,17 @@ def to_json(config: Train[Any]) -> dict[str, Any]:
     }
 
 
-def read_config(path: pathlib.Path) -> Train[Any]:
+def read_config(path: pathlib.Path, own: type | None = None) -> Train[Any]:
     """Reads ``config.json``, given itself or as its run directory.
 
     Raises:
       ConfigError: it is missing, damaged, or names what this version does not know.
     """
-    algorithm, args = config_flags(path)
-    return parse_train(args, plain_defaults(algorithm)).train()
+    algorithm, args = config_flags(path, own)
+    return parse_train(args, plain_defaults(algorithm, own)).train()
 
 
-def config_flags(path: pathlib.Path) -> tuple[str, list[str]]:
+def config_flags(path: pathlib.Path, own: type | None = None) -> tuple[str, list[str]]:
     """The algorithm's name and the flags that a ``config.json`` stands for; its run directory will do too.
 
     Raises:
@@ -256,9 +257,9 @@ def config_flags(path: pathlib.Path) -> tuple[str, list[str]]:
         if not (isinstance(algorithm, str) and isinstance(hyperparameters, dict) and isinstance(run, dict)):
             raise ConfigError("algorithm, hyperparameters or run is missing")
         known_run = [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT]
-        known_own = [field.name for field in dataclasses.fields(config_class(algorithm))]
+        known_own = [field.name for field in dataclasses.fields(config_class(algorithm, own))]
         args = [*_as_flags(run, known_run), *_as_flags(hyperparameters, known_own)]
-        parse_train(args, plain_defaults(algorithm))
+        parse_train(args, plain_defaults(algorithm, own))
         return algorithm, args
 
 

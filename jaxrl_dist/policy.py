@@ -50,6 +50,8 @@ class Policy:
         if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
             raise ValueError(f"observations have shape [{', '.join(map(str, ('B', *wanted)))}] here, not {list(shape)}")
         core = self.initial_core(shape[0]) if core is None else core
+        if key is not None and not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = jax.random.wrap_key_data(key)  # an old-style jax.random.PRNGKey
         keys = None if key is None else jax.random.split(key, shape[0])
         return self._act(self.variables, obs, core, keys)
 
@@ -63,16 +65,18 @@ class Policy:
         return action, core
 
 
-def load_policy(run_dir: str | pathlib.Path) -> Policy:
+def load_policy(run_dir: str | pathlib.Path, algorithm: type | None = None) -> Policy:
     """Loads the policy that a finished run has trained.
+
+    Args:
+      algorithm: the config class that was trained, if it is not one of ours. No file can name code to run.
 
     Raises:
       ConfigError: ``run_dir`` holds no finished run, is damaged, or its environment cannot be found here.
     """
-    config = read_config(pathlib.Path(run_dir))
+    config = read_config(pathlib.Path(run_dir), algorithm)
     source = find_env(config)
     config = resolve(config, source.spec)
-    algorithm = make_algorithm(config, source.spec)
-    shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
+    shapes = jax.eval_shape(make_algorithm(config, source.spec).init, jax.random.key(0))
     variables = jax.tree.map(np.asarray, checkpoint.load_variables(run_dir, shapes))
     return Policy(config, source, variables)

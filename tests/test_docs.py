@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxrl_dist
+from jaxrl_dist.evaluate import evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,12 +32,17 @@ def test_the_documented_algorithm_is_short() -> None:
     assert len(blocks("docs/adding-an-algorithm.md")[0].splitlines()) <= 60
 
 
-def test_the_documented_algorithm_learns(example: types.ModuleType) -> None:
-    sizes = {"total_env_steps": 60_000, "evaluation_episodes": 20, "num_devices": 1}
+def test_the_documented_algorithm_learns_and_loads(example: types.ModuleType, tmp_path: Path) -> None:
+    sizes = {"total_env_steps": 60_000, "evaluation_episodes": 20, "num_devices": 1, "run_dir": str(tmp_path / "run")}
     config = jaxrl_dist.Train(example.RWR(), env="CartPole-v1", **sizes)
     *_, last = jaxrl_dist.train(config)
     assert last.evaluation is not None
     assert last.evaluation["return_mean"] > 150  # a random policy gets 20
+    policy = jaxrl_dist.load_policy(tmp_path / "run", example.RWR)
+    played = evaluate(policy.algorithm, policy.variables, policy.source, 20, seed=0)
+    assert played.summary() == last.evaluation
+    with pytest.raises(jaxrl_dist.ConfigError, match="unknown algorithm 'RWR'"):
+        jaxrl_dist.load_policy(tmp_path / "run")
 
 
 def test_the_documented_algorithm_runs_everywhere(example: types.ModuleType) -> None:

@@ -110,3 +110,9 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((runs.finished(runs.CARTPOLE) / "config.json").read_bytes())
     with pytest.raises(jaxrl_dist.ConfigError, match="holds no trained variables"):
         jaxrl_dist.load_policy(str(tmp_path))
+
+
+def test_an_old_style_key_is_the_same_key(policy: jaxrl_dist.Policy) -> None:
+    obs = observations(policy)
+    for old, new in zip(policy(obs, key=jax.random.PRNGKey(3)), policy(obs, key=jax.random.key(3)), strict=True):
+        np.testing.assert_array_equal(old, new)

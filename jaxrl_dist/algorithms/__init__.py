@@ -16,12 +16,14 @@ ALGORITHMS = {
 """The file (without ``.py``) and the config class in it."""
 
 
-def config_class(name: str) -> Any:
-    """The config dataclass of an algorithm.
+def config_class(name: str, own: type | None = None) -> Any:
+    """The config dataclass of an algorithm: ``own`` if it has that name, else ours.
 
     Raises:
       ConfigError: there is no such algorithm.
     """
+    if own is not None and own.__name__ == name:
+        return own
     if name not in ALGORITHMS:
         raise ConfigError(
             f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}; these work: {', '.join(ALGORITHMS)}"
@@ -30,6 +32,7 @@ def config_class(name: str) -> Any:
 
 
 def name_of(config: Any) -> str:
-    """The name of the algorithm that a config belongs to; for one that is not ours, its class in lower case."""
-    kind = type(config).__name__
-    return next((name for name, known in ALGORITHMS.items() if known == kind), kind.lower())
+    """The name of the algorithm that a config belongs to; for one that is not ours, the name of its class."""
+    kind = type(config)
+    file = kind.__module__.removeprefix(f"{__name__}.")
+    return file if ALGORITHMS.get(file) == kind.__name__ else kind.__name__
