@@ -62,7 +62,7 @@ MEMORY, SYNCHRONOUS = {"core": "gru"}, {"plan": "synchronous"}
 BARS = (
     Bar("ppo-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 10, 10),
     Bar("ppo-envpool-cartpole", "ppo", "envpool:CartPole-v1", 150_000, 475, 5, 5),
-    Bar("ppo-8-devices-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 3, 3, devices=8),
+    Bar("ppo-8-devices-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 5, 5, devices=8),
     Bar("a2c-cartpole", "a2c", "gymnax:CartPole-v1", 500_000, 475, 5, 5),
     Bar("pg-cartpole", "pg", "gymnax:CartPole-v1", 100_000, 150, 5, 5),
     Bar("pg-long-cartpole", "pg", "gymnax:CartPole-v1", 500_000, 475, 4, 5),
