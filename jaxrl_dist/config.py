@@ -25,11 +25,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the nearest of ``choices``, or nothing when none is near."""
     by_lower = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)
-    return f" (did you mean {' or '.join(repr(by_lower[match]) for match in near)}?)" if near else ""
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
 
 
 def check_range(

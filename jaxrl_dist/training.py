@@ -221,11 +221,11 @@ def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
         return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
 
     like = jax.eval_shape(shapes, jax.random.key(0))
-    check_memory(algorithm.replay, like)
+    check_memory(algorithm.replay, like, num_devices)
     return off_policy.off_policy(algorithm, like)
 
 
-def check_memory(plan: Replay, like: Rollout) -> None:
+def check_memory(plan: Replay, like: Rollout, num_devices: int) -> None:
     """Checks that the replay memory fits the devices, before anything is allocated.
 
     Raises:
@@ -234,13 +234,13 @@ def check_memory(plan: Replay, like: Rollout) -> None:
     num_envs, device = like.reward.shape[1], jax.local_devices()[0]
     needed = replay.nbytes(like, plan.capacity // num_envs, prioritized=plan.priority_exponent is not None)
     if device.platform == "cpu":
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # what is free now, the page cache hides
     else:
-        free = (device.memory_stats() or {}).get("bytes_limit", 2**63) * jax.local_device_count()
-    if needed > free:
-        fits = int(plan.capacity * 0.8 * free / needed) // num_envs * num_envs
+        there = (device.memory_stats() or {}).get("bytes_limit", 2**63) * num_devices
+    if needed > there:
+        fits = int(plan.capacity * 0.8 * there / needed) // num_envs * num_envs
         raise ConfigError(
-            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are there; "
+            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there; "
             f"{fits} fits"
         )
 

@@ -63,12 +63,6 @@ class Box:
     low: np.ndarray
     high: np.ndarray
 
-    @property
-    def bounded(self) -> bool:
-        """Whether every component has finite bounds (float32's largest number counts as none)."""
-        limit = float(np.finfo(np.float32).max)
-        return bool(np.all(np.abs(self.low.astype(np.float64)) < limit) and np.all(np.abs(self.high) < limit))
-
 
 Space = Discrete | MultiDiscrete | Box
 

@@ -9,15 +9,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jaxrl_dist.config import ConfigError
 from jaxrl_dist.envs.base import checked_action, parse_options
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, Space, Timestep
-
-AtariPreset = Literal["baselines", "machado"]
 
 ATARI_PRESETS: dict[str, dict[str, Any]] = {
     # OpenAI baselines' wrappers, the protocol of Mnih et al. (2015): deterministic, random no-ops at the start.
