@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxrl_dist.config import ConfigError as ConfigError
+    from jaxrl_dist.config import EnvError as EnvError
     from jaxrl_dist.config import Train as Train
     from jaxrl_dist.policy import Policy as Policy
     from jaxrl_dist.policy import load_policy as load_policy
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Algorithm": "types",
     "ConfigError": "config",
+    "EnvError": "config",
     "Policy": "policy",
     "Report": "types",
     "Rollout": "types",

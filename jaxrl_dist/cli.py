@@ -8,12 +8,13 @@ import importlib.metadata
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
 
-from jaxrl_dist.config import PLANS, ConfigError, Train, check_range, did_you_mean
+from jaxrl_dist.config import PLANS, ConfigError, ConfigWarning, EnvError, Train, check_range, did_you_mean, split_env
 
 HELP = """\
 usage: jaxrl-dist COMMAND ...
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
     0: done; 1: it failed on the way, such as by a full disk; 2: the input cannot be run; 130: Ctrl-C. All but the
-    first come with one line on stderr.
+    first come with one line on stderr, which the traceback of an environment that failed precedes.
     """
     try:
         with contextlib.suppress(SystemExit):  # after --help
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    except EnvError as error:  # whose own traceback tells its author more than our line does
+        print(*getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        return _fail(str(error), 1)
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's name for it
             raise
@@ -78,9 +82,9 @@ def _run(args: list[str]) -> None:
 
 def help_text() -> str:
     """What ``jaxrl-dist --help`` prints."""
-    from jaxrl_dist.algorithms import ALGORITHMS
+    from jaxrl_dist.algorithms import ALGORITHMS, PRESETS
 
-    return HELP.format(algorithms=", ".join(ALGORITHMS))
+    return HELP.format(algorithms=", ".join([*ALGORITHMS, *PRESETS]))
 
 
 def version() -> str:
@@ -101,7 +105,7 @@ def train_command(args: Sequence[str]) -> None:
     layers = [args]
     config_file = flags.value_of(args, "--config")
     if config_file is not None and not wants_help:
-        named, file_args = flags.config_flags(pathlib.Path(config_file))
+        named, file_args = flags.config_flags(pathlib.Path(config_file), env=flags.value_of(args, "--env"))
         if algorithm not in (None, named):
             raise ConfigError(f"{config_file} is of {named}, not of {algorithm}; leave the algorithm's name out")
         algorithm, layers = named, [file_args, args]
@@ -118,11 +122,18 @@ def train_command(args: Sequence[str]) -> None:
 
         training.reserve_memory(config.mem_fraction)
         source = training.find_env(config)
-        left_open: Train[Any] = Train(algorithm, config.env, config.env_options, config.atari_preset)
+        left_open: Train[Any] = Train(algorithm, config.env, config.env_options, atari_preset=config.atari_preset)
         return training.resolve(left_open, source.spec)
 
+    _find_modules(flags.value_of(args, "--env"))
     command = flags.resolve_flags(algorithm, layers, preset)
     _train(command.train(), quiet=command.quiet)
+
+
+def _find_modules(env: str | None) -> None:
+    """Where ``--env`` names a module, the current directory is looked in first, as by ``python -m``."""
+    if env is not None and split_env(env)[1]:
+        sys.path.insert(0, os.getcwd())
 
 
 def _train(config: Train[Any], *, quiet: bool) -> None:
@@ -132,7 +143,8 @@ def _train(config: Train[Any], *, quiet: bool) -> None:
     if config.run_dir is None:
         name = algorithms.name_of(config.algorithm)
         config = dataclasses.replace(config, run_dir=metrics.default_run_dir(config.env, name, config.seed))
-    run = training.prepare(config)
+    with _warnings_of_one_line(quiet):
+        run = training.prepare(config)
     display = Display(config.evaluation_episodes, quiet=quiet)
     reports = run.reports(display.evaluating)
     display.console.print(f"{run.describe()}\nwriting {config.run_dir}")
@@ -146,6 +158,23 @@ def _train(config: Train[Any], *, quiet: bool) -> None:
     )
     if last.evaluation:
         display.console.print(_played(last.evaluation))
+
+
+@contextlib.contextmanager
+def _warnings_of_one_line(quiet: bool) -> Iterator[None]:
+    """Shows our own warnings as we show errors; those of others stay as they are."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def one_line(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if not issubclass(category, ConfigWarning):
+                show(message, category, *where, **more)
+            elif not quiet:
+                print(f"jaxrl-dist: warning: {message}", file=sys.stderr)
+
+        warnings.simplefilter("always", ConfigWarning)
+        warnings.showwarning = one_line
+        yield
 
 
 def _played(evaluation: Mapping[str, float | int]) -> str:
@@ -165,25 +194,28 @@ class Evaluate:
     """Number of episodes to play."""
     seed: int = 0
     """Seed of the environments."""
+    env: str | None = None
+    """Environment to play instead of the run's; to be named again if it is of the form my_module:make."""
 
 
 def evaluate_command(args: Sequence[str]) -> None:
-    """``evaluate RUN_DIR [--episodes N] [--seed S]``."""
+    """``evaluate RUN_DIR [--episodes N] [--seed S] [--env ENV]``."""
     from jaxrl_dist import flags
 
-    flags.check_flags(args, ("episodes", "seed"))
+    flags.check_flags(args, ("episodes", "seed", "env"))
     asked = flags.run_tyro(Evaluate, args, prog="jaxrl-dist evaluate")
     if not asked.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
     check_range(asked, "episodes", low=1, high=10**6)
     check_range(asked, "seed", low=0, high=2**31 - 1)
-    flags.config_flags(pathlib.Path(asked.run_dir))  # refuses what is no run before JAX is imported
+    flags.config_flags(pathlib.Path(asked.run_dir), env=asked.env)  # refuses what is no run before JAX is imported
+    _find_modules(asked.env)
 
     from jaxrl_dist.console import Display
     from jaxrl_dist.evaluate import evaluate
     from jaxrl_dist.policy import load_policy
 
-    policy = load_policy(asked.run_dir)
+    policy = load_policy(asked.run_dir, env=asked.env)
     display = Display(asked.episodes)
     with display.live:
         played = evaluate(
@@ -207,10 +239,12 @@ def list_command(args: Sequence[str]) -> None:
         from jaxrl_dist.envs import BACKENDS
 
         lines = [f"{name}:{env_id}" for name, backend in BACKENDS.items() for env_id in backend.ids()]
+        lines.append("MODULE:NAME, such as my_module:make: a function or class that makes a gymnasium.Env")
     elif what == "algorithms":
-        from jaxrl_dist.algorithms import ALGORITHMS, config_class
+        from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 
-        lines = [f"{name:6} {config_class(name).__doc__}" for name in ALGORITHMS]
+        lines = [f"{name:9} {config_class(name).__doc__}" for name in ALGORITHMS]
+        lines += [f"{name:9} {algorithm}, --plan {fields['plan']}" for name, (algorithm, fields) in PRESETS.items()]
     else:
         lines = [f"{name:12} {text}" for name, text in PLANS.items()]
     print("\n".join(lines))

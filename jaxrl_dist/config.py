@@ -1,4 +1,4 @@
-"""Configuration: the error that bad input raises, range checks, and the flags that several algorithms share.
+"""Configuration: the errors that a user meets, range checks, and the flags that several algorithms share.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 class ConfigError(ValueError):
     """The user asked for something that cannot be done; the message is one line that says what would work."""
+
+
+class ConfigWarning(UserWarning):
+    """What the user asked for can be done, and may not be what was meant; the message is one line."""
+
+
+class EnvError(RuntimeError):
+    """An environment's own code failed; the message is one line, and a note holds the original traceback."""
+
+    def __init__(self, message: str, traceback: str | None = None) -> None:
+        super().__init__(" ".join(message.split()))
+        if traceback is not None:
+            self.add_note(traceback.rstrip())
 
 
 def flag(name: str) -> str:
@@ -71,6 +84,47 @@ def check_range(
                 raise ConfigError(f"{flag(name)} must be {wanted}, not {x}")
 
 
+BACKENDS = ("gymnax", "envpool", "gymnasium")
+"""Where environments come from; an id without a prefix is looked for in this order."""
+
+
+def split_env(env: str) -> tuple[str | None, str | None, str]:
+    """``--env`` as backend, module and name: ``[BACKEND:]ID`` or ``[gymnasium:]MODULE:NAME``.
+
+    Raises:
+      ConfigError: it has neither form.
+    """
+    *prefixes, name = env.split(":")
+    match prefixes:
+        case []:
+            return None, None, name
+        case [backend] if backend in BACKENDS:
+            return backend, None, name
+        case [module] | ["gymnasium", module] if all(part.isidentifier() for part in module.split(".")):
+            return "gymnasium", module, name
+    unknown = f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], BACKENDS)}; "
+    raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID or MODULE:NAME works")
+
+
+def parse_devices(name: str, text: str | None) -> list[int] | None:
+    """Reads the device numbers of a flag, such as ``0,2-5``; None stays None.
+
+    Raises:
+      ConfigError: it is no such list.
+    """
+    if text is None:
+        return None
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first) < 10**6):
+            raise ConfigError(f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {text!r}")
+        numbers += range(int(first), int(last or first) + 1)
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{flag(name)} {text} names a device twice")
+    return numbers
+
+
 def multiples_near(value: int, of: int) -> str:
     """The positive multiples of ``of`` just below and just above ``value``, as ``8 or 16``."""
     below = value // of * of
@@ -101,6 +155,8 @@ class TorsoConfig:
     """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
     """Activation function of the torso."""
+    layer_norm: bool = False
+    """Normalise the outputs of the torso's layers before the activation function (Ba et al. 2016)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the network's layers; parameters, losses and optimiser state stay float32."""
 
@@ -121,6 +177,39 @@ class NetworkConfig(TorsoConfig):
     def validate(self) -> None:
         super().validate()
         check_range(self, "core_size", low=1, high=MAX_SIZE)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig(TorsoConfig):
+    """How an algorithm learns from replayed experience."""
+
+    learning_rate: float = 1e-3
+    """Step size of Adam."""
+    discount: float = 0.99
+    """Discount factor of future rewards."""
+    batch_size: int = 256
+    """Windows in an update, over all devices."""
+    replay_capacity: int = 100_000
+    """Env steps that the memory keeps, over all environments."""
+    replay_ratio: float = 1.0
+    """Updates per env step."""
+    learning_starts: int = 1_000
+    """Env steps before the first update."""
+    n_step: int = 1
+    """Rewards before the bootstrap (Sutton 1988)."""
+    priority_exponent: float | None = None
+    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
+    importance_exponent: float = 0.4
+    """beta of prioritised replay's importance weights (section 3.4)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate", "replay_ratio", above=0)
+        check_range(self, "discount", low=0, high=1)
+        check_range(self, "batch_size", "n_step", low=1, high=MAX_SIZE)
+        check_range(self, "replay_capacity", low=1)
+        check_range(self, "learning_starts", low=0)
+        check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
 
 
 Config = TypeVar("Config")
@@ -146,6 +235,8 @@ RUN_DEFAULTS: dict[str, Any] = {
 PLANS = {
     "on_device": "environment, acting and learning compiled into one program (gymnax)",
     "synchronous": "environments stepped from the host; act, update, act ... (any backend)",
+    "asynchronous": "actor threads send experience while the learner updates (any backend)",
+    "gradients": "actor threads send gradients of their own experience (any backend)",
 }
 CONFIG_FILE = "config.json"
 """Where a run directory keeps its configuration."""
@@ -158,9 +249,14 @@ class Train(Generic[Config]):
     algorithm: Config
     """The algorithm's hyperparameters; in Python also its name, for those that its preset chooses."""
     env: str = ""
-    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5; without prefix gymnax comes first."""
+    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5, gymnasium:Ant-v5; without prefix gymnax
+    comes first. Or a Python function that makes a gymnasium.Env, such as my_module:make."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Options of the environment: its gymnax parameters or its EnvPool configuration."""
+    """Options of the environment: its gymnax parameters, EnvPool configuration or keyword arguments."""
+    env_workers: Literal["threads", "processes"] = "threads"
+    """What steps Gymnasium environments; 'processes' serve Python code that is slow, and cost more to start."""
+    env_timeout: float = 120.0
+    """Seconds in which an environment on the host must answer."""
     atari_preset: Literal["baselines", "machado"] | None = None
     """Atari protocol: Mnih et al. 2015 as in OpenAI baselines (Atari's default), or Machado et al. 2018."""
     num_envs: int = PRESET
@@ -171,8 +267,8 @@ class Train(Generic[Config]):
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
     seed: int = 0
     """Seed of everything random in the run."""
-    plan: Literal["on_device", "synchronous"] = PRESET
-    """How to execute: 'on_device' (gymnax) compiles all into one program, 'synchronous' steps any backend."""
+    plan: Literal["on_device", "synchronous", "asynchronous", "gradients"] = PRESET
+    """How to execute: see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
     """Shift and scale observations by running statistics over all devices."""
     scale_rewards: bool = PRESET
@@ -189,6 +285,28 @@ class Train(Generic[Config]):
     """Fraction of a GPU's memory to reserve at the start; None: JAX's own (0.75)."""
     init_from: str | None = None
     """Run directory whose trained variables to start from."""
+    num_actors: int = 2
+    """Actor threads of the plans 'asynchronous' and 'gradients', each with its share of the environments."""
+    actor_devices: str | None = None
+    """Devices that act in those plans, such as 0,1 or 0-3; None: those that learn."""
+    learner_devices: str | None = None
+    """Devices that learn, such as 2-7; None: the first of all, as many as there are to be."""
+    max_lag: int | None = None
+    """Throw away experience whose policy is more versions behind the learner; None: learn from all of it."""
+    lockstep: bool = False
+    """Keep actors a fixed lag behind: the same seed gives the same numbers, whatever the threads' timing."""
+    lag: int = 1
+    """Versions that actors in lockstep stay behind."""
+    free_running: bool = False
+    """Learn on from the replay memory while no new experience is there, beyond the replay ratio."""
+    gather: int | None = None
+    """Actors whose rollouts suffice for an update once the gather deadline has passed; None: wait for all."""
+    gather_deadline: float = 1.0
+    """Seconds after the first actor's rollout in which those of the others may come."""
+    on_actor_error: Literal["raise", "restart"] = "raise"
+    """What an environment's failure does: end the run, or start its actor's environments anew."""
+    max_restarts: int = 100
+    """Restarts of each actor, after which the failure ends the run."""
 
     def validate(self) -> None:
         """Checks every range that can be checked without making the environment.
@@ -210,5 +328,11 @@ class Train(Generic[Config]):
                 raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
         check_range(self, "seed", low=0, high=2**31 - 1)
         check_range(self, "mem_fraction", above=0, high=1)
+        check_range(self, "env_timeout", "gather_deadline", above=0, high=10**6)
+        check_range(self, "num_actors", "gather", low=1, high=1000)
+        check_range(self, "max_lag", "max_restarts", low=0, high=10**6)
+        check_range(self, "lag", low=0, high=1000)
+        for name in ("actor_devices", "learner_devices"):
+            parse_devices(name, getattr(self, name))
         if hasattr(self.algorithm, "validate"):
             self.algorithm.validate()

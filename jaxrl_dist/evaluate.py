@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import rng
+from jaxrl_dist import frames, rng
 from jaxrl_dist.actors.common import after_step
 from jaxrl_dist.envs import EnvSource
 from jaxrl_dist.types import Algorithm, PyTree, Timestep, Variables
@@ -55,16 +55,19 @@ def evaluate(
     num_envs = min(episodes, MAX_ENVS)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     device = jax.local_devices()[0]
-    variables, start = jax.device_put((variables, algorithm.initial_core(num_envs)), device)
+    begin = variables, algorithm.initial_core(num_envs), frames.blank(source.spec, num_envs)
+    variables, start, stacks = jax.device_put(begin, device)
 
     @jax.jit
-    def act(variables: Variables, obs: PyTree, core: PyTree) -> tuple[PyTree, PyTree]:
+    def act(variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        stacks, obs = frames.push(stacks, obs)
         action, core, _ = algorithm.policy(variables, obs, core, None, jnp.zeros(()))
-        return action, core
+        return action, core, stacks
 
     @jax.jit
-    def learn_outcome(core: PyTree, start: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        return after_step(algorithm, core, start, action, step)
+    def learn_outcome(core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        _, obs = frames.push(stacks, step.obs)  # not kept: ``act`` will push it
+        return after_step(algorithm, core, start, action, step._replace(obs=obs))
 
     returns: list[list[float]] = [[] for _ in range(num_envs)]
     lengths: list[list[int]] = [[] for _ in range(num_envs)]
@@ -79,10 +82,10 @@ def evaluate(
         obs, core = env.reset(), start
         progress(0)
         while (done < quota).any():
-            action, core = act(variables, put(obs), core)
+            action, core, stacks = act(variables, put(obs), core, stacks)
             step, ended = env.step(np.asarray(action))
             if jax.tree.leaves(start):
-                core = learn_outcome(core, start, action, put(step))
+                core = learn_outcome(core, start, stacks, action, put(step))
             obs = step.obs
             steps += 1
             running += step.reward

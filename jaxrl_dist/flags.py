@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import tyro
 
 from jaxrl_dist.algorithms import config_class, name_of
-from jaxrl_dist.config import CONFIG_FILE, RUN_DEFAULTS, Config, ConfigError, Train, did_you_mean, flag
+from jaxrl_dist.config import CONFIG_FILE, RUN_DEFAULTS, Config, ConfigError, Train, did_you_mean, flag, split_env
 
 FORMAT = 1
 """Of ``config.json``; a reader refuses a number that it does not know."""
@@ -222,21 +222,25 @@ def to_json(config: Train[Any]) -> dict[str, Any]:
     }
 
 
-def read_config(path: pathlib.Path, own: type | None = None) -> Train[Any]:
-    """Reads ``config.json``, given itself or as its run directory.
+def read_config(path: pathlib.Path, own: type | None = None, env: str | None = None) -> Train[Any]:
+    """Reads ``config.json``, given itself or as its run directory; arguments as those of ``config_flags``.
 
     Raises:
       ConfigError: it is missing, damaged, or names what this version does not know.
     """
-    algorithm, args = config_flags(path, own)
+    algorithm, args = config_flags(path, own, env)
     return parse_train(args, plain_defaults(algorithm, own)).train()
 
 
-def config_flags(path: pathlib.Path, own: type | None = None) -> tuple[str, list[str]]:
+def config_flags(path: pathlib.Path, own: type | None = None, env: str | None = None) -> tuple[str, list[str]]:
     """The algorithm's name and the flags that a ``config.json`` stands for; its run directory will do too.
 
+    Args:
+      own: the config class of an algorithm that is not ours.
+      env: the environment that the user names, to take the place of the file's.
+
     Raises:
-      ConfigError: it is missing or damaged, or says what no flag can.
+      ConfigError: it is missing or damaged, says what no flag can, or names a module to import, as no file may.
     """
     if path.is_dir():
         path = path / CONFIG_FILE
@@ -256,10 +260,14 @@ def config_flags(path: pathlib.Path, own: type | None = None) -> tuple[str, list
         algorithm, hyperparameters, run = (content.get(key) for key in ("algorithm", "hyperparameters", "run"))
         if not (isinstance(algorithm, str) and isinstance(hyperparameters, dict) and isinstance(run, dict)):
             raise ConfigError("algorithm, hyperparameters or run is missing")
+        if env is not None:
+            run = {**run, "env": env}
         known_run = [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT]
         known_own = [field.name for field in dataclasses.fields(config_class(algorithm, own))]
         args = [*_as_flags(run, known_run), *_as_flags(hyperparameters, known_own)]
-        parse_train(args, plain_defaults(algorithm, own))
+        named = parse_train(args, plain_defaults(algorithm, own)).env
+        if env is None and split_env(named)[1]:
+            raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
         return algorithm, args
 
 

@@ -7,6 +7,7 @@ mesh of one, so there is no second code path.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -52,7 +53,7 @@ class Program:
     """A function over shards, compiled for a mesh by its first call, and only then.
 
     Later calls run the same executable; arguments of other shapes, dtypes or placement are an error, so nothing is
-    ever traced twice.
+    ever traced twice. Threads may share it.
     """
 
     def __init__(
@@ -71,13 +72,16 @@ class Program:
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
         self._jitted = jax.jit(mapped, in_shardings=shardings(mesh, in_specs), donate_argnums=donate)
         self._compiled: Any = None
+        self._compiling = threading.Lock()
         self.compile_seconds = 0.0
 
     def __call__(self, *args: Any) -> Any:
         if self._compiled is None:
-            began = time.perf_counter()
-            self._compiled = self._jitted.lower(*args).compile()
-            self.compile_seconds = time.perf_counter() - began
+            with self._compiling:
+                if self._compiled is None:
+                    began = time.perf_counter()
+                    self._compiled = self._jitted.lower(*args).compile()
+                    self.compile_seconds = time.perf_counter() - began
         return self._compiled(*args)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -117,6 +117,24 @@ def _flatten(x: jax.Array, axes: int) -> jax.Array:
     return x.reshape(*batch, math.prod(x.shape[len(batch) :]))
 
 
+class LayerNorm(nn.Module):
+    """Mean 0 and variance 1 over the last ``axes`` axes of each example, then a trained scale and shift.
+
+    Ba et al. 2016 (arXiv:1607.06450), section 3; over a whole image, and not each pixel's channels alone, as in
+    Gallici et al. 2024. The statistics are float32 whatever the arithmetic.
+    """
+
+    axes: int
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        over = tuple(range(-self.axes, 0))
+        # Arrays of a scale's own shape would be promoted in rank, so flax sees them as one axis.
+        norm = nn.LayerNorm(dtype=self.dtype, reduction_axes=over, feature_axes=-1)
+        return norm(x)
+
+
 # --- Torsos: preprocessed observations [..., *shape] to features [..., width] ---------------------------
 
 
@@ -126,13 +144,15 @@ class MLP(nn.Module):
     hidden_sizes: tuple[int, ...] = (64, 64)
     activation: Callable[[jax.Array], jax.Array] = nn.tanh
     axes: int = 1
+    layer_norm: bool = False
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = _flatten(x, self.axes)
         for width in self.hidden_sizes:
-            x = self.activation(_dense(width, dtype=self.dtype)(x))
+            x = _dense(width, dtype=self.dtype)(x)
+            x = self.activation(LayerNorm(1, self.dtype)(x) if self.layer_norm else x)
         return x
 
 
@@ -141,13 +161,16 @@ class PlainCNN(nn.Module):
 
     convs: tuple[tuple[int, int, int], ...]
     width: int
+    layer_norm: bool = False
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for features, size, stride in self.convs:
-            x = nn.relu(Conv(features, size, stride, dtype=self.dtype)(x))
-        return nn.relu(_dense(self.width, dtype=self.dtype)(_flatten(x, 3)))
+            x = Conv(features, size, stride, dtype=self.dtype)(x)
+            x = nn.relu(LayerNorm(3, self.dtype)(x) if self.layer_norm else x)
+        x = _dense(self.width, dtype=self.dtype)(_flatten(x, 3))
+        return nn.relu(LayerNorm(1, self.dtype)(x) if self.layer_norm else x)
 
 
 MinAtarCNN = functools.partial(PlainCNN, ((16, 3, 1),), 128)
@@ -163,6 +186,7 @@ class ImpalaResNet(nn.Module):
     Their gain of 1 instead of sqrt(2) is ours: with it the residual blocks do not inflate the features.
     """
 
+    layer_norm: bool = False
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -173,7 +197,9 @@ class ImpalaResNet(nn.Module):
             for _ in range(2):
                 y = conv()(nn.relu(x))
                 x = x + conv()(nn.relu(y))
-        return nn.relu(_dense(256, dtype=self.dtype)(_flatten(nn.relu(x), 3)))
+            x = LayerNorm(3, self.dtype)(x) if self.layer_norm else x
+        x = _dense(256, dtype=self.dtype)(_flatten(nn.relu(x), 3))
+        return nn.relu(LayerNorm(1, self.dtype)(x) if self.layer_norm else x)
 
 
 _CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # with the shortest side, in pixels, that each can read
@@ -204,13 +230,55 @@ def choose_torso(torso: str, observation: Space) -> str:
     return torso
 
 
+def _make_mlp(config: TorsoConfig, axes: int, dtype: DTypeLike) -> MLP:
+    return MLP(config.hidden_sizes, getattr(nn, config.activation), axes, config.layer_norm, dtype)
+
+
 def _make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any:
     """The torso that a config means for an observation space."""
     name = choose_torso(config.torso, observation)
     if name == "mlp":
-        axes = len(observation.shape) if isinstance(observation, Box) else 1
-        return MLP(config.hidden_sizes, getattr(nn, config.activation), axes, dtype)
-    return _CNNS[name][1](dtype=dtype)
+        return _make_mlp(config, len(observation.shape) if isinstance(observation, Box) else 1, dtype)
+    return _CNNS[name][1](layer_norm=config.layer_norm, dtype=dtype)
+
+
+# --- Recurrent core -----------------------------------------------------------------------------------
+
+
+def reset_core(core: PyTree, initial: PyTree, valid: jax.Array) -> PyTree:
+    """``core`` ``[B, ...]`` where ``valid`` ``[B]``, elsewhere ``initial``.
+
+    Environments reset on the step after an episode's end, which has ``valid`` False and reads the old episode's last
+    observation: the core that comes out of that step has to be forgotten.
+    """
+    return jax.tree.map(
+        lambda x, start: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start), core, initial
+    )
+
+
+def _vary_as(tree: PyTree, like: jax.Array) -> PyTree:
+    """Marks arrays as different on the devices of ``jax.shard_map``, over the mesh axes for which ``like`` is."""
+    axes = jax.typeof(like).mat.varying
+    return jax.tree.map(lambda x: jax.lax.pcast(x, tuple(axes - jax.typeof(x).mat.varying), to="varying"), tree)
+
+
+def _unroll_gru(
+    gru: nn.GRUCell, params: PyTree, features: jax.Array, core: jax.Array, valid: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Runs a GRU over ``features [T, B, D]`` from ``core [B, H]``, with ``reset_core`` after each step.
+
+    Returns:
+      Its outputs ``[T, B, H]`` and the core ``[B, H]`` after step ``T - 1``.
+    """
+    # Marked before the scan, its gradients are summed over the devices once, not at every step.
+    cell, core = _vary_as((params, core), features)
+
+    def advance(core: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        out, _ = gru.apply(cell, core, step[0])
+        return reset_core(out, jnp.zeros_like(out), step[1]), out
+
+    core, out = jax.lax.scan(advance, core, (features, valid))
+    return out, core
 
 
 # --- Value of actions ---------------------------------------------------------------------------------
@@ -250,6 +318,37 @@ class NoisyDense(nn.Module):
         return y + out * ((x * into) @ kernel_sigma.astype(self.dtype) + bias_sigma.astype(self.dtype).reshape(1, -1))
 
 
+class _QHeads(NamedTuple):
+    """What turns features into the values of actions; ``keys`` draw the noise of noisy heads."""
+
+    init: Callable[[Sequence[jax.Array], jax.Array], PyTree]
+    """``(keys, features) -> params``, of one key for each head: two if dueling, else one."""
+    apply: Callable[[PyTree, jax.Array, jax.Array | None], jax.Array]
+    """``(params, features [..., D], keys [N] or None) -> [..., num_actions, num_atoms] float32``; with noise [N, D]."""
+
+
+def _q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> _QHeads:
+    sizes = [num_actions * num_atoms, num_atoms] if dueling else [num_actions * num_atoms]
+    heads: list[Any] = [NoisyDense(size) if noisy else _dense(size, scale=1.0) for size in sizes]
+
+    def init(keys: Sequence[jax.Array], features: jax.Array) -> PyTree:
+        return [head.init(key, features) for head, key in zip(heads, keys, strict=True)]
+
+    def apply(params: PyTree, features: jax.Array, keys: jax.Array | None) -> jax.Array:
+        features = features.astype(jnp.float32)
+        outputs = []
+        for index, (head, weights) in enumerate(zip(heads, params, strict=True)):
+            head_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+            y = head.apply(weights, features, head_keys) if noisy else head.apply(weights, features)
+            outputs.append(y.reshape(*features.shape[:-1], -1, num_atoms))
+        if not dueling:
+            return outputs[0]
+        advantage, value = outputs
+        return jnp.broadcast_to(value, advantage.shape) + advantage - advantage.mean(axis=-2, keepdims=True)
+
+    return _QHeads(init, apply)
+
+
 class QNetwork(NamedTuple):
     """The values of all actions, or the logits of their distributions over ``num_atoms`` atoms."""
 
@@ -274,48 +373,161 @@ def q_network(
     """
     dtype = jnp.dtype(config.precision)
     torso = _make_torso(config, observation, dtype)
-    sizes = [num_actions * num_atoms, num_atoms] if dueling else [num_actions * num_atoms]
-    heads: list[Any] = [NoisyDense(size) if noisy else _dense(size, scale=1.0) for size in sizes]
+    heads = _q_heads(num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy)
 
     def init(key: jax.Array) -> PyTree:
-        torso_key, *head_keys = jax.random.split(key, 1 + len(heads))
+        torso_key, *head_keys = jax.random.split(key, 2 + dueling)
         x = preprocess(np.zeros((1, *observation.shape), observation.dtype), observation, dtype)
         features, params = torso.init_with_output(torso_key, x)
-        return {"torso": params, "heads": [head.init(k, features) for head, k in zip(heads, head_keys, strict=True)]}
+        return {"torso": params, "heads": heads.init(head_keys, features)}
 
     def apply(params: PyTree, obs: jax.Array, keys: jax.Array | None) -> jax.Array:
-        features = torso.apply(params["torso"], preprocess(obs, observation, dtype)).astype(jnp.float32)
-        outputs = []
-        for index, (head, weights) in enumerate(zip(heads, params["heads"], strict=True)):
-            head_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-            y = head.apply(weights, features, head_keys) if noisy else head.apply(weights, features)
-            outputs.append(y.reshape(len(obs), -1, num_atoms))
-        if not dueling:
-            return outputs[0]
-        advantage, value = outputs
-        return jnp.broadcast_to(value, advantage.shape) + advantage - advantage.mean(axis=1, keepdims=True)
+        features = torso.apply(params["torso"], preprocess(obs, observation, dtype))
+        return heads.apply(params["heads"], features, keys)
 
     return QNetwork(init, apply)
 
 
-# --- Actor and critic ---------------------------------------------------------------------------------
+class RecurrentQNetwork(NamedTuple):
+    """The values of all actions, which depend on what was observed before in the episode."""
+
+    init: Callable[[jax.Array], PyTree]
+    """``(key) -> params``, float32."""
+    step: Callable[[PyTree, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    """``(params, obs [B, ...], core [B, H]) -> (q [B, num_actions], core [B, H])``, all float32; who steps the
+    environment applies ``reset_core`` once it knows ``valid``."""
+    unroll: Callable[[PyTree, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    """``(params, obs [T, B, ...], core [B, H], valid [T, B]) -> (q [T, B, num_actions], core [B, H])``: ``T`` steps,
+    with ``reset_core`` after each; the core returned is the one after step ``T - 1``."""
+    initial_core: Callable[[int], jax.Array]
+    """``(num_envs) -> core [num_envs, H]`` at the start of an episode."""
 
 
-def reset_core(core: PyTree, initial: PyTree, valid: jax.Array) -> PyTree:
-    """``core`` ``[B, ...]`` where ``valid`` ``[B]``, elsewhere ``initial``.
+def recurrent_q_network(
+    config: TorsoConfig, observation: Space, num_actions: int, *, core_size: int, dueling: bool
+) -> RecurrentQNetwork:
+    """Builds a torso, a GRU of ``core_size`` and the heads that ``q_network`` has.
 
-    Environments reset on the step after an episode's end, which has ``valid`` False and reads the old episode's last
-    observation: the core that comes out of that step has to be forgotten.
+    ``config.precision`` is that of torso and GRU; parameters, the core's state and the heads stay float32.
+
+    Raises:
+      ConfigError: if ``config.torso`` cannot read the observations.
     """
-    return jax.tree.map(
-        lambda x, start: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start), core, initial
-    )
+    dtype = jnp.dtype(config.precision)
+    torso = _make_torso(config, observation, dtype)
+    gru: Any = nn.GRUCell(core_size, dtype=dtype)
+    heads = _q_heads(num_actions, num_atoms=1, dueling=dueling, noisy=False)
+
+    def initial_core(num_envs: int) -> jax.Array:
+        return jnp.zeros((num_envs, core_size), jnp.float32)
+
+    def init(key: jax.Array) -> PyTree:
+        torso_key, gru_key, *head_keys = jax.random.split(key, 3 + dueling)
+        x = preprocess(np.zeros((1, *observation.shape), observation.dtype), observation, dtype)
+        features, params = torso.init_with_output(torso_key, x)
+        (out, _), cell = gru.init_with_output(gru_key, initial_core(1), features)
+        return {"torso": params, "gru": cell, "heads": heads.init(head_keys, out)}
+
+    def encode(params: PyTree, obs: jax.Array) -> jax.Array:
+        return torso.apply(params["torso"], preprocess(obs, observation, dtype))
+
+    def decode(params: PyTree, out: jax.Array) -> jax.Array:
+        return heads.apply(params["heads"], out, None)[..., 0]
+
+    def step(params: PyTree, obs: jax.Array, core: jax.Array) -> tuple[jax.Array, jax.Array]:
+        core, _ = gru.apply(params["gru"], core, encode(params, obs))
+        return decode(params, core), core
+
+    def unroll(params: PyTree, obs: jax.Array, core: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out, core = _unroll_gru(gru, params["gru"], encode(params, obs), core, valid)
+        return decode(params, out), core
+
+    return RecurrentQNetwork(init, step, unroll, initial_core)
 
 
-def _vary_as(tree: PyTree, like: jax.Array) -> PyTree:
-    """Marks arrays as different on the devices of ``jax.shard_map``, over the mesh axes for which ``like`` is."""
-    axes = jax.typeof(like).mat.varying
-    return jax.tree.map(lambda x: jax.lax.pcast(x, tuple(axes - jax.typeof(x).mat.varying), to="varying"), tree)
+# --- Actor and critics apart, for off-policy learning -----------------------------------------------------
+
+
+class Network(NamedTuple):
+    """A function of observations and perhaps actions."""
+
+    init: Callable[[jax.Array], PyTree]
+    """``(key) -> params``, float32."""
+    apply: Callable[..., jax.Array]
+    """``(params, obs [N, ...]) -> [N, outputs] float32``; a critic's as ``critic_network`` says."""
+
+
+def policy_network(config: TorsoConfig, observation: Space, num_outputs: int) -> Network:
+    """A torso and a head, whose weights start at scale 0.01.
+
+    Raises:
+      ConfigError: if ``config.torso`` cannot read the observations.
+    """
+    dtype = jnp.dtype(config.precision)
+    torso = _make_torso(config, observation, dtype)
+    head: Any = _dense(num_outputs, scale=0.01)
+
+    def init(key: jax.Array) -> PyTree:
+        torso_key, head_key = jax.random.split(key)
+        x = preprocess(np.zeros((1, *observation.shape), observation.dtype), observation, dtype)
+        features, params = torso.init_with_output(torso_key, x)
+        return {"torso": params, "head": head.init(head_key, features.astype(jnp.float32))}
+
+    def apply(params: PyTree, obs: jax.Array) -> jax.Array:
+        features = torso.apply(params["torso"], preprocess(obs, observation, dtype))
+        return head.apply(params["head"], features.astype(jnp.float32))
+
+    return Network(init, apply)
+
+
+def critic_network(
+    config: TorsoConfig, observation: Space, num_critics: int, *, action_size: int = 0, num_actions: int = 1
+) -> Network:
+    """Several critics of one form, each with parameters of its own.
+
+    ``apply`` is ``(params, obs [N, ...], action [N, action_size]) -> [num_critics, N] float32``, or with
+    ``num_actions``, for discrete ones, ``(params, obs) -> [num_critics, N, num_actions]``.
+
+    Vectors meet the action in the first layer; the features of an image meet it in an MLP behind the CNN.
+
+    Raises:
+      ConfigError: if ``config.torso`` cannot read the observations.
+    """
+    dtype = jnp.dtype(config.precision)
+    image = choose_torso(config.torso, observation) != "mlp"
+    torso = _make_torso(config, observation, dtype)
+    mlp: Any = _make_mlp(config, 1, dtype)
+    head: Any = _dense(num_actions, scale=1.0)
+    axes = len(observation.shape) if isinstance(observation, Box) else 1
+
+    def one(params: PyTree, obs: jax.Array, action: jax.Array | None) -> jax.Array:
+        x = preprocess(obs, observation, dtype)
+        x = torso.apply(params["torso"], x) if image or action is None else _flatten(x, axes)
+        if action is not None:
+            x = mlp.apply(params["mlp"], jnp.concatenate([x, action.astype(dtype)], axis=-1))
+        q = head.apply(params["head"], x.astype(jnp.float32))
+        return q[..., 0] if action is not None else q
+
+    def init_one(key: jax.Array) -> PyTree:
+        torso_key, mlp_key, head_key = jax.random.split(key, 3)
+        x, params = preprocess(np.zeros((1, *observation.shape), observation.dtype), observation, dtype), {}
+        if image or not action_size:
+            x, params["torso"] = torso.init_with_output(torso_key, x)
+        if action_size:
+            x = jnp.concatenate([x if image else _flatten(x, axes), jnp.zeros((1, action_size), dtype)], axis=-1)
+            x, params["mlp"] = mlp.init_with_output(mlp_key, x)
+        return params | {"head": head.init(head_key, x.astype(jnp.float32))}
+
+    def init(key: jax.Array) -> PyTree:
+        return [init_one(key) for key in jax.random.split(key, num_critics)]
+
+    def apply(params: PyTree, obs: jax.Array, action: jax.Array | None = None) -> jax.Array:
+        return jnp.stack([one(each, obs, action) for each in params])
+
+    return Network(init, apply)
+
+
+# --- Actor and critic ---------------------------------------------------------------------------------
 
 
 class ActorCritic(NamedTuple):
@@ -394,14 +606,7 @@ def actor_critic(
     def unroll(params: PyTree, obs: jax.Array, core: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array, PyTree]:
         features = encode(params, obs)
         if recurrent:
-            # Marked before the scan, its gradients are summed over the devices once, not at every step.
-            cell, core = _vary_as((params["gru"], core), features[0])
-
-            def advance(core: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-                out, _ = gru.apply(cell, core, step[0])
-                return reset_core(out, jnp.zeros_like(out), step[1]), out
-
-            core, out = jax.lax.scan(advance, core, (features[0], valid))
+            out, core = _unroll_gru(gru, params["gru"], features[0], core, valid)
             features = [out]
         return *decode(params, features), core
 

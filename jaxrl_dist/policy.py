@@ -65,16 +65,17 @@ class Policy:
         return action, core
 
 
-def load_policy(run_dir: str | pathlib.Path, algorithm: type | None = None) -> Policy:
+def load_policy(run_dir: str | pathlib.Path, algorithm: type | None = None, *, env: str | None = None) -> Policy:
     """Loads the policy that a finished run has trained.
 
     Args:
       algorithm: the config class that was trained, if it is not one of ours. No file can name code to run.
+      env: the environment, if another than the run's is meant or the run's is of the form ``my_module:make``.
 
     Raises:
       ConfigError: ``run_dir`` holds no finished run, is damaged, or its environment cannot be found here.
     """
-    config = read_config(pathlib.Path(run_dir), algorithm)
+    config = read_config(pathlib.Path(run_dir), algorithm, env)
     source = find_env(config)
     config = resolve(config, source.spec)
     shapes = jax.eval_shape(make_algorithm(config, source.spec).init, jax.random.key(0))

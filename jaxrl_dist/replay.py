@@ -3,20 +3,22 @@
 Every device keeps and samples the steps of its own environments; nothing moves between devices. A *window* is a run of
 ``window`` steps of one environment and the observation after the last: it comes out as a ``Rollout`` with
 ``T = window``, so an algorithm treats replayed experience as it does fresh experience. Observations are stored once, in
-their own dtype.
+their own dtype; of stacks, only the newest frame.
 
 A window never crosses the write head and never starts on a reset step. It may run over an episode's end, where
-``returns`` cuts.
+``returns`` cuts. With stacks of ``frame_stack`` frames, those before the window are read as well: a window that needs
+one which was written over is drawn no more. The first observation ever added must begin a stack.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import mesh, rng
+from jaxrl_dist import frames, mesh, rng
 from jaxrl_dist.types import PyTree, Rollout
 
 BLOCK = 1024
@@ -40,7 +42,7 @@ class Memory(NamedTuple):
     observation of slot ``s + 1``.
     """
 
-    steps: Rollout  # [B, C, ...]; its core fields are ()
+    steps: Rollout  # [B, C, ...]; its core fields are (), its observations ``frames.Frame`` if they are stacks
     added: jax.Array  # [B] int32, steps added so far; equal in all rows
     # None for uniform replay; not empty arrays, of which XLA's CPU compiler dies when they are divided over devices.
     priorities: Priorities | None
@@ -53,12 +55,13 @@ class Index(NamedTuple):
     slot: jax.Array
 
 
-def init(like: Rollout, slots: int, *, prioritized: bool) -> Memory:
+def init(like: Rollout, slots: int, *, prioritized: bool, frame_stack: int = 1) -> Memory:
     """An empty memory.
 
     Args:
       like: shapes and dtypes of a rollout of all environments, ``[T, B, ...]``.
       slots: steps kept of each environment.
+      frame_stack: frames in an observation, as in ``EnvSpec``.
     """
 
     def blank(x: jax.ShapeDtypeStruct) -> jax.Array:
@@ -71,22 +74,28 @@ def init(like: Rollout, slots: int, *, prioritized: bool) -> Memory:
         table, sums = (jnp.zeros((num_envs, size), jnp.float32) for size in (blocks * BLOCK, blocks))
         priorities = Priorities(table, sums, jnp.ones((num_envs,), jnp.float32))
     return Memory(
-        steps=jax.tree.map(blank, like._replace(core=(), final_core=())),
+        steps=jax.tree.map(blank, jax.eval_shape(partial(_kept, frame_stack=frame_stack), like)),
         added=jnp.zeros((num_envs,), jnp.int32),
         priorities=priorities,
     )
 
 
-def nbytes(like: Rollout, slots: int, *, prioritized: bool) -> int:
+def nbytes(like: Rollout, slots: int, *, prioritized: bool, frame_stack: int = 1) -> int:
     """The bytes that ``init`` will allocate over all devices."""
-    shapes = jax.eval_shape(lambda: init(like, slots, prioritized=prioritized))
+    shapes = jax.eval_shape(lambda: init(like, slots, prioritized=prioritized, frame_stack=frame_stack))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def add(memory: Memory, rollout: Rollout, window: int) -> Memory:
+def add(
+    memory: Memory, rollout: Rollout, window: int, frame_stack: int = 1, priority: jax.Array | None = None
+) -> Memory:
     """Writes a rollout ``[T, B, ...]`` over the oldest steps; its windows may then be drawn.
 
     The last observation is written too, into the slot of the step that comes next, so the newest window ends there.
+
+    Args:
+      priority: ``[T, B]``, ``p^alpha`` of the windows that end with each of the steps; where it is NaN, and if it is
+        None, they get the largest that there has been.
     """
     num_steps, slots = rollout.reward.shape[0], memory.steps.reward.shape[1]
     added = memory.added[0]
@@ -96,21 +105,30 @@ def add(memory: Memory, rollout: Rollout, window: int) -> Memory:
         where = at[: x.shape[0]]
         return ring.at[:, where].set(jnp.swapaxes(x, 0, 1), unique_indices=True, mode="promise_in_bounds")
 
-    steps = jax.tree.map(write, memory.steps, rollout._replace(core=(), final_core=()))
+    steps = jax.tree.map(write, memory.steps, _kept(rollout, frame_stack))
     memory = memory._replace(steps=steps, added=memory.added + num_steps)
     if memory.priorities is None:
         return memory
-    # Windows that the new steps complete may start; those whose steps are missing or written over may not.
+    # Windows that the new steps complete may start; those whose steps are missing or written over may not, nor may the
+    # oldest ones, whose frames before the window are.
     first = added - window + 1
-    touched = first + jnp.arange(num_steps + window, dtype=jnp.int32)
+    touched = first + jnp.arange(num_steps + window + frame_stack - 1, dtype=jnp.int32)
     complete = (touched >= 0) & (touched <= added + num_steps - window)
     where = touched % slots
     starts = jnp.broadcast_to(complete[None], (len(memory.added), len(where))) & steps.valid[:, where]
-    fresh = jnp.where(starts, jnp.broadcast_to(memory.priorities.largest[:, None], starts.shape), 0.0)
+    fresh = jnp.broadcast_to(memory.priorities.largest[:, None], starts.shape)
+    if priority is not None:
+        known = jnp.full(starts.shape, jnp.nan).at[:, :num_steps].set(priority.T)
+        fresh = jnp.where(jnp.isnan(known), fresh, known)
+        largest = jnp.maximum(memory.priorities.largest, jnp.max(jnp.where(starts, fresh, 0.0), axis=1))
+        memory = memory._replace(priorities=memory.priorities._replace(largest=largest))
+    fresh = jnp.where(starts, fresh, 0.0)
     return _set_priority(memory, jnp.arange(len(memory.added))[:, None], where[None], fresh)
 
 
-def sample_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int) -> tuple[Rollout, Index]:
+def sample_uniform(
+    memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1
+) -> tuple[Rollout, Index]:
     """Draws this device's ``batch_size`` windows, each equally likely among those that are stored.
 
     Every example has its share of the environments, by its global index, and draws from them with a key of its own, so
@@ -120,20 +138,37 @@ def sample_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int)
       Windows ``[window, N, ...]``. One may start on a reset step, with ``valid[0]`` False, if every redraw did.
     """
     num_envs, slots = memory.steps.reward.shape
-    newest, oldest = memory.added[0] - window, jnp.maximum(memory.added[0] - slots + 1, 0)
-    keys = rng.per_index(key, mesh.global_index(batch_size))
-    draws = jax.vmap(lambda key: jax.random.uniform(key, (2, REDRAWS)))(keys)
-    stratum = jnp.arange(batch_size, dtype=jnp.float32)[:, None] + draws[:, 0]
-    env = jnp.minimum((stratum * (num_envs / batch_size)).astype(jnp.int32), num_envs - 1)
+    newest, oldest = memory.added[0] - window, jnp.maximum(memory.added[0] - slots + frame_stack, 0)
+    examples = mesh.global_index(batch_size)
     live = (newest - oldest + 1).astype(jnp.float32)
-    slot = (oldest + (draws[:, 1] * live).astype(jnp.int32)) % slots
-    choice = jnp.argmax(memory.steps.valid[env, slot], axis=1)[:, None]
-    index = Index(*(jnp.take_along_axis(x, choice, axis=1)[:, 0] for x in (env, slot)))
-    return _gather(memory, index, window), index
+
+    def draw(attempt: jax.Array) -> Index:
+        keys = rng.per_index(jax.random.fold_in(key, attempt), examples)
+        draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+        stratum = jnp.arange(batch_size, dtype=jnp.float32) + draws[:, 0]
+        env = jnp.minimum((stratum * (num_envs / batch_size)).astype(jnp.int32), num_envs - 1)
+        return Index(env, (oldest + (draws[:, 1] * live).astype(jnp.int32)) % slots)
+
+    def on_reset(index: Index) -> jax.Array:
+        return ~memory.steps.valid[index.env, index.slot]
+
+    def redraw(carry: tuple[jax.Array, Index]) -> tuple[jax.Array, Index]:
+        attempt, index = carry
+        again = on_reset(index)
+        index = jax.tree.map(lambda new, old: jnp.where(again, new, old), draw(attempt), index)
+        return attempt + 1, index
+
+    def missed(carry: tuple[jax.Array, Index]) -> jax.Array:
+        attempt, index = carry
+        return (attempt <= REDRAWS) & jnp.any(on_reset(index))
+
+    start = jnp.zeros((), jnp.int32)
+    _, index = jax.lax.while_loop(missed, redraw, (start + 1, draw(start)))
+    return _gather(memory, index, window, frame_stack), index
 
 
 def sample_prioritized(
-    memory: Memory, key: jax.Array, batch_size: int, window: int
+    memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1
 ) -> tuple[Rollout, Index, jax.Array]:
     """Draws this device's ``batch_size`` windows in proportion to their priority, one from each of as many strata.
 
@@ -162,7 +197,7 @@ def sample_prioritized(
     index = Index(env, slot)
     drawn = jnp.take_along_axis(rows, offset[:, None], axis=1)[:, 0]
     probability = drawn / (upper[-1] * jax.lax.axis_size(mesh.DATA))
-    return _gather(memory, index, window), index, probability
+    return _gather(memory, index, window, frame_stack), index, probability
 
 
 def set_priority(memory: Memory, index: Index, priority: jax.Array) -> Memory:
@@ -192,15 +227,24 @@ def _set_priority(memory: Memory, env: jax.Array, slot: jax.Array, priority: jax
     return memory._replace(priorities=priorities._replace(table=table, block_sum=sums))
 
 
-def _gather(memory: Memory, index: Index, window: int) -> Rollout:
+def _kept(rollout: Rollout, frame_stack: int) -> Rollout:
+    """What the ring holds of a rollout."""
+    obs = frames.newest(rollout.obs, frame_stack) if frame_stack > 1 else rollout.obs
+    return rollout._replace(obs=obs, core=(), final_core=())
+
+
+def _gather(memory: Memory, index: Index, window: int, frame_stack: int) -> Rollout:
     """The windows ``[window, N, ...]`` that start at ``index``."""
-    slots = memory.steps.reward.shape[1]
-    slot = (index.slot[None] + jnp.arange(window + 1, dtype=jnp.int32)[:, None]) % slots
+    slots, before = memory.steps.reward.shape[1], frame_stack - 1
+    slot = (index.slot[None] + jnp.arange(-before, window + 1, dtype=jnp.int32)[:, None]) % slots
     env = jnp.broadcast_to(index.env[None], slot.shape)
 
-    def read(ring: jax.Array, length: int) -> jax.Array:
-        return ring[env[:length], slot[:length]]
+    def read(ring: jax.Array, start: int, stop: int) -> jax.Array:
+        return ring[env[start:stop], slot[start:stop]]
 
-    obs = jax.tree.map(lambda x: read(x, window + 1), memory.steps.obs)
-    rest: PyTree = jax.tree.map(lambda x: read(x, window), memory.steps._replace(obs=()))
+    obs = jax.tree.map(lambda x: read(x, 0, before + window + 1), memory.steps.obs)
+    if frame_stack > 1:
+        parts = jnp.arange(window + 1)[:, None] + jnp.arange(frame_stack)[None]
+        obs = jax.vmap(frames.stack)(obs.pixels[parts], obs.fresh[parts])
+    rest: PyTree = jax.tree.map(lambda x: read(x, before, before + window), memory.steps._replace(obs=()))
     return rest._replace(obs=obs)

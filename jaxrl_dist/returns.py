@@ -111,7 +111,7 @@ def vtrace(
     gae_lambda: Scalar = 1.0,
     clip_rho: Scalar = 1.0,
     clip_c: Scalar = 1.0,
-    clip_pg_rho: Scalar = 1.0,
+    clip_pg_rho: Scalar | None = 1.0,
 ) -> VTrace:
     """V-trace targets and policy-gradient advantages, both ``[T, B]``.
 
@@ -124,7 +124,7 @@ def vtrace(
       log_rhos: ``[T, B]`` float32, log of target policy's over behaviour policy's probability of the action.
       clip_rho: rho-bar of eq. 1, which fixes what the values converge to.
       clip_c: c-bar of eq. 1, which bounds how far a later error travels back.
-      clip_pg_rho: the bound on rho in the policy gradient.
+      clip_pg_rho: the bound on rho in the policy gradient; None leaves rho out, for losses that weigh by it themselves.
     """
     chex.assert_equal_shape([reward, log_rhos])
     td_errors, discounts = _td_errors(reward, terminated, truncated, valid, values, discount)
@@ -132,7 +132,9 @@ def vtrace(
     decay = gae_lambda * discounts
     corrections = _accumulate(jnp.minimum(clip_rho, rhos) * td_errors, jnp.minimum(clip_c, rhos) * decay)  # vs - V
     following = jnp.concatenate([corrections[1:], jnp.zeros_like(corrections[:1])])
-    pg_advantages = jnp.minimum(clip_pg_rho, rhos) * (td_errors + decay * following)
+    pg_advantages = td_errors + decay * following
+    if clip_pg_rho is not None:
+        pg_advantages = jnp.minimum(clip_pg_rho, rhos) * pg_advantages
     return jax.lax.stop_gradient(VTrace(vs=values[:-1] + corrections, pg_advantages=pg_advantages))
 
 
@@ -182,7 +184,9 @@ def window_return(
       With ``n = 1`` the one-step target (Sutton & Barto 2018, equation 7.1, cut at the end of the episode).
     """
     chex.assert_equal_shape([reward, terminated, truncated, valid])
-    ended = terminated | truncated
+    # An environment that was lost and made anew resets without having said that its episode ends.
+    lost = jnp.concatenate([valid[:-1] & ~valid[1:], jnp.zeros_like(valid[:1])])
+    ended = terminated | truncated | lost
     num_steps = len(reward)
     before = jnp.cumsum(ended, axis=0) - ended  # ends before each step
     inside = (before == 0) & valid

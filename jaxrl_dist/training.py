@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,16 +16,34 @@ import numpy as np
 from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics, replay
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.common import blank_rollout
-from jaxrl_dist.config import RUN_DEFAULTS, ConfigError, Train, did_you_mean
+from jaxrl_dist.actors.pool import PoolOptions
+from jaxrl_dist.config import (
+    RUN_DEFAULTS,
+    ConfigError,
+    ConfigWarning,
+    Train,
+    did_you_mean,
+    flag,
+    multiples_near,
+    parse_devices,
+)
 from jaxrl_dist.envs import EnvSource
 from jaxrl_dist.evaluate import evaluate
+from jaxrl_dist.learners import gradients as gradient_learner
 from jaxrl_dist.learners import normalize, off_policy, on_policy
+from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.common import Job, Plan
+from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
 from jaxrl_dist.types import Algorithm, Box, EnvSpec, Learner, Replay, Report, Rollout
 
-_PLANS: dict[str, Plan] = {"on_device": on_device, "synchronous": synchronous}
+_PLANS: dict[str, Plan] = {
+    "on_device": on_device,
+    "synchronous": synchronous,
+    "asynchronous": asynchronous,
+    "gradients": gradients,
+}
 
 
 def train(config: Train[Any]) -> Iterator[Report]:
@@ -73,7 +92,21 @@ def prepare(config: Train[Any]) -> Run:
     source = find_env(config)
     config = resolve(config, source.spec)
     config.validate()
-    return Run(config, make_job(config, source))
+    job = make_job(config, source)
+    if config.plan == "asynchronous" and lags(job):
+        warnings.warn(
+            f"{algorithms.name_of(config.algorithm)} takes all experience for that of the newest policy, and under "
+            "--plan asynchronous some is older: it may learn worse, or not at all; impala and appo correct for that",
+            ConfigWarning,
+            stacklevel=2,
+        )
+    return Run(config, job)
+
+
+def lags(job: Job) -> bool:
+    """Whether actors in threads may hand the algorithm experience that is older than it allows for."""
+    algorithm, pool = job.algorithm, job.pool
+    return algorithm.replay is None and not algorithm.corrects_lag and 0 not in (pool.lag, pool.max_lag)
 
 
 class Run(NamedTuple):
@@ -114,8 +147,9 @@ class Run(NamedTuple):
     def describe(self) -> str:
         """One line on what runs where, for people."""
         config, devices = self.config, self.job.mesh.devices.flat
+        actors = f"{config.num_actors} actors, " if config.plan in ("asynchronous", "gradients") else ""
         return (
-            f"{algorithms.name_of(config.algorithm)} on {config.env}, plan {config.plan}, "
+            f"{algorithms.name_of(config.algorithm)} on {config.env}, plan {config.plan}, {actors}"
             f"{len(devices)} {devices[0].platform} device{'s' if len(devices) > 1 else ''}, "
             f"{config.num_envs} environments x {config.rollout_length} steps an iteration"
         )
@@ -129,8 +163,10 @@ def find_env(config: Train[Any]) -> EnvSource:
 
     Raises:
       ConfigError: there is none of that name, or it does not have the options.
+      EnvError: its own code failed.
+      TimeoutError: it has not answered in time.
     """
-    return envs.find(config.env, config.env_options, config.atari_preset)
+    return envs.find(config.env, config.env_options, config.atari_preset, config.env_workers, config.env_timeout)
 
 
 def resolve(config: Train[Any], spec: EnvSpec) -> Train[Any]:
@@ -142,7 +178,9 @@ def resolve(config: Train[Any], spec: EnvSpec) -> Train[Any]:
     kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
     plan = "on_device" if spec.backend == "gymnax" else "synchronous"
     preset = {**RUN_DEFAULTS, "plan": plan, **kind.preset(spec)}
-    if spec.family == "atari":
+    if by_name:
+        preset |= algorithms.PRESETS.get(config.algorithm, (None, {}))[1]
+    if spec.backend == "envpool" and spec.family == "atari":
         preset.setdefault("atari_preset", "baselines")
     run = {name: value for name, value in preset.items() if name in RUN_FIELDS and getattr(config, name) is None}
     algorithm = config.algorithm
@@ -184,7 +222,7 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
     if config.plan == "on_device":
         source.device()
     algorithm = make_algorithm(config, source.spec)
-    devices = local_devices(config.num_devices)
+    devices = learner_devices(config)
     learner = make_learner(config, algorithm, source.spec, len(devices))
     init_variables = None
     if config.init_from is not None:
@@ -201,6 +239,67 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
         report_interval=config.report_interval,
         seed=config.seed,
         init_variables=init_variables,
+        pool=pool_options(config, algorithm, devices),
+    )
+
+
+def pool_options(config: Train[Any], algorithm: Algorithm, learners: Sequence[jax.Device]) -> PoolOptions:
+    """How the actors of a resolved config run beside the learner, for plans that have any.
+
+    Raises:
+      ConfigError: flags that do not fit the plan, the algorithm or each other.
+    """
+    threaded = config.plan in ("asynchronous", "gradients")
+    fields = {field.name: field.default for field in dataclasses.fields(Train)}
+    for name in ("actor_devices", "max_lag", "lockstep", "gather", "on_actor_error"):
+        if getattr(config, name) != fields[name] and not threaded:
+            raise ConfigError(f"{flag(name)} is for --plan asynchronous and gradients, not for {config.plan}")
+    for name, needed, there in (
+        ("lag", "--lockstep", config.lockstep),
+        ("gather_deadline", "--gather", config.gather is not None),
+        ("max_restarts", "--on-actor-error restart", config.on_actor_error == "restart"),
+    ):
+        if getattr(config, name) != fields[name] and not there:
+            raise ConfigError(f"{flag(name)} does nothing without {needed}")
+    if threaded and config.num_envs % config.num_actors:
+        near = multiples_near(config.num_envs, config.num_actors)
+        raise ConfigError(
+            f"--num-envs {config.num_envs} does not divide over --num-actors {config.num_actors}; nearest that work: "
+            f"{near}"
+        )
+    if config.gather is not None and config.gather > config.num_actors:
+        raise ConfigError(f"--gather {config.gather} is more than --num-actors {config.num_actors}")
+    for name in ("gather", "max_lag"):
+        if getattr(config, name) is not None and algorithm.replay is not None and config.plan == "asynchronous":
+            raise ConfigError(
+                f"{flag(name)} leaves experience out, and what {algorithms.name_of(config.algorithm)} replays must be "
+                "without gaps"
+            )
+        if getattr(config, name) is not None and config.lockstep:
+            raise ConfigError(f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out")
+    if config.plan == "gradients":
+        gradient_learner.check_sizes(algorithm, config.rollout_length)
+        for name in ("normalize_observations", "scale_rewards", "lockstep"):
+            if getattr(config, name):
+                raise ConfigError(f"{flag(name)} does not work with --plan gradients; --plan asynchronous does")
+        if config.gather is not None:
+            raise ConfigError("--gather does not work with --plan gradients, which takes each gradient as it comes")
+    if config.free_running and (config.plan != "asynchronous" or algorithm.replay is None):
+        raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
+    if config.free_running and config.lockstep:
+        raise ConfigError("--free-running depends on the threads' timing, and --lockstep is to rule that out")
+    acting = parse_devices("actor_devices", config.actor_devices)
+    return PoolOptions(
+        num_actors=config.num_actors,
+        meshes=tuple(
+            meshes.make_mesh([device]) for device in (numbered("actor_devices", acting) if acting else learners)
+        ),
+        lag=config.lag if config.lockstep else None,
+        max_lag=config.max_lag,
+        gather=config.gather,
+        gather_deadline=config.gather_deadline,
+        free_running=config.free_running,
+        max_restarts=config.max_restarts if config.on_actor_error == "restart" else 0,
     )
 
 
@@ -211,28 +310,31 @@ def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
       ConfigError: sizes that do not divide.
     """
     num_envs, length = config.num_envs, config.rollout_length
+    if config.plan == "gradients":
+        return on_policy.on_policy(algorithm)  # the plan takes its halves apart; there is nothing to divide or replay
     if algorithm.replay is None:
         on_policy.check_sizes(algorithm, num_envs, length, num_devices)
         return on_policy.on_policy(algorithm)
-    off_policy.check_sizes(algorithm, num_envs, length, num_devices)
+    off_policy.check_sizes(algorithm, num_envs, length, num_devices, spec.frame_stack)
 
     def shapes(key: jax.Array) -> Rollout:
         obs = jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
         return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
 
     like = jax.eval_shape(shapes, jax.random.key(0))
-    check_memory(algorithm.replay, like, num_devices)
-    return off_policy.off_policy(algorithm, like)
+    check_memory(algorithm.replay, like, num_devices, spec.frame_stack)
+    return off_policy.off_policy(algorithm, like, spec.frame_stack)
 
 
-def check_memory(plan: Replay, like: Rollout, num_devices: int) -> None:
+def check_memory(plan: Replay, like: Rollout, num_devices: int, frame_stack: int) -> None:
     """Checks that the replay memory fits the devices, before anything is allocated.
 
     Raises:
       ConfigError: it does not; the message names the capacity that does.
     """
     num_envs, device = like.reward.shape[1], jax.local_devices()[0]
-    needed = replay.nbytes(like, plan.capacity // num_envs, prioritized=plan.priority_exponent is not None)
+    slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
+    needed = replay.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
     if device.platform == "cpu":
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # what is free now, the page cache hides
     else:
@@ -256,6 +358,35 @@ def local_devices(count: int | None) -> list[jax.Device]:
         hint = f"; JAX_NUM_CPU_DEVICES={count} forces as many" if devices[0].platform == "cpu" else ""
         raise ConfigError(f"--num-devices {count}, but there are {len(devices)} {devices[0].platform} devices{hint}")
     return devices[:count]
+
+
+def learner_devices(config: Train[Any]) -> list[jax.Device]:
+    """The devices that learn.
+
+    Raises:
+      ConfigError: there are fewer than the config asks for.
+    """
+    numbers = parse_devices("learner_devices", config.learner_devices)
+    if numbers is None:
+        return local_devices(config.num_devices)
+    if config.num_devices not in (None, len(numbers)):
+        raise ConfigError(f"--learner-devices {config.learner_devices} contradicts --num-devices {config.num_devices}")
+    return numbered("learner_devices", numbers)
+
+
+def numbered(name: str, numbers: Sequence[int]) -> list[jax.Device]:
+    """The local devices of these numbers, which the flag of ``name`` asks for.
+
+    Raises:
+      ConfigError: there are fewer.
+    """
+    devices = jax.local_devices()
+    if max(numbers) >= len(devices):
+        raise ConfigError(
+            f"{flag(name)} names device {max(numbers)}, but there are {len(devices)} {devices[0].platform} devices, "
+            "counted from 0"
+        )
+    return [devices[number] for number in numbers]
 
 
 def reserve_memory(fraction: float | None) -> None:

@@ -72,9 +72,9 @@ class EnvSpec:
     """What an algorithm may know of an environment."""
 
     id: str
-    """The environment's id without the backend's prefix, such as ``CartPole-v1``."""
+    """The environment's id without the backend's prefix, such as ``CartPole-v1`` or ``my_module:make``."""
     backend: str
-    """``gymnax`` or ``envpool``."""
+    """``gymnax``, ``envpool`` or ``gymnasium``."""
     family: str
     """The package its backend keeps it in: ``classic_control``, ``bsuite``, ``minatar``, ``atari``, ``mujoco`` ...;
     presets depend on it."""
@@ -82,6 +82,9 @@ class EnvSpec:
     action: Space
     max_episode_steps: int | None
     """The time limit in steps, at which episodes are truncated; None where the backend names none."""
+    frame_stack: int = 1
+    """The first axis of an observation is so many frames, joined, the newest last; host environments hand over single
+    frames (``frames.Frame``) if there are several."""
 
 
 # --- Experience ---------------------------------------------------------------------------------------
@@ -172,7 +175,8 @@ def _keep_core(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
     return core
 
 
-def _no_core(num_envs: int) -> PyTree:
+def no_core(num_envs: int) -> PyTree:
+    """The policy state of a policy that has none."""
     del num_envs
     return ()
 
@@ -228,6 +232,8 @@ class Algorithm:
     """How often the learner passes over the batch of one rollout."""
     num_minibatches: int = 1
     """Into how many updates it divides each pass."""
+    corrects_lag: bool = False
+    """Whether the loss allows for experience of a policy that is some versions behind; what is replayed always is."""
 
     target: Callable[[PyTree, PyTree, jax.Array], PyTree] = _keep_target
     """``(params, target, updates) -> target`` after each update: periodic copy, Polyak average; default: keep."""
@@ -237,7 +243,7 @@ class Algorithm:
     observe: Callable[[PyTree, Rollout], PyTree] = _keep_stats
     """``(stats, rollout) -> stats`` after each rollout; sums over devices by ``mesh.global_sum``; default: keep."""
 
-    initial_core: Callable[[int], PyTree] = _no_core
+    initial_core: Callable[[int], PyTree] = no_core
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = _keep_core
     """``(core, action, step) -> core``: what the policy state remembers of a step's outcome; default: nothing."""
@@ -265,6 +271,9 @@ class Learner(NamedTuple):
     update: Callable[[TrainState, Rollout, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]]
     gradient: Callable[..., tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]]
     apply: Callable[[TrainState, PyTree], TrainState]
+    learn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
+    """``(state, key) -> (state, metrics)``: the updates of one more iteration from what the memory holds already; None
+    without a memory."""
 
 
 # --- Reports ------------------------------------------------------------------------------------------

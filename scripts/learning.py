@@ -1,6 +1,6 @@
 """Checks that the default flags learn, and writes ``docs/learning.md`` and its data: ``python scripts/learning.py``.
 
-``--only SUBSTRING`` runs the bars whose name contains it and keeps the results of the others; ``--seeds N`` runs N
+``--only NAME`` runs that bar, or all whose names contain it, and keeps the results of the others; ``--seeds N`` runs N
 seeds of each instead of the bar's own number; ``--draw`` runs nothing and only writes page and curves again. All bars
 take about an hour on two CPU cores. The exit code is 1 if a bar fails.
 """
@@ -42,6 +42,7 @@ class Bar(NamedTuple):
     flags: Mapping[str, Any] = {}  # fields of the algorithm's config or of Train that are not left at their defaults
     devices: int = 1
     at_most: bool = False  # a control, which must not do better than the threshold
+    mean: float | None = None  # what the mean of all seeds must reach besides
 
     def command(self) -> str:
         """The command line of one run."""
@@ -55,7 +56,17 @@ class Bar(NamedTuple):
 
     def passed(self, returns: Sequence[float]) -> bool:
         """Whether enough seeds met the bar: of another number of seeds the same share, rounded up."""
-        return sum(map(self.met, returns)) * self.seeds >= self.needed * len(returns)
+        enough = sum(map(self.met, returns)) * self.seeds >= self.needed * len(returns)
+        return enough and (self.mean is None or sum(returns) / len(returns) >= self.mean)
+
+
+def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **more: Any) -> list[Bar]:
+    """A bar for five of five seeds on gymnax, and the same on EnvPool."""
+    kind = env.split("-")[0].lower()
+    return [
+        Bar(f"{name}{infix}-{kind}", algorithm, f"{backend}:{env}", steps, threshold, 5, 5, **more)
+        for backend, infix in (("gymnax", ""), ("envpool", "-envpool"))
+    ]
 
 
 MEMORY, SYNCHRONOUS = {"core": "gru"}, {"plan": "synchronous"}
@@ -76,7 +87,23 @@ BARS = (
     Bar("ppo-acrobot", "ppo", "gymnax:Acrobot-v1", 200_000, -100, 3, 3),
     Bar("ppo-catch", "ppo", "gymnax:Catch-bsuite", 100_000, 0.95, 3, 3),
     Bar("ppo-frozenlake", "ppo", "gymnax:FrozenLake-misc", 200_000, 0.65, 3, 3),
-    Bar("dqn-cartpole", "dqn", "gymnax:CartPole-v1", 50_000, 150, 5, 5),
+    *both("dqn-short", "dqn", "CartPole-v1", 50_000, 150),
+    *both("dqn", "dqn", "CartPole-v1", 150_000, 475),
+    *both("rainbow", "rainbow", "CartPole-v1", 150_000, 475),
+    *both("pqn", "pqn", "CartPole-v1", 500_000, 475),
+    *both("ddpg", "ddpg", "Pendulum-v1", 30_000, -320),
+    *both("td3", "td3", "Pendulum-v1", 50_000, -200),
+    *both("sac", "sac", "Pendulum-v1", 30_000, -170, mean=-150),
+    *both("sac-discrete", "sac", "CartPole-v1", 100_000, 150),
+    *both("impala", "impala", "CartPole-v1", 500_000, 475),
+    *both("appo", "appo", "CartPole-v1", 300_000, 475),
+    Bar("apex-envpool-cartpole", "apex", "envpool:CartPole-v1", 250_000, 450, 5, 5),
+    Bar("a3c-envpool-cartpole", "a3c", "envpool:CartPole-v1", 200_000, 150, 5, 5),
+    Bar("async-dqn-envpool-cartpole", "async-dqn", "envpool:CartPole-v1", 500_000, 150, 5, 5),
+    Bar("apex-ddpg-envpool-pendulum", "apex-ddpg", "envpool:Pendulum-v1", 200_000, -200, 5, 5),
+    Bar("sac-halfcheetah", "sac", "envpool:HalfCheetah-v4", 200_000, 3000, 1, 1),
+    Bar("r2d2-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3),
+    Bar("r2d2-synchronous-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3, SYNCHRONOUS),
     Bar("ppo-taxi", "ppo", "envpool:Taxi-v3", 500_000, 0, 3, 3),
 )
 
@@ -212,7 +239,8 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
             returns = " ".join(f"{x:.4g}" for x in result["returns"])
             command = result["command"].replace(f" --total-env-steps {bar.steps}", "")
             lines.append(
-                f"| `{command}` | {result['steps']:,} | {'≤' if bar.at_most else '≥'} {bar.threshold:g} | {returns} "
+                f"| `{command}` | {result['steps']:,} | {'≤' if bar.at_most else '≥'} {bar.threshold:g}"
+                f"{'' if bar.mean is None else f', mean ≥ {bar.mean:g}'} | {returns} "
                 f"| {sum(map(bar.met, result['returns']))} of {len(result['returns'])} "
                 f"| [curve](learning/{bar.name}.png) |"
             )
@@ -224,11 +252,12 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the bars that were asked for; returns 1 if one of them fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", metavar="SUBSTRING", help="run the bars whose name contains this")
+    parser.add_argument("--only", default="", metavar="NAME", help="run this bar, or all whose names contain it")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds to run of each bar")
     parser.add_argument("--draw", action="store_true", help="run nothing; write page and curves from results.json")
     args = parser.parse_args(argv)
-    chosen = [] if args.draw else [bar for bar in BARS if args.only in bar.name]
+    chosen = [bar for bar in BARS if args.only == bar.name] or [bar for bar in BARS if args.only in bar.name]
+    chosen = [] if args.draw else chosen
     if not chosen and not args.draw:
         parser.error(f"no bar's name contains {args.only!r}; these are: {', '.join(bar.name for bar in BARS)}")
     if args.seeds is not None and args.seeds < 1:

@@ -20,11 +20,14 @@ from gymnax.environments import environment, spaces
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
+from jaxrl_dist.actors.pool import PoolOptions
+from jaxrl_dist.config import Train
 from jaxrl_dist.envs import DeviceEnv, EnvSource, HostEnv, find
 from jaxrl_dist.envs.gymnax import HostGymnax
-from jaxrl_dist.learners.on_policy import check_sizes, on_policy
+from jaxrl_dist.networks import reset_core
 from jaxrl_dist.plans.common import Job
-from jaxrl_dist.types import Algorithm, Box, Discrete, EnvSpec, PyTree, Rollout
+from jaxrl_dist.training import make_learner
+from jaxrl_dist.types import Algorithm, Box, Discrete, EnvSpec, Learner, PyTree, Rollout, Variables
 
 # --- Environments -------------------------------------------------------------------------------------
 
@@ -158,13 +161,13 @@ def make_job(
     total_env_steps: int = 1,
     report_interval: int = 1,
     seed: int = 0,
+    pool: PoolOptions | None = None,
 ) -> Job:
     """A job for a plan; by default it ends with its first rollout."""
     source = find(source) if isinstance(source, str) else source
-    check_sizes(algorithm, num_envs, rollout_length, num_devices)
     return Job(
         algorithm=algorithm,
-        learner=on_policy(algorithm),
+        learner=learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices),
         source=source,
         mesh=make_mesh(num_devices),
         num_envs=num_envs,
@@ -173,7 +176,14 @@ def make_job(
         report_interval=report_interval,
         seed=seed,
         init_variables=None,
+        pool=pool or PoolOptions(),
     )
+
+
+def learner_of(algorithm: Algorithm, env: EnvSpec, num_envs: int, rollout_length: int, num_devices: int = 1) -> Learner:
+    """The learner that the algorithm asks for."""
+    config: Train[Any] = Train(None, num_envs=num_envs, rollout_length=rollout_length)
+    return make_learner(config, algorithm, env, num_devices)
 
 
 def make_mesh(num_devices: int) -> jax.sharding.Mesh:
@@ -241,6 +251,41 @@ def random_rollout(
         core=cores[0],
         final_core=cores[1],
     )
+
+
+def acted(algorithm: Algorithm, variables: Variables, rollout: Rollout, seed: int = 0) -> Rollout:
+    """The rollout as if the algorithm's own policy had acted on its observations."""
+    num_envs = rollout.reward.shape[1]
+    core = initial = algorithm.initial_core(num_envs)
+    policy = jax.jit(algorithm.policy)
+    steps = []
+    for t, obs in enumerate(rollout.obs[:-1]):
+        keys = jax.random.split(jax.random.key(1000 * seed + t), num_envs)
+        action, core, extras = policy(variables, obs, core, keys, 0.0)
+        core = reset_core(core, initial, rollout.valid[t])
+        steps.append((action, extras))
+    action, extras = jax.tree.map(lambda *x: np.stack(x), *steps)
+    return rollout._replace(action=action, extras=extras, core=initial, final_core=core)
+
+
+def window_return(windows: Rollout, env: int, discount: float) -> tuple[float, float, int]:
+    """Of one window's first step: rewards summed, discount of the bootstrap, last step; a loop in float64."""
+    total, factor, last = 0.0, 1.0, len(windows.reward) - 1
+    for t in range(len(windows.reward)):
+        total += factor * windows.reward[t, env]
+        factor *= discount
+        if windows.terminated[t, env]:
+            factor = 0.0
+        if windows.terminated[t, env] or windows.truncated[t, env]:
+            last = t
+            break
+    return total, factor, last
+
+
+def perturbed(params: PyTree, seed: int = 0) -> PyTree:
+    """Parameters away from their start, where heads put out nearly nothing; as numpy arrays."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: np.asarray(x + 0.3 * rng.standard_normal(x.shape), x.dtype), params)
 
 
 def assert_close(actual: PyTree, expected: PyTree, tolerance: float = 1e-5) -> None:

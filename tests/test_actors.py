@@ -15,7 +15,8 @@ from probes import assert_close, make_job, make_mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import networks
 from jaxrl_dist.actors import device
-from jaxrl_dist.actors.host import HostActor
+from jaxrl_dist.actors.common import Share
+from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs import EnvSource, find
 from jaxrl_dist.evaluate import evaluate
@@ -72,7 +73,7 @@ def act_on_device(
 
     specs = (everywhere, batch, everywhere, everywhere, everywhere, everywhere)
     program = meshes.Program(run, job.mesh, specs, (batch, meshes.ROLLOUT, everywhere))
-    start = jax.jit(lambda key: device.init(algorithm, env, NUM_ENVS, key))
+    start = jax.jit(lambda key: device.init(algorithm, env, Share(0, NUM_ENVS, NUM_ENVS), key))
     actor = meshes.place(start(job.key(Stream.ENV)), job.mesh, batch)
     results = []
     for iteration in range(rollouts):
@@ -90,7 +91,8 @@ def act_on_host(
     job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
     results = []
     with contextlib.closing(source.host(NUM_ENVS, job.seed)) as env:
-        actor = HostActor(algorithm, env, job.mesh, length, job.key(Stream.ACT))
+        programs = compile_acting(algorithm, job.mesh, length, job.key(Stream.ACT))
+        actor = HostActor(algorithm, env, job.mesh, length, programs)
         for iteration in range(2):
             numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)
             experience, episodes, valid = actor.rollout(place(start, num_devices), *numbers)

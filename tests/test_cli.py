@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import runs
 
 from jaxrl_dist import cli, metrics, training
+from jaxrl_dist.config import ConfigError, ConfigWarning, Train
 
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = 4
@@ -46,7 +48,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CARTPOLE = "train ppo --env CartPole-v1 "
+DQN, PENDULUM = "train dqn --env CartPole-v1 ", "train {} --env Pendulum-v1 "
 PONG = "train ppo --env envpool:Pong-v5 "
+IMPALA = "train impala --env CartPole-v1 "
+A3C = "train a3c --env CartPole-v1 "
 BAD = {
     # commands
     "bogus": "unknown command 'bogus'; see: jaxrl-dist --help",
@@ -105,6 +110,43 @@ BAD = {
     CARTPOLE + "--discount 1.5": "--discount must be >= 0 and <= 1",
     CARTPOLE + "--hidden-sizes 64 x": "--hidden-sizes: 'x' is no whole number",
     CARTPOLE + "--hidden-sizes 64 0": "--hidden-sizes must be >= 1",
+    # replay and exploration
+    DQN + "--batch-size 4096 --replay-capacity 4000": "--batch-size 4096 is larger than --replay-capacity 4000",
+    DQN
+    + "--n-step 2000 --replay-capacity 8000": "--replay-capacity 8000 is too small for 8 environments: rollouts of 4 "
+    "steps and windows of 2000 need 16040 or more",
+    DQN + "--replay-capacity 1001": "does not divide over 8 environments; nearest that work: 1000 or 1008",
+    DQN + "--replay-capacity -8": "--replay-capacity must be >= 1, not -8",
+    DQN + "--replay-capacity 1e6": "--replay-capacity: '1e6' is no whole number",
+    DQN + "--replay-ratio 0.3": "which is no whole number; nearest that work: 0.28125 or 0.3125",
+    DQN + "--replay-ratio 0": "--replay-ratio must be > 0, not 0.0",
+    DQN + "--batch-size 0": "--batch-size must be >= 1",
+    DQN + "--batch-size 12": "--batch-size 12 does not divide over 8 devices; nearest that work: 8 or 16",
+    DQN + "--n-step 0": "--n-step must be >= 1",
+    DQN + "--learning-starts -1": "--learning-starts must be >= 0",
+    DQN + "--priority-exponent 2": "--priority-exponent must be >= 0 and <= 1",
+    DQN + "--epsilon-end 1.5": "--epsilon-end must be >= 0 and <= 1",
+    DQN + "--num-atoms 51 --value-min 1 --value-max 1": "--value-min 1 must be below --value-max 1",
+    "train pqn --env CartPole-v1 --q-lambda 2": "--q-lambda must be >= 0 and <= 1",
+    "train pqn --env CartPole-v1 --replay-ratio 1": "unknown flag --replay-ratio",
+    "train impala --env CartPole-v1 --clip-rho 0": "--clip-rho must be > 0",
+    "train appo --env CartPole-v1 --clip-c nan": "--clip-c must be > 0, not nan",
+    PENDULUM.format("sac") + "--temperature -1": "--temperature must be > 0, not -1.0",
+    PENDULUM.format("sac") + "--target-rate 1.5": "--target-rate must be > 0 and <= 1, not 1.5",
+    PENDULUM.format("sac") + "--core gru": "unknown flag --core",
+    PENDULUM.format("td3") + "--noise pink": "invalid choice 'pink' for argument '--noise'",
+    PENDULUM.format("td3") + "--noise-std -0.1": "--noise-std must be >= 0",
+    PENDULUM.format("td3") + "--actor-period 0": "--actor-period must be >= 1",
+    **{
+        PENDULUM.format(
+            name
+        ): f"{name} needs discrete actions, which Pendulum-v1 has not; sac, td3, ddpg and ppo handle vectors of numbers"
+        for name in ("dqn", "rainbow", "pqn")
+    },
+    **{
+        f"train {name} --env CartPole-v1": "which CartPole-v1 has not; dqn, rainbow, pqn, sac and ppo handle discrete"
+        for name in ("td3", "ddpg")
+    },
     # choices
     CARTPOLE + "--plan bogus": "invalid choice 'bogus' for argument '--plan'",
     CARTPOLE + "--precision float64": "invalid choice 'float64'",
@@ -122,6 +164,37 @@ BAD = {
     CARTPOLE + "--env-options gravity=1 gravity=2": "gravity is given twice",
     PONG + "--env-options stack_nm=2": "did you mean 'stack_num'?",
     PONG + "--env-options num_envs=2": "has no option 'num_envs'",
+    # actors in threads
+    CARTPOLE + "--actor-devices 0": "--actor-devices is for --plan asynchronous and gradients, not for on_device",
+    CARTPOLE + "--max-lag 1": "--max-lag is for --plan asynchronous and gradients",
+    CARTPOLE + "--lockstep": "--lockstep is for --plan asynchronous and gradients",
+    CARTPOLE + "--gather 1": "--gather is for --plan asynchronous and gradients",
+    CARTPOLE + "--on-actor-error restart": "--on-actor-error is for --plan asynchronous and gradients",
+    IMPALA + "--actor-devices 0,0": "--actor-devices 0,0 names a device twice",
+    IMPALA + "--actor-devices 2-4,3": "names a device twice",
+    IMPALA + "--actor-devices 3-1": "must be device numbers such as 0,1 or 2-7, not '3-1'",
+    IMPALA + "--actor-devices gpu": "must be device numbers such as 0,1 or 2-7, not 'gpu'",
+    IMPALA + "--actor-devices ''": "must be device numbers such as 0,1 or 2-7, not ''",
+    IMPALA + "--actor-devices 0-99": "--actor-devices names device 99, but there are 8 cpu devices, counted from 0",
+    IMPALA + "--learner-devices 2-8": "--learner-devices names device 8, but there are 8 cpu devices",
+    IMPALA + "--learner-devices 2-7 --num-devices 8": "contradicts --num-devices 8",
+    IMPALA + "--learner-devices 2-7": "--num-envs 16 does not divide over 6 devices; nearest that work: 12 or 18",
+    IMPALA + "--num-actors 3": "--num-envs 16 does not divide over --num-actors 3; nearest that work: 15 or 18",
+    IMPALA + "--num-actors 0": "--num-actors must be >= 1",
+    IMPALA + "--gather 3": "--gather 3 is more than --num-actors 2",
+    IMPALA + "--gather 1 --lockstep": "--gather depends on the threads' timing, and --lockstep is to rule that out",
+    IMPALA + "--max-lag 1 --lockstep": "--max-lag depends on the threads' timing",
+    IMPALA + "--lag 2": "--lag does nothing without --lockstep",
+    IMPALA + "--gather-deadline 2": "--gather-deadline does nothing without --gather",
+    IMPALA + "--max-restarts 2": "--max-restarts does nothing without --on-actor-error restart",
+    "train apex --env CartPole-v1 --gather 1": "what dqn replays must be without gaps",
+    "train apex --env CartPole-v1 --max-lag 1": "what dqn replays must be without gaps",
+    A3C + "--lockstep": "--lockstep does not work with --plan gradients; --plan asynchronous does",
+    A3C + "--normalize-observations": "--normalize-observations does not work with --plan gradients",
+    A3C + "--scale-rewards": "--scale-rewards does not work with --plan gradients",
+    A3C + "--gather 1": "--gather does not work with --plan gradients, which takes each gradient as it comes",
+    CARTPOLE + "--plan gradients": "--num-epochs times --num-minibatches is 16; 1 works, or an algorithm without them",
+    "train async-dqn --env CartPole-v1 --n-step 9": "do not fit into --rollout-length 8; --rollout-length 9 or more",
     # files and directories
     CARTPOLE + "--run-dir {runs}/done": "holds a run already",
     CARTPOLE + "--run-dir {runs}/done/config.json": "is a file",
@@ -254,8 +327,8 @@ def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
         ("train", "--help"): ("usage: jaxrl-dist",),
         ("train", "ppo", "--help"): ("--num-envs", "--config", "--quiet", "--clip-epsilon"),
         ("evaluate", "--help"): ("--episodes", "--seed", "RUN_DIR"),
-        ("list", "algorithms"): ("ppo", "Schulman"),
-        ("list", "plans"): ("on_device", "synchronous"),
+        ("list", "algorithms"): ("ppo", "Schulman", "a3c       a2c, --plan gradients"),
+        ("list", "plans"): ("on_device", "synchronous", "asynchronous", "gradients"),
         ("list", "envs"): ("gymnax:CartPole-v1\n", "envpool:Pong-v5\n"),
         ("--version",): ("jaxrl-dist ",),
     }.items():
@@ -321,6 +394,88 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
     assert "Traceback" not in out
     assert len(runs.read_metrics(tmp_path / "x")) > 2
     assert not (tmp_path / "x" / "summary.json").exists()
+
+
+FAULTY = {
+    "cwd": ROOT / "tests",  # where the module faulty is
+    "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "text": True,
+}
+THREADS = f"-m jaxrl_dist.cli train impala {runs.TINY} --total-env-steps 1000000000".replace(
+    "--total-env-steps 384 ", ""
+)
+
+
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
+def test_an_error_in_an_actor_is_one_line_after_its_traceback(attempt: int, tmp_path: Path) -> None:
+    chances = f"p_crash={0.02 / (1 + attempt)} p_crash_reset=0 p_stall=0 p_stall_reset=0"
+    command = f"{THREADS} --env faulty:make --run-dir {tmp_path}/x --env-options {chances}"
+    done = subprocess.run([sys.executable, *command.split()], timeout=120, **FAULTY)
+    assert done.returncode == 1
+    *before, line = done.stderr.splitlines()
+    assert line.startswith("jaxrl-dist: error: gymnasium:faulty:make: environment")
+    assert line.endswith("in step: RuntimeError: simulated crash")
+    assert before[0].startswith("Traceback") and before[-1] == "RuntimeError: simulated crash"
+    assert done.stderr.count("Traceback") == 1 and "Traceback" not in done.stdout
+
+
+def test_ctrl_c_ends_a_run_whose_environments_hang(tmp_path: Path) -> None:
+    command = f"{THREADS} --env faulty:hanging --env-options after=40 --run-dir {tmp_path}/x"
+    process = subprocess.Popen([sys.executable, *command.split()], **FAULTY)
+    try:
+        metrics_file = tmp_path / "x" / "metrics.jsonl"
+        deadline = time.monotonic() + 100
+        while not (metrics_file.exists() and metrics_file.stat().st_size > 0):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1)  # by then they hang
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - began < 8 * SLACK
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err == "jaxrl-dist: error: interrupted\n"
+
+
+def test_a_lag_that_an_algorithm_does_not_correct_is_worth_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One line, and no more; the same from Python; none where there is no such lag, or nothing is to be printed."""
+
+    def enough(*args: object) -> None:
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(training.Run, "_reports", enough)
+    monkeypatch.chdir(tmp_path)
+    for command, expected in {
+        "ppo --plan asynchronous": "jaxrl-dist: warning: ppo takes all experience for that of the newest policy",
+        "a2c --plan asynchronous --max-lag 3": "jaxrl-dist: warning: a2c takes all experience",
+        "pg --plan asynchronous --lockstep": "jaxrl-dist: warning: pg takes all experience",
+        "pqn --plan asynchronous": "jaxrl-dist: warning: pqn takes all experience",
+        "impala --no-correction": "jaxrl-dist: warning: impala takes all experience",
+        "impala": None,
+        "appo": None,
+        "apex": None,
+        "a3c": None,
+        "ppo": None,
+        "ppo --plan asynchronous --quiet": None,
+        "ppo --plan asynchronous --lockstep --lag 0": None,
+        "ppo --plan asynchronous --max-lag 0": None,
+    }.items():
+        assert cli.main(["train", *command.split(), "--env", "CartPole-v1", "--num-devices", "1"]) == 2
+        *before, last = capsys.readouterr().err.splitlines()
+        assert last == "jaxrl-dist: error: enough"
+        assert len(before) == (expected is not None), (command, before)
+        if expected:
+            assert before[0].startswith(expected) and "it may learn worse, or not at all" in before[0]
+    config: Train[Any] = Train("ppo", "CartPole-v1", plan="asynchronous", num_devices=1)
+    with pytest.warns(ConfigWarning, match="ppo takes all experience for that of the newest policy") as caught:
+        training.prepare(config)
+    assert len(caught) == 1
 
 
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def check_contract(steps: list[tuple[Timestep, EpisodeStats]], spec: EnvSpec, nu
     ended = np.zeros(num_envs, bool)
     total, length = np.zeros(num_envs), np.zeros(num_envs, int)
     for step, episodes in steps:
-        assert (step.obs.dtype, step.obs.shape) == (spec.observation.dtype, (num_envs, *spec.observation.shape))
+        check_observation(step.obs, spec, num_envs)
         for flag in (step.terminated, step.truncated, step.valid):
             assert (flag.dtype, flag.shape) == (np.bool_, (num_envs,))
         assert step.reward.dtype == np.float32 and np.isfinite(step.reward).all()
@@ -56,6 +56,15 @@ def check_contract(steps: list[tuple[Timestep, EpisodeStats]], spec: EnvSpec, nu
             assert (length <= spec.max_episode_steps).all()
             assert ended[length == spec.max_episode_steps].all()
         total, length = np.where(ended, 0, total), np.where(ended, 0, length)
+
+
+def check_observation(obs: Any, spec: EnvSpec, num_envs: int) -> None:
+    """An array of the space, or one frame of its stack."""
+    shape = spec.observation.shape
+    if spec.frame_stack > 1:
+        (obs, fresh), shape = obs, (shape[0] // spec.frame_stack, *shape[1:])
+        assert (fresh.dtype, fresh.shape) == (np.bool_, (num_envs,))
+    assert (obs.dtype, obs.shape) == (spec.observation.dtype, (num_envs, *shape))
 
 
 def unstack(steps: Any) -> list[Any]:
@@ -232,7 +241,7 @@ def run_pool(host: envpool.EnvPool, num_steps: int, seed: int = 0) -> list[tuple
     """Random steps from a reset."""
     rng = np.random.default_rng(seed)
     obs = host.reset()
-    assert (obs.dtype, obs.shape) == (host.spec.observation.dtype, (host.num_envs, *host.spec.observation.shape))
+    check_observation(obs, host.spec, host.num_envs)
     return [host.step(random_actions(host.spec.action, rng, host.num_envs)) for _ in range(num_steps)]
 
 
@@ -350,15 +359,15 @@ def test_envpool_leaves_no_thread() -> None:
     assert threading.enumerate() == before[1]
 
 
-def test_worker_hands_over_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = envpool._Worker("test")
+def test_worker_hands_over_exceptions() -> None:
+    worker = envpool._Worker("test", 60)
     assert worker.call(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         worker.call(lambda: 1 / 0)
     with pytest.raises(KeyboardInterrupt):
         worker.call(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     assert worker.call(threading.current_thread) is worker._thread
-    monkeypatch.setattr(envpool, "_HANG_SECONDS", 0.05)
+    worker._timeout = 0.05
     release = threading.Event()
     with pytest.raises(TimeoutError, match="test has not answered"):
         worker.call(release.wait)
@@ -453,4 +462,4 @@ def test_find() -> None:
         find("HalfCheetah-v4").device()
     with pytest.raises(ConfigError, match="envpool:CartPole-v1 has no option 'max_episode_step'"):
         find("envpool:CartPole-v1", {"max_episode_step": "3"})
-    assert set(envs.BACKENDS) == {"gymnax", "envpool"}
+    assert set(envs.BACKENDS) == {"gymnax", "envpool", "gymnasium"}

@@ -13,40 +13,58 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import assert_close, box, make_mesh, random_rollout, spec, with_sgd
+from probes import assert_close, box, learner_of, make_mesh, random_rollout, spec, with_sgd
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.appo import APPO
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.algorithms.pqn import PQN
+from jaxrl_dist.algorithms.rainbow import Rainbow
+from jaxrl_dist.algorithms.sac import SAC
+from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config import ConfigError
 from jaxrl_dist.learners import normalize, sgd
-from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group, on_policy
+from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.types import Algorithm, Aux, EnvSpec, Rollout, TrainState, Variables
 
 DISCRETE, CONTINUOUS = spec(), spec(action=box(2, bound=1.0))
 NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
 NUM_STEPS, NUM_ENVS = 8, 16
+MEMORY: dict[str, Any] = {  # of which uniform draws are the same on any number of devices; two updates after a rollout
+    "hidden_sizes": (8,),
+    "batch_size": 16,
+    "replay_capacity": 16 * NUM_ENVS,
+    "replay_ratio": 2 / (NUM_STEPS * NUM_ENVS),
+    "learning_starts": 0,
+}
 
 
 @functools.cache
-def compiled(algorithm: Algorithm, num_devices: int) -> tuple[TrainState, meshes.Program]:
+def compiled(algorithm: Algorithm, num_devices: int, env: EnvSpec) -> tuple[TrainState, meshes.Program]:
     """The state to begin with, on the host, and the update, by the path that plans take."""
-    learner = on_policy(algorithm)
+    learner = learner_of(algorithm, env, NUM_ENVS, NUM_STEPS, num_devices)
     state = jax.device_get(jax.jit(learner.init)(jax.random.key(0)))
     return state, compile_update(learner, make_mesh(num_devices))
 
 
 def updated(
-    algorithm: Algorithm, rollouts: list[Rollout], num_devices: int, variables: Variables | None = None
+    algorithm: Algorithm,
+    rollouts: list[Rollout],
+    num_devices: int,
+    variables: Variables | None = None,
+    env: EnvSpec = DISCRETE,
 ) -> tuple[TrainState, Any]:
     """State and metrics after an update with each rollout."""
     mesh = make_mesh(num_devices)
-    state, program = compiled(algorithm, num_devices)
+    state, program = compiled(algorithm, num_devices, env)
     if variables is not None:
         state = state._replace(variables=variables)
-    state = meshes.place(state, mesh, meshes.REPLICATED)
+    state = jax.device_put(state, meshes.shardings(mesh, meshes.STATE))
     key = meshes.place(jax.random.key(1), mesh, meshes.REPLICATED)
     for rollout in rollouts:
         placed = [meshes.place(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
@@ -64,6 +82,14 @@ CASES: dict[str, tuple[Any, EnvSpec, bool]] = {  # with running statistics or wi
     "a2c-gru": (A2C(**NET, core="gru"), CONTINUOUS, False),
     "pg": (PG(**NET), CONTINUOUS, True),
     "pg-discrete": (PG(**NET), DISCRETE, False),
+    "impala": (IMPALA(**NET), CONTINUOUS, True),
+    "appo": (APPO(**NET, num_epochs=2, num_minibatches=2), DISCRETE, False),
+    "pqn": (PQN(hidden_sizes=(8,), num_epochs=2, num_minibatches=4), DISCRETE, True),
+    "dqn": (DQN(**MEMORY, n_step=3), DISCRETE, True),
+    "rainbow": (Rainbow(**MEMORY, num_atoms=5, priority_exponent=None), DISCRETE, False),
+    "td3": (TD3(**MEMORY, n_step=2, noise="ornstein_uhlenbeck"), CONTINUOUS, True),  # so ddpg, which is the same
+    "sac": (SAC(**MEMORY), CONTINUOUS, False),
+    "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
 }
 
 
@@ -82,13 +108,14 @@ def make(name: str) -> tuple[Algorithm, list[Rollout]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_device_is_as_eight(name: str) -> None:
-    """Parameters, running statistics, optimiser state, counts and metrics, after two updates."""
+    """Parameters, running statistics, optimiser state, counts, memory and metrics, after two rollouts."""
     algorithm, rollouts = make(name)
-    one = updated(algorithm, rollouts, 1)
-    assert one[0].updates == 2 * algorithm.num_epochs * algorithm.num_minibatches
+    env = CASES[name][1]
+    one = updated(algorithm, rollouts, 1, env=env)
+    assert one[0].updates == 2 * (2 if algorithm.replay else algorithm.num_epochs * algorithm.num_minibatches)
     assert one[0].iteration == 2 and one[0].env_step == 2 * NUM_STEPS * NUM_ENVS
-    for num_devices in {"ppo": (2, 8), "ppo-continuous": (4,)}.get(name, (8,)):
-        assert_close(updated(algorithm, rollouts, num_devices), one)
+    for num_devices in {"ppo": (2, 8), "ppo-continuous": (4,), "dqn": (2, 8)}.get(name, (8,)):
+        assert_close(updated(algorithm, rollouts, num_devices, env=env), one)
 
 
 def test_shuffling_changes_the_result() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxrl_dist.config import ConfigError, NetworkConfig
+from jaxrl_dist.config import ConfigError, NetworkConfig, TorsoConfig
 from jaxrl_dist.networks import (
     MLP,
     ActorCritic,
@@ -23,7 +23,9 @@ from jaxrl_dist.networks import (
     actor_critic,
     choose_torso,
     conv2d,
+    critic_network,
     max_pool,
+    policy_network,
     preprocess,
     reset_core,
 )
@@ -47,6 +49,8 @@ def sample(space: Space, *batch: int, seed: int = 0) -> np.ndarray:
         return rng.integers(space.nvec, size=(*batch, len(space.nvec))).astype(np.int32)
     if space.dtype == np.uint8:
         return rng.integers(256, size=(*batch, *space.shape), dtype=np.uint8)
+    if space.dtype == np.bool_:
+        return rng.random((*batch, *space.shape)) < 0.5
     return (rng.standard_normal((*batch, *space.shape)) * 2).astype(space.dtype)
 
 
@@ -208,6 +212,42 @@ def test_cnns_layer_by_layer(torso: Any, shape: tuple[int, ...], by_hand: Callab
     equal(jax.jit(torso.apply)({"params": params}, x), expected, 1e-5)
 
 
+def normalized_by_hand(params: dict[str, Any], x: jax.Array) -> np.ndarray:
+    """Section 3 of Ba et al. (2016), over all axes of an example; scale and shift belong to the last one."""
+    over = tuple(range(1, x.ndim))
+    x = np.asarray(x, np.float64)
+    x = (x - x.mean(over, keepdims=True)) / np.sqrt(x.var(over, keepdims=True) + 1e-6)
+    return x * params["LayerNorm_0"]["scale"] + params["LayerNorm_0"]["bias"]
+
+
+@pytest.mark.parametrize(
+    "torso, shape", [(MLP((8, 6), jax.nn.silu, layer_norm=True), (5,)), (MinAtarCNN(layer_norm=True), (5, 4, 2))]
+)
+def test_layers_are_normalized_before_their_activation(torso: Any, shape: tuple[int, ...]) -> None:
+    x = sample(box(*shape), 3)
+    params = draw(jax.eval_shape(torso.init, jax.random.key(0), x))["params"]
+    params = jax.tree.map(lambda x: np.asarray(x + 0.1), params)  # scales away from 0
+    expected, activation = x, jax.nn.relu if len(shape) == 3 else jax.nn.silu
+    if len(shape) == 3:
+        expected = layer_by_hand(params["Conv_0"], jnp.asarray(x), 1, "VALID")
+        expected = np.maximum(normalized_by_hand(params["LayerNorm_0"], expected), 0).reshape(3, -1)
+    norms = [params[name] for name in sorted(params) if name.startswith("LayerNorm")]
+    denses = [params[name] for name in sorted(params) if name.startswith("Dense")]
+    for dense, norm in zip(denses, norms[-len(denses) :], strict=True):
+        hidden = expected @ dense["kernel"] + dense["bias"]
+        expected = np.asarray(activation(normalized_by_hand(norm, hidden)))
+    equal(jax.jit(torso.apply)({"params": params}, x), expected, 1e-5)
+
+
+def test_normalized_features_do_not_see_the_scale_of_observations() -> None:
+    torso, x = MLP((64,), jnp.asarray, axes=3, layer_norm=True), sample(box(4, 4, 2), 3)  # with no activation after
+    params = torso.init(jax.random.key(0), x)
+    features = np.asarray(torso.apply(params, x))
+    np.testing.assert_allclose(features.mean(axis=1), 0, atol=1e-6)
+    np.testing.assert_allclose(features.var(axis=1), 1, atol=1e-4)
+    equal(torso.apply(params, 100 * x), features, 1e-3)
+
+
 # --- Observations -------------------------------------------------------------------------------------
 
 
@@ -275,6 +315,50 @@ def test_choice_of_torso(space: Space, auto: str, readers: str) -> None:
         message = str(error.value)
         assert message.startswith(f"--torso {torso} ") and str(space.shape) in message and "\n" not in message
         assert message.endswith(f"--torso {' or '.join(['auto', 'mlp', *readers.split()])} can read them")
+
+
+# --- Actor and critics apart --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "space", [Discrete(5), MultiDiscrete((2, 3)), box(), VECTOR, box(3, 2, dtype=np.float64), SMALL]
+)
+def test_shapes_and_dtypes_of_actors_and_critics(space: Space, precision: str) -> None:
+    config, obs, action = TorsoConfig(hidden_sizes=(8, 6), precision=precision), sample(space, 4), jnp.ones((4, 2))
+    for network, inputs, shape in [
+        (policy_network(config, space, 5), (obs,), (4, 5)),
+        (critic_network(config, space, 3, action_size=2), (obs, action), (3, 4)),
+        (critic_network(config, space, 3, num_actions=5), (obs,), (3, 4, 5)),
+    ]:
+        params = jax.eval_shape(network.init, jax.random.key(0))
+        outputs = jax.eval_shape(network.apply, params, *inputs)
+        assert outputs.shape == shape
+        assert {leaf.dtype for leaf in jax.tree.leaves((params, outputs))} == {jnp.float32.dtype}
+
+
+@pytest.mark.parametrize("space", [VECTOR, SMALL], ids=["vector", "image"])
+def test_critics_are_independent_and_read_observation_and_action(space: Space) -> None:
+    network = critic_network(TorsoConfig(hidden_sizes=(8,)), space, 2, action_size=2)
+    params = jax.jit(network.init)(jax.random.key(0))
+    obs, action = sample(space, 4), sample(box(2), 4)
+    apply = jax.jit(network.apply)
+    q = apply(params, obs, action)
+    assert jnp.max(jnp.abs(q[0] - q[1])) > 0.01
+    equal(apply([params[0], params[0]], obs, action)[1], q[0])
+    equal(apply(params, obs, action[::-1])[:, ::-1], apply(params, obs[::-1], action))  # each example by itself
+    for other in (apply(params, obs[::-1], action), apply(params, obs, action[::-1])):
+        assert jnp.min(jnp.max(jnp.abs(other - q), axis=1)) > 0.01
+
+
+def test_a_critic_of_vectors_by_hand() -> None:
+    """One MLP over observation and action side by side."""
+    network = critic_network(TorsoConfig(hidden_sizes=(8,)), VECTOR, 1, action_size=2)
+    params = jax.device_get(draw(jax.eval_shape(network.init, jax.random.key(0))))
+    obs, action = sample(VECTOR, 4), sample(box(2), 4)
+    dense, head = params[0]["mlp"]["params"]["Dense_0"], params[0]["head"]["params"]
+    hidden = np.tanh(np.concatenate([obs, action], axis=1) @ dense["kernel"] + dense["bias"])
+    equal(network.apply(params, obs, action), (hidden @ head["kernel"] + head["bias"]).T, 1e-5)
 
 
 # --- Actor and critic ---------------------------------------------------------------------------------

@@ -10,61 +10,129 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import KINDS, make_job, make_mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import train
+from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.appo import APPO
+from jaxrl_dist.algorithms.ddpg import DDPG
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.algorithms.pqn import PQN
+from jaxrl_dist.algorithms.rainbow import Rainbow
+from jaxrl_dist.algorithms.sac import SAC
+from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs import find
 from jaxrl_dist.plans import on_device as on_device_module
+from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.common import Job
+from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
-from jaxrl_dist.types import Algorithm, Report, Variables
+from jaxrl_dist.types import Algorithm, Report, Rollout, Variables
 
 PLANS: dict[str, Callable[[Job], Iterator[Report]]] = {"on_device": on_device, "synchronous": synchronous}
+THREADED: dict[str, Callable[[Job], Iterator[Report]]] = {"asynchronous": asynchronous, "gradients": gradients}
+"""Plans that ``test_asynchronous`` looks at more closely."""
 
 # --- Probe environments -------------------------------------------------------------------------------
 
 DISCOUNT = 0.8
 COMMON: dict[str, Any] = {"hidden_sizes": (16,), "discount": DISCOUNT, "learning_rate": 0.01}
+STEPS_OF_ITERATION = 64 * 8
+ACTOR_CRITIC: dict[str, Any] = {**COMMON, "max_gradient_norm": 10.0, "value_coefficient": 1.0}
+REPLAY: dict[str, Any] = {  # eight updates after a rollout
+    **COMMON,
+    "batch_size": 64,
+    "replay_capacity": 8 * STEPS_OF_ITERATION,
+    "replay_ratio": 8 / STEPS_OF_ITERATION,
+    "learning_starts": 2 * STEPS_OF_ITERATION,
+}
+EPSILON: dict[str, Any] = {"epsilon_start": 0.5, "epsilon_end": 0.5}
+ACTOR: dict[str, Any] = {"actor_learning_rate": 0.01, "target_rate": 0.1}
 PROBED = {
     "ppo": PPO(**COMMON, num_epochs=2, num_minibatches=2, entropy_coefficient=0.0),
-    "a2c": A2C(**COMMON, entropy_coefficient=0.0, max_gradient_norm=10.0, value_coefficient=1.0),
-    "pg": PG(**COMMON, max_gradient_norm=10.0, value_coefficient=1.0),
+    "a2c": A2C(**ACTOR_CRITIC, entropy_coefficient=0.0),
+    "pg": PG(**ACTOR_CRITIC),
+    "impala": IMPALA(**ACTOR_CRITIC, entropy_coefficient=0.0),
+    "appo": APPO(**COMMON, num_epochs=2, num_minibatches=2, entropy_coefficient=0.0),
+    "pqn": PQN(**COMMON, **EPSILON, num_epochs=2, num_minibatches=2),
+    "dqn": DQN(**REPLAY, **EPSILON, n_step=2, target_period=20),
+    "rainbow": Rainbow(**REPLAY, n_step=2, target_period=20, num_atoms=11, value_min=-2.0, value_max=2.0),
+    "ddpg": DDPG(**{**REPLAY, **ACTOR, "actor_learning_rate": 0.003}, noise_std=0.2),
+    "td3": TD3(**REPLAY, **ACTOR, noise_std=0.3),
+    "sac": SAC(**REPLAY, **ACTOR, temperature=0.01),
 }
+CONTINUOUS = ("ppo", "a2c", "pg", "impala", "appo", "ddpg", "td3", "sac")
+DISCRETE = [name for name in PROBED if name not in ("ddpg", "td3")]
 
 
 @functools.cache
-def probed(name: str, env_id: str, plan: str = "on_device") -> tuple[Algorithm, Variables]:
-    """What an algorithm learns of all the probes at once."""
+def probed(name: str, env_id: str, plan: str = "on_device") -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What an algorithm learns of all the probes at once: of each, greedy actions and values where x is -1 and 1."""
     source = find(env_id)
     algorithm = PROBED[name].make(source.spec)
-    steps = 64 * 8 * (60 if plan == "synchronous" else 300)
-    job = make_job(algorithm, source, num_envs=64, total_env_steps=steps, report_interval=10**9, num_devices=2)
-    *_, report = PLANS[plan](job)
-    return algorithm, report.variables()
+    iterations, num_devices = (80, 1) if algorithm.replay else (60 if plan == "synchronous" else 200, 2)
+    steps = STEPS_OF_ITERATION * iterations
+    job = make_job(
+        algorithm,
+        source,
+        num_envs=64,
+        total_env_steps=steps,
+        report_interval=10**9,
+        num_devices=num_devices,
+        pool=PoolOptions(num_actors=2, meshes=(make_mesh(1),)),
+    )
+    *_, report = {**PLANS, **THREADED}[plan](job)
+    obs = np.zeros((len(KINDS), 2, len(KINDS) + 1), np.float32)
+    obs[..., :-1] = np.eye(len(KINDS))[:, None]
+    obs[..., -1] = [-1, 1]
+    action, value = greedy(algorithm, report.variables(), obs.reshape(-1, len(KINDS) + 1))
+    actions, values = action.reshape(len(KINDS), 2, *action.shape[1:]), value.reshape(len(KINDS), 2)
+    return {kind: (actions[i], values[i]) for i, kind in enumerate(KINDS)}
 
 
-def answers(trained: tuple[Algorithm, Variables], kind: str, xs: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Greedy actions and values for observations of one kind of probe."""
-    algorithm, variables = trained
-    obs = np.zeros((len(xs), len(KINDS) + 1), np.float32)
-    obs[:, KINDS.index(kind)] = 1
-    obs[:, -1] = xs
-    action, _, extras = algorithm.policy(variables, obs, (), None, 0.0)
-    return np.asarray(action), np.asarray(extras["value"])
+def greedy(algorithm: Algorithm, variables: Variables, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Greedy actions, and the values that the policy or the loss sees in them."""
+    action, _, extras = algorithm.policy(variables, obs, algorithm.initial_core(len(obs)), None, 0.0)
+    if "value" in extras:
+        return np.asarray(action), np.asarray(extras["value"])
+    assert algorithm.window is not None
+    draws = 64  # of the noise that a loss may have
+    obs, taken = np.repeat(obs, draws, axis=0), np.repeat(action, draws, axis=0)
+    none = np.zeros((algorithm.window, len(obs)))
+    windows = Rollout(
+        np.stack([obs] * (algorithm.window + 1)),
+        np.stack([taken] * algorithm.window),
+        none.astype(np.float32),
+        *[none > 0] * 2,
+        none == 0,
+        {},
+        (),
+        (),
+    )
+
+    @jax.jit
+    def value(windows: Rollout, keys: jax.Array) -> jax.Array:
+        target = algorithm.initial_target(variables.params)
+        batch = algorithm.postprocess(variables, target, windows, keys)
+        return algorithm.loss(variables, target, batch, keys, jnp.zeros(()))[2].metrics["q/mean"]
+
+    values = value(windows, jax.random.split(jax.random.key(0), len(obs)))
+    return np.asarray(action), np.asarray(values).reshape(-1, draws).mean(axis=1)
 
 
-def check_probe(trained: tuple[Algorithm, Variables], kind: str, continuous: bool) -> None:
-    xs = [-1.0, 1.0]
-    action, value = answers(trained, kind, xs)
-    expected = {"from_observation": xs, "two_steps": [DISCOUNT, 1.0]}.get(kind, [1.0, 1.0])
+def check_probe(learned: dict[str, tuple[np.ndarray, np.ndarray]], kind: str, continuous: bool) -> None:
+    action, value = learned[kind]
+    expected = {"from_observation": [-1.0, 1.0], "two_steps": [DISCOUNT, 1.0]}.get(kind, [1.0, 1.0])
     np.testing.assert_allclose(value, expected, atol=0.2)
     if kind.startswith("from_a") or kind == "from_both":
         wanted = [0.5, 0.5] if kind == "from_action" else [-0.5, 0.5]
@@ -75,30 +143,44 @@ def check_probe(trained: tuple[Algorithm, Variables], kind: str, continuous: boo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", PROBED)
+@pytest.mark.parametrize("name", DISCRETE)
 def test_probe(name: str, kind: str) -> None:
     check_probe(probed(name, "Probe-v0"), kind, False)
 
 
 @pytest.mark.parametrize("kind", ["constant", "two_steps", "from_action", "from_both"])
-@pytest.mark.parametrize("name", PROBED)
+@pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous_probe(name: str, kind: str) -> None:
     check_probe(probed(name, "ContinuousProbe-v0"), kind, True)
 
 
-def test_probes_synchronous() -> None:
-    trained = probed("ppo", "Probe-v0", "synchronous")
+@pytest.mark.parametrize(
+    "name, plan",
+    [
+        ("ppo", "synchronous"),
+        ("impala", "synchronous"),
+        ("dqn", "synchronous"),
+        ("impala", "asynchronous"),
+        ("dqn", "asynchronous"),
+        ("a2c", "gradients"),
+    ],
+)
+def test_probes_under_the_other_plans(name: str, plan: str) -> None:
+    learned = probed(name, "Probe-v0", plan)
     for kind in KINDS:
-        check_probe(trained, kind, False)
+        check_probe(learned, kind, False)
 
 
 # --- Truncation ---------------------------------------------------------------------------------------
 
 
-def fitted_value(plan: str, env: str, options: dict[str, str]) -> float:
-    """The mean value that PPO finds where every step pays 1."""
+TIMED: dict[str, Any] = {"hidden_sizes": (8,), "discount": 0.9, "learning_rate": 0.03}
+
+
+def fitted_value(plan: str, env: str, options: dict[str, str], config: Any = None) -> float:
+    """The mean value that PPO, or another algorithm, finds where every step pays 1."""
     source = find(env, options)
-    config = PPO(hidden_sizes=(8,), discount=0.9, learning_rate=0.03, num_epochs=2, num_minibatches=4)
+    config = config or PPO(**TIMED, num_epochs=2, num_minibatches=4)
     algorithm = config.make(source.spec)
     iterations = 150
     job = make_job(
@@ -109,14 +191,20 @@ def fitted_value(plan: str, env: str, options: dict[str, str]) -> float:
         obs = np.ones((1, 1), np.float32)
     else:
         obs = np.random.default_rng(0).uniform(-0.05, 0.05, (64, 4)).astype(np.float32)
-    _, _, extras = algorithm.policy(report.variables(), obs, (), None, 0.0)
-    return float(np.mean(extras["value"]))
+    return float(np.mean(greedy(algorithm, report.variables(), obs)[1]))
 
 
 def test_time_limit_is_no_end() -> None:
     """1 / (1 - 0.9) = 10; taken for an end, the limit of 10 steps would give 5.26 (TD) or 4.14 (Monte Carlo)."""
     assert fitted_value("on_device", "Clock-v0", {}) == pytest.approx(10.0, abs=0.2)
     assert 4.0 < fitted_value("on_device", "Clock-v0", {"dead": "true"}) < 5.4
+
+
+def test_time_limit_is_no_end_in_replayed_windows() -> None:
+    """Of three steps, one in four of which runs over the limit."""
+    replay = {"batch_size": 32, "replay_capacity": 3200, "replay_ratio": 4 / 240, "learning_starts": 240}
+    config = DQN(**TIMED, **replay, n_step=3, target_period=10)
+    assert fitted_value("on_device", "Clock-v0", {}, config) == pytest.approx(10.0, abs=0.2)
 
 
 def test_time_limit_of_envpool_is_no_end() -> None:
@@ -169,6 +257,51 @@ def test_same_seed_same_numbers(plan: str) -> None:
         assert a.metrics["loss/total"] != b.metrics["loss/total"]
     assert short[-1].evaluation["episodes"] == 2 and short[0].evaluation is None
     assert short[-1].evaluation["return_mean"] != other[-1].evaluation["return_mean"]
+
+
+SMALL_MEMORY: dict[str, Any] = {
+    "hidden_sizes": (8,),
+    "batch_size": 8,
+    "replay_capacity": 256,
+    "replay_ratio": 0.25,
+    "learning_starts": 100,
+}
+REPEATED = {
+    "pqn": PQN(hidden_sizes=(8,), num_epochs=1, num_minibatches=2),
+    "impala": IMPALA(hidden_sizes=(8,)),
+    "appo": APPO(hidden_sizes=(8,), num_epochs=1, num_minibatches=2),
+    "td3": TD3(**SMALL_MEMORY, noise="ornstein_uhlenbeck"),
+    "sac": SAC(**SMALL_MEMORY),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_every_algorithm_repeats_bit_for_bit(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And compiles nothing after its first report; those that replay report how much."""
+    env = "Pendulum-v1" if name in ("td3", "sac") else "CartPole-v1"
+    sizes: dict[str, Any] = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "evaluation_episodes": 0}
+    config = Train(REPEATED[name], env, **sizes, plan="on_device", report_interval=64, total_env_steps=256)
+    runs = []
+    for _ in range(2):
+        run = train(config)
+        first = next(run)
+        caplog.clear()
+        with jax.log_compiles(), caplog.at_level(logging.DEBUG):
+            runs.append([first, *run])
+        assert [record.message for record in caplog.records if "ompil" in record.message] == []
+    assert len(runs[0]) >= 4
+    assert [numbers(report) for report in runs[0]] == [numbers(report) for report in runs[1]]
+    last = runs[0][-1]
+    assert last.metrics["loss/total"] is not None and np.isfinite(last.metrics["loss/total"])
+    if config.algorithm not in (REPEATED["td3"], REPEATED["sac"]):
+        assert "replay/ratio" not in last.metrics
+        return
+    updates = steps = 0
+    for report in runs[0]:
+        made, taken = report.updates - updates, report.env_steps - steps
+        assert report.metrics["replay/ratio"] == pytest.approx(made / taken)
+        updates, steps = report.updates, report.env_steps
+    assert first.metrics["replay/ratio"] == 0 and last.metrics["replay/ratio"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("plan", RUNS)
@@ -281,7 +414,11 @@ def test_nothing_goes_through_the_host() -> None:
     job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
     program = on_device_module._program(job)
     env = job.source.device()
-    start = jax.jit(lambda key: on_device_module.device.init(algorithm, env, job.num_envs, key))
+    start = jax.jit(
+        lambda key: on_device_module.device.init(
+            algorithm, env, on_device_module.Share(0, job.num_envs, job.num_envs), key
+        )
+    )
     actor = meshes.place(start(job.key(on_device_module.Stream.ENV)), job.mesh, meshes.BATCH)
     keys = tuple(job.key(stream) for stream in (1, 2, 3))
     budget = meshes.place(np.int32(10**6), make_mesh(2), meshes.REPLICATED)

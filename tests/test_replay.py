@@ -31,6 +31,18 @@ def stream(num_steps: int, seed: int = 0) -> Rollout:
     return Rollout(obs, obs[:-1, :, 0], step, ended[1:] & ~truncated, truncated, valid, {"q": -step}, (), ())
 
 
+def stacked(whole: Rollout, frame_stack: int, seed: int = 0) -> Rollout:
+    """The same with stacks of frames, the newest last; those of a new episode may be fresh or go on."""
+    if frame_stack == 1:
+        return whole
+    fresh = np.random.default_rng(seed).random(whole.valid.shape) < 0.5
+    stacks = [np.tile(whole.obs[0], frame_stack)]
+    for frame, begins in zip(whole.obs[1:], fresh & ~whole.valid, strict=True):
+        stacks.append(np.concatenate([stacks[-1][:, 2:], frame], 1))
+        stacks[-1][begins] = np.tile(frame, frame_stack)[begins]
+    return whole._replace(obs=np.stack(stacks))
+
+
 def cut(whole: Rollout, start: int, stop: int) -> Rollout:
     """The rollout of steps ``start`` to ``stop - 1``."""
     part = jax.tree.map(lambda x: x[start:stop], whole._replace(obs=()))
@@ -42,25 +54,28 @@ def on_mesh(function: Any, num_devices: int, in_specs: Any, out_specs: Any) -> A
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
 
 
-def filled(whole: Rollout, slots: int, chunk: int, window: int, *, prioritized: bool) -> replay.Memory:
-    memory = replay.init(whole, slots, prioritized=prioritized)
-    add = jax.jit(replay.add, static_argnums=2)
+def filled(
+    whole: Rollout, slots: int, chunk: int, window: int, *, prioritized: bool, frame_stack: int = 1
+) -> replay.Memory:
+    memory = replay.init(whole, slots, prioritized=prioritized, frame_stack=frame_stack)
+    add = jax.jit(replay.add, static_argnums=(2, 3))
     for start in range(0, whole.reward.shape[0], chunk):
-        memory = add(memory, cut(whole, start, start + chunk), window)
+        memory = add(memory, cut(whole, start, start + chunk), window, frame_stack)
     return memory
 
 
-def startable(whole: Rollout, slots: int, window: int) -> set[tuple[int, int]]:
-    """(environment, step) of every window that lies in the newest ``slots - 1`` steps and starts on no reset."""
+def startable(whole: Rollout, slots: int, window: int, frame_stack: int = 1) -> set[tuple[int, int]]:
+    """(environment, step) of every window that lies, with the frames before it, in the newest ``slots - 1`` steps and
+    starts on no reset."""
     total = whole.reward.shape[0]
-    live = range(max(0, total - slots + 1), total - window + 1)
+    live = range(max(0, total - slots + frame_stack), total - window + 1)
     return {(env, step) for env in range(ENVS) for step in live if whole.valid[step, env]}
 
 
 def check_windows(windows: Rollout, whole: Rollout, window: int) -> list[tuple[int, int]]:
     """Checks that windows are unbroken pieces of the stream; says where each starts."""
     windows = jax.tree.map(np.asarray, windows)
-    starts = [(int(env), int(step)) for step, env in windows.obs[0]]
+    starts = [(int(env), int(step)) for step, env in windows.obs[0, :, -2:]]
     for n, (env, step) in enumerate(starts):
         piece = jax.tree.map(lambda x, e=env: x[:, e], cut(whole, step, step + window))
         drawn = jax.tree.map(lambda x, n=n: x[:, n], windows)
@@ -68,20 +83,32 @@ def check_windows(windows: Rollout, whole: Rollout, window: int) -> list[tuple[i
     return starts
 
 
-@pytest.mark.parametrize("total, slots, chunk, window", [(40, 64, 8, 3), (200, 50, 8, 1), (120, 37, 4, 5)])
+@pytest.mark.parametrize(
+    "total, slots, chunk, window, frame_stack",
+    [
+        (40, 64, 8, 3, 1),
+        (200, 50, 8, 1, 1),
+        (120, 37, 4, 5, 1),
+        (24, 64, 8, 3, 4),
+        (48, 50, 8, 3, 4),
+        (200, 50, 8, 1, 4),
+        (120, 37, 4, 5, 2),
+    ],
+)
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_windows_are_whole_and_every_one_is_drawn(
-    total: int, slots: int, chunk: int, window: int, prioritized: bool
+    total: int, slots: int, chunk: int, window: int, frame_stack: int, prioritized: bool
 ) -> None:
-    whole = stream(total)
-    memory = filled(whole, slots, chunk, window, prioritized=prioritized)
+    whole = stacked(stream(total), frame_stack)
+    memory = filled(whole, slots, chunk, window, prioritized=prioritized, frame_stack=frame_stack)
     draw = replay.sample_prioritized if prioritized else replay.sample_uniform
     out = (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH)[: 3 if prioritized else 2]
-    sample = on_mesh(lambda memory, key: draw(memory, key, 4096, window), 1, (meshes.BATCH, meshes.REPLICATED), out)
+    specs = meshes.BATCH, meshes.REPLICATED
+    sample = on_mesh(lambda memory, key: draw(memory, key, 4096, window, frame_stack), 1, specs, out)
     windows, *_ = sample(memory, jax.random.key(1))
     assert windows.obs.dtype == np.uint16
     starts = check_windows(windows, whole, window)
-    assert set(starts) == startable(whole, slots, window)
+    assert set(starts) == startable(whole, slots, window, frame_stack)
 
 
 def test_uniform_is_uniform() -> None:
@@ -165,10 +192,60 @@ def test_weighted_estimates_agree_on_any_number_of_devices(num_devices: int) -> 
     assert abs(np.mean(estimates) - truth) < 4 * np.std(estimates) / np.sqrt(20) + 0.01
 
 
-@pytest.mark.parametrize("slots", [7, 100, 1024, 5000])
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_bytes_are_foretold(slots: int, prioritized: bool) -> None:
-    whole = stream(4)
-    memory = replay.init(whole, slots, prioritized=prioritized)
-    real = sum(x.nbytes for x in jax.tree.leaves(memory))
-    assert replay.nbytes(whole, slots, prioritized=prioritized) == real
+OBSERVATIONS: dict[str, tuple[tuple[int, ...], Any, int]] = {  # shape, dtype, frames in a stack
+    "vector": ((17,), np.float32, 1),
+    "discrete": ((), np.int32, 1),
+    "minatar": ((10, 10, 4), bool, 1),
+    "atari": ((4, 84, 84), np.uint8, 4),
+    "colours": ((12, 84, 84), np.uint8, 4),
+}
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("slots, prioritized", [(7, False), (100, True), (1024, False), (1500, True)])
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_bytes_are_foretold(observation: str, slots: int, prioritized: bool, num_devices: int) -> None:
+    shape, dtype, frame_stack = OBSERVATIONS[observation]
+    num_envs = num_devices
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], num_envs, *x.shape[2:]), x.dtype), stream(4))
+    like = like._replace(obs=jax.ShapeDtypeStruct((5, num_envs, *shape), dtype))
+    how: dict[str, Any] = {"prioritized": prioritized, "frame_stack": frame_stack}
+    place = meshes.shardings(meshes.make_mesh(jax.local_devices()[:num_devices]), meshes.BATCH)
+    memory = jax.jit(lambda: replay.init(like, slots, **how), out_shardings=place)()
+    real = sum(shard.data.on_device_size_in_bytes() for x in jax.tree.leaves(memory) for shard in x.addressable_shards)
+    assert replay.nbytes(like, slots, **how) == real
+    pixels = np.prod(shape, dtype=int) * np.dtype(dtype).itemsize // frame_stack
+    assert 0 <= real / (slots * num_envs) - pixels <= 64 + 8192 * prioritized / slots
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_new_windows_get_the_priority_that_comes_with_them(window: int) -> None:
+    """Those that end with each step; the largest there has been where none comes."""
+    whole, slots, chunk = stream(48), 20, 8
+    rng = np.random.default_rng(1)
+    memory = replay.init(whole, slots, prioritized=True)
+    expected: dict[tuple[int, int], float] = {}
+    largest = np.ones(ENVS)
+    for start in range(0, 48, chunk):
+        priority = rng.uniform(0.1, 3.0, (chunk, ENVS)).astype(np.float32)
+        priority[: window - 1] = np.nan
+        priority[rng.random(priority.shape) < 0.2] = np.nan
+        memory = replay.add(memory, cut(whole, start, start + chunk), window, priority=jnp.asarray(priority))
+        for env in range(ENVS):
+            known = {
+                start + t - window + 1: priority[t, env]
+                for t in range(chunk)
+                if (env, start + t - window + 1) in startable(cut(whole, 0, start + chunk), slots, window)
+            }
+            largest_before = largest[env]
+            largest[env] = max(largest_before, *[p for p in known.values() if not np.isnan(p)], 0.0)
+            for step, p in known.items():
+                expected[env, step] = largest_before if np.isnan(p) else p
+        live = startable(cut(whole, 0, start + chunk), slots, window)
+        table = np.zeros((ENVS, slots), np.float32)
+        for env, step in live:
+            table[env, step % slots] = expected[env, step]
+        assert memory.priorities is not None
+        np.testing.assert_allclose(memory.priorities.table[:, :slots], table)
+        np.testing.assert_allclose(memory.priorities.block_sum.sum(axis=1), table.sum(axis=1), rtol=1e-5)
+        np.testing.assert_allclose(memory.priorities.largest, largest)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import time
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -12,6 +16,33 @@ from jaxrl_dist.types import Algorithm, PyTree, Rollout, Timestep, Variables
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:
     """The policy state with which the next observation is met: back to the start where a new episode begins."""
     return reset_core(algorithm.feedback(core, action, step), initial_core, step.valid)
+
+
+class Stages:
+    """Where the time of a thread goes: every moment is of one stage, so that they sum to the whole."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = collections.defaultdict(float)
+        self._last = time.perf_counter()
+
+    def mark(self, stage: str) -> None:
+        """Says what the time since the last mark was for."""
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+
+class Share(NamedTuple):
+    """Which of a run's environments an actor has: ``first .. first + size - 1`` of ``total``."""
+
+    first: int
+    size: int
+    total: int
+
+    def initial_core(self, algorithm: Algorithm) -> PyTree:
+        """The policy state ``[size, ...]`` with which their episodes begin."""
+        core = algorithm.initial_core(self.total)
+        return jax.tree.map(lambda x: jnp.copy(x[self.first : self.first + self.size]), core)
 
 
 def blank_rollout(

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.actors.common import after_step, step_numbers
+from jaxrl_dist.actors.common import Share, Stages, after_step, step_numbers
 from jaxrl_dist.envs import DeviceEnv
 from jaxrl_dist.envs.gymnax import RESET
-from jaxrl_dist.types import Algorithm, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Array, EpisodeStats, PyTree, Rollout, Timestep, Variables
 
 
 class ActorState(NamedTuple):
@@ -24,18 +26,19 @@ class ActorState(NamedTuple):
     initial_core: PyTree  # what ``core`` is set back to with each episode
 
 
-def init(algorithm: Algorithm, env: DeviceEnv, num_envs: int, key: jax.Array) -> ActorState:
-    """Starts ``num_envs`` environments; ``key`` is the key of the environment stream."""
-    keys = rng.per_index(jax.random.fold_in(key, RESET), jnp.arange(num_envs, dtype=jnp.int32))
-    state, obs = env.reset(keys)
-    core = algorithm.initial_core(num_envs)
+def init(algorithm: Algorithm, env: DeviceEnv, share: Share, key: jax.Array) -> ActorState:
+    """Starts the environments of a share; ``key`` is the key of the environment stream."""
+    index = share.first + jnp.arange(share.size, dtype=jnp.int32)
+    state, obs = env.reset(rng.per_index(jax.random.fold_in(key, RESET), index))
+    core = share.initial_core(algorithm)
     return ActorState(state, obs, core, jax.tree.map(jnp.copy, core))
 
 
 def make_rollout(
     algorithm: Algorithm, env: DeviceEnv, rollout_length: int
 ) -> Callable[..., tuple[ActorState, Rollout, EpisodeStats]]:
-    """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step) -> (actor_state, rollout, episodes)``.
+    """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) -> (actor_state, rollout,
+    episodes)``; ``first`` is the number, among all of the run, of the first environment.
 
     It runs under ``jax.shard_map``; the statistics are sums over this device's environments.
     """
@@ -47,9 +50,10 @@ def make_rollout(
         env_key: jax.Array,
         iteration: jax.Array,
         env_step: jax.Array,
+        first: jax.Array | int = 0,
     ) -> tuple[ActorState, Rollout, EpisodeStats]:
         num_envs = jax.tree.leaves(actor.obs)[0].shape[0]
-        index = mesh.global_index(num_envs)
+        index = first + mesh.global_index(num_envs)
         steps = step_numbers(iteration, rollout_length)
         keys = rng.per_step(act_key, steps, index), rng.per_step(env_key, steps, index)
 
@@ -80,3 +84,57 @@ def make_rollout(
         return ActorState(env_state, obs, core, actor.initial_core), experience, episodes.merge()
 
     return rollout
+
+
+def compile_rollout(
+    algorithm: Algorithm, env: DeviceEnv, on: Mesh, rollout_length: int, act_key: jax.Array, env_key: jax.Array
+) -> mesh.Program:
+    """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, valid_steps)``."""
+    rollout = make_rollout(algorithm, env, rollout_length)
+
+    def run(
+        variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array
+    ) -> tuple[ActorState, Rollout, EpisodeStats, jax.Array]:
+        actor, experience, episodes = rollout(variables, actor, act_key, env_key, iteration, env_step, first)
+        valid_steps = mesh.global_sum(jnp.sum(experience.valid, dtype=jnp.int32))
+        # Copied, because the next call uses up the state, and the sample may live longer.
+        core, final_core = jax.tree.map(jnp.copy, (experience.core, experience.final_core))
+        experience = experience._replace(core=core, final_core=final_core)
+        return actor, experience, mesh.global_episodes(episodes), valid_steps
+
+    one, batch = mesh.REPLICATED, mesh.BATCH
+    return mesh.Program(run, on, (one, batch, one, one, one), (batch, mesh.ROLLOUT, one, one), donate=(1,))
+
+
+class DeviceActor:
+    """Fills rollouts from environments that are pure functions, by a program of its own."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: DeviceEnv,
+        on: Mesh,
+        program: mesh.Program,
+        env_key: jax.Array,
+        share: Share,
+        stages: Stages,
+    ) -> None:
+        """``program`` is ``compile_rollout``'s for the same algorithm, environment and mesh."""
+        self._program = program
+        self._first = np.int32(share.first)
+        self._stages = stages
+        self._state = mesh.place(jax.jit(lambda key: init(algorithm, env, share, key))(env_key), on, mesh.BATCH)
+        self._stages.mark("start")
+
+    def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
+        """As ``HostActor.rollout``."""
+        self._stages.mark("other")
+        self._state, rollout, episodes, valid_steps = self._program(
+            variables, self._state, iteration, env_step, self._first
+        )
+        episodes, steps = jax.device_get(episodes), int(valid_steps)
+        self._stages.mark("acting")
+        return rollout, episodes, steps
+
+    def close(self) -> None:
+        """Nothing: the environments are arrays."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,84 +10,97 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxrl_dist import frames, rng
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import rng
-from jaxrl_dist.actors.common import after_step, blank_rollout, step_numbers
+from jaxrl_dist.actors.common import Share, Stages, after_step, blank_rollout, step_numbers
 from jaxrl_dist.envs import HostEnv
-from jaxrl_dist.types import Algorithm, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Array, EpisodeStats, PyTree, Rollout, Timestep, Variables
 
 
 class HostActor:
     """Fills rollouts that lie on the mesh from environments on the host.
 
     Each observation is sent to the devices once, where the same call that chooses the action also stores it; only
-    the action comes back.
+    the action comes back. Frames are stacked there.
     """
 
-    def __init__(self, algorithm: Algorithm, env: HostEnv, mesh: Mesh, rollout_length: int, act_key: jax.Array) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: HostEnv,
+        mesh: Mesh,
+        rollout_length: int,
+        programs: Programs,
+        share: Share | None = None,
+        stages: Stages | None = None,
+    ) -> None:
+        """``programs`` are ``compile_acting``'s for the same algorithm, mesh and length; ``share`` None: all."""
+        self.stages = stages or Stages()
         self._env = env
         self._length = rollout_length
+        self._programs = programs
         self._obs = env.reset()
         self._outcome = np.zeros((4, env.num_envs), np.float32)
-        core = algorithm.initial_core(env.num_envs)
+        share = share or Share(0, env.num_envs, env.num_envs)
+        self._first = np.int32(share.first)
+        core = share.initial_core(algorithm)
         self._initial_core = meshes.place(core, mesh, meshes.BATCH)
         self._core = meshes.place(jax.tree.map(jnp.copy, core), mesh, meshes.BATCH)
-        self._acting_seconds = self._env_seconds = 0.0
-        self._programs = _compile(algorithm, mesh, rollout_length, act_key)
+        self._stacks = meshes.place(frames.blank(env.spec, env.num_envs), mesh, meshes.BATCH)
+        self.stages.mark("start")
 
-    @property
-    def programs(self) -> tuple[meshes.Program, ...]:
-        """What compiles at the first rollout."""
-        return tuple(self._programs)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Where the time of all rollouts so far went, compilation excluded."""
-        return {
-            "time/acting_s": self._acting_seconds - self._programs.act.compile_seconds,
-            "time/env_s": self._env_seconds,
-        }
-
-    def rollout(
-        self, variables: Variables, iteration: jax.Array, env_step: jax.Array
-    ) -> tuple[Rollout, EpisodeStats, int]:
+    def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
         """Steps the environments ``rollout_length`` times with one set of variables.
 
         Returns:
           The rollout on the mesh, the statistics of the episodes that ended in it, and its count of valid steps.
         """
-        buffer = self._programs.allocate(variables, self._obs, self._core)
+        self.stages.mark("other")
+        buffer = self._programs.allocate(variables, self._stacks, self._obs, self._core)
         episodes: list[EpisodeStats] = []
         valid_steps = 0
         for t in range(self._length):
-            began = time.perf_counter()
-            now = self._initial_core, self._obs, self._outcome, np.int32(t), iteration, env_step
-            buffer, self._core, action = self._programs.act(variables, buffer, self._core, *now)
+            state = buffer, self._core, self._stacks
+            now = self._initial_core, self._obs, self._outcome, np.int32(t), iteration, env_step, self._first
+            buffer, self._core, self._stacks, action = self._programs.act(variables, *state, *now)
             action = np.asarray(action)
-            acted = time.perf_counter()
+            self.stages.mark("acting")
             step, ended = self._env.step(action)
-            self._acting_seconds += acted - began
-            self._env_seconds += time.perf_counter() - acted
+            self.stages.mark("env")
             episodes.append(ended)
             valid_steps += int(np.count_nonzero(step.valid))
             self._obs = step.obs
             self._outcome = np.stack([step.reward, step.terminated, step.truncated, step.valid]).astype(np.float32)
-        rollout, self._core = self._programs.finish(buffer, self._core, self._initial_core, self._obs, self._outcome)
+        last = self._stacks, self._initial_core, self._obs, self._outcome
+        rollout, self._core = self._programs.finish(buffer, self._core, *last)
+        self.stages.mark("acting")
         return rollout, stack_episodes(episodes).merge(), valid_steps
 
-
-class _Programs(NamedTuple):
-    """The compiled halves of an acting step; the buffer and the policy state are donated along."""
-
-    allocate: meshes.Program  # (variables, obs, core) -> buffer
-    act: meshes.Program  # (variables, buffer, core, initial_core, obs, outcome, t, iteration, env_step) -> ..., action
-    finish: meshes.Program  # (buffer, core, initial_core, obs, outcome) -> rollout, core
+    def close(self) -> None:
+        """Ends the environments."""
+        self._env.close()
 
 
-def _compile(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_key: jax.Array) -> _Programs:
-    """``outcome`` is ``[4, B]`` float32: reward, terminated, truncated and valid of the step before."""
+class Programs(NamedTuple):
+    """The compiled halves of an acting step; the buffer, the policy state and the stacks are donated along."""
 
-    def allocate(variables: Variables, obs: PyTree, core: PyTree) -> Rollout:
+    allocate: meshes.Program  # (variables, stacks, obs, core) -> buffer
+    act: meshes.Program
+    """``(variables, buffer, core, stacks, initial_core, obs, outcome, t, iteration, env_step, first) -> ...,
+    action``; ``first`` is the number, among all of the run, of the first environment."""
+    finish: meshes.Program  # (buffer, core, stacks, initial_core, obs, outcome) -> rollout, core
+
+
+def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_key: jax.Array) -> Programs:
+    """What acting compiles, once for all actors on a mesh.
+
+    ``outcome`` is ``[4, B]`` float32: reward, terminated, truncated and valid of the step before.
+
+    ``obs`` comes as the environment gives it, and ``stacks`` are those before it.
+    """
+
+    def allocate(variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree) -> Rollout:
+        _, obs = frames.push(stacks, obs)
         return meshes.vary(blank_rollout(algorithm, variables, obs, core, rollout_length))
 
     def record(
@@ -116,36 +128,42 @@ def _compile(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_key: jax
         variables: Variables,
         buffer: Rollout,
         core: PyTree,
+        stacks: PyTree,
         initial_core: PyTree,
         obs: PyTree,
         outcome: jax.Array,
         t: jax.Array,
         iteration: jax.Array,
         env_step: jax.Array,
-    ) -> tuple[Rollout, PyTree, PyTree]:
+        first: jax.Array,
+    ) -> tuple[Rollout, PyTree, PyTree, PyTree]:
+        stacks, obs = frames.push(stacks, obs)
         buffer, core = record(buffer, core, initial_core, obs, outcome, t)
         step = step_numbers(iteration, rollout_length)[t]
-        keys = rng.per_index(jax.random.fold_in(act_key, step), meshes.global_index(obs.shape[0]))
+        keys = rng.per_index(jax.random.fold_in(act_key, step), first + meshes.global_index(obs.shape[0]))
         action, core, extras = algorithm.policy(variables, obs, core, keys, env_step)
         action_buffer, extras_buffer = jax.tree.map(
             lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras)
         )
         buffer = buffer._replace(action=action_buffer, extras=extras_buffer)
-        return buffer, core, action
+        return buffer, core, stacks, action
 
     def finish(
-        buffer: Rollout, core: PyTree, initial_core: PyTree, obs: PyTree, outcome: jax.Array
+        buffer: Rollout, core: PyTree, stacks: PyTree, initial_core: PyTree, obs: PyTree, outcome: jax.Array
     ) -> tuple[Rollout, PyTree]:
+        # The stacks stay as they were: the next rollout begins with this observation, and pushes it again.
+        _, obs = frames.push(stacks, obs)
         buffer, core = record(buffer, core, initial_core, obs, outcome, jnp.int32(rollout_length))
         return buffer._replace(final_core=core), jax.tree.map(jnp.copy, core)
 
     batch, packed, one = meshes.BATCH, meshes.TIME_BATCH, meshes.REPLICATED
     rollout = meshes.ROLLOUT
-    inputs = (one, rollout, batch, batch, batch, packed, one, one, one)
-    return _Programs(
-        allocate=meshes.Program(allocate, mesh, (one, batch, batch), rollout),
-        act=meshes.Program(act, mesh, inputs, (rollout, batch, batch), donate=(1, 2)),
-        finish=meshes.Program(finish, mesh, (rollout, batch, batch, batch, packed), (rollout, batch), donate=(0, 1)),
+    inputs = (one, rollout, batch, batch, batch, batch, packed, one, one, one, one)
+    last = (rollout, batch, batch, batch, batch, packed)
+    return Programs(
+        allocate=meshes.Program(allocate, mesh, (one, batch, batch, batch), rollout),
+        act=meshes.Program(act, mesh, inputs, (rollout, batch, batch, batch), donate=(1, 2, 3)),
+        finish=meshes.Program(finish, mesh, last, (rollout, batch), donate=(0, 1)),
     )
 
 

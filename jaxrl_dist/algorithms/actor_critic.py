@@ -31,6 +31,8 @@ class ActorCritic(NamedTuple):
     recurrent core sequences ``[B, T, ...]``. Beside the fields it holds ``obs``, ``action``, ``valid`` and ``core``."""
     evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[Distribution, jax.Array]]
     """``(params, batch) -> (distribution, value)``, shaped as the batch's fields."""
+    unroll: Callable[[PyTree, Rollout], tuple[Distribution, jax.Array]]
+    """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` by these parameters, whichever acted."""
 
 
 def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
@@ -72,6 +74,11 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
         outputs, value, _ = network.unroll(params, obs, batch["core"], valid)
         return head.distribution(jnp.swapaxes(outputs, 0, 1)), jnp.swapaxes(value, 0, 1)
 
+    def unroll(params: PyTree, rollout: Rollout) -> tuple[Distribution, jax.Array]:
+        valid = jnp.concatenate([rollout.valid, jnp.ones_like(rollout.valid[:1])])
+        outputs, values, _ = network.unroll(params, rollout.obs, rollout.core, valid)
+        return head.distribution(outputs[:-1]), values
+
     return ActorCritic(
         init=lambda key: Variables(network.init(key), ()),
         policy=policy,
@@ -80,6 +87,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
         values=values,
         examples=examples,
         evaluate=evaluate,
+        unroll=unroll,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_dist.config import ConfigError, TorsoConfig, check_range
+from jaxrl_dist.config import ConfigError, ReplayConfig, check_range
 
 if TYPE_CHECKING:
     import jax
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class DQN(TorsoConfig):
+class DQN(ReplayConfig):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
     hidden_sizes: tuple[int, ...] = (128, 128)
@@ -23,16 +23,12 @@ class DQN(TorsoConfig):
     """Activation function of the torso."""
     learning_rate: float = 5e-4
     """Step size of Adam."""
-    discount: float = 0.99
-    """Discount factor of future rewards."""
     batch_size: int = 128
     """Windows in an update, over all devices."""
-    replay_capacity: int = 100_000
-    """Env steps that the memory keeps, over all environments."""
     replay_ratio: float = 0.5
     """Updates per env step."""
-    learning_starts: int = 1_000
-    """Env steps before the first update."""
+    n_step: int = 3
+    """Rewards before the bootstrap (Sutton 1988)."""
     target_period: int = 250
     """Updates between two copies of the parameters to the target network."""
     epsilon_start: float = 1.0
@@ -41,18 +37,14 @@ class DQN(TorsoConfig):
     """Probability of a random action from ``epsilon_steps`` on."""
     epsilon_steps: int = 10_000
     """Env steps over which it falls linearly."""
+    epsilon_ladder: bool = False
+    """Each environment keeps an epsilon of its own instead, from 0.4 down to 0.00066 (Horgan et al. 2018, Ape-X)."""
     max_gradient_norm: float = 10.0
     """Gradients with a larger global norm are scaled down to it."""
     double: bool = True
     """The online network chooses the action whose target value counts (van Hasselt et al. 2016, equation 4)."""
     dueling: bool = False
     """Separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9)."""
-    n_step: int = 3
-    """Rewards before the bootstrap (Sutton 1988)."""
-    priority_exponent: float | None = None
-    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
-    importance_exponent: float = 0.4
-    """beta of prioritised replay's importance weights."""
     num_atoms: int = 1
     """Atoms of the distribution of returns (Bellemare et al. 2017, C51: 51); 1: only its mean."""
     value_min: float = -10.0
@@ -64,11 +56,10 @@ class DQN(TorsoConfig):
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "learning_rate", "replay_ratio", "max_gradient_norm", above=0)
-        check_range(self, "discount", "epsilon_start", "epsilon_end", low=0, high=1)
-        check_range(self, "batch_size", "replay_capacity", "target_period", "n_step", "num_atoms", low=1)
-        check_range(self, "learning_starts", "epsilon_steps", low=0)
-        check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
+        check_range(self, "max_gradient_norm", above=0)
+        check_range(self, "epsilon_start", "epsilon_end", low=0, high=1)
+        check_range(self, "target_period", "num_atoms", low=1)
+        check_range(self, "epsilon_steps", low=0)
         check_range(self, "value_min", "value_max", low=-1e9, high=1e9)
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
@@ -84,14 +75,18 @@ class DQN(TorsoConfig):
         import optax
         import rlax
 
-        from jaxrl_dist import networks, returns
+        from jaxrl_dist import exploration, networks
+        from jaxrl_dist.algorithms.replayed import num_actions, replay_plan, transitions
         from jaxrl_dist.distributions import EpsilonGreedy
-        from jaxrl_dist.types import Algorithm, Aux, Discrete, Replay, Variables
+        from jaxrl_dist.types import Algorithm, Aux, Variables, no_core
 
-        if not isinstance(spec.action, Discrete):
-            raise ConfigError(f"dqn needs discrete actions, which {spec.id} has not; ppo, a2c and pg handle others too")
         network = networks.q_network(
-            self, spec.observation, spec.action.n, num_atoms=self.num_atoms, dueling=self.dueling, noisy=self.noisy
+            self,
+            spec.observation,
+            num_actions(self, spec),
+            num_atoms=self.num_atoms,
+            dueling=self.dueling,
+            noisy=self.noisy,
         )
         atoms = jnp.linspace(self.value_min, self.value_max, self.num_atoms)
 
@@ -100,6 +95,8 @@ class DQN(TorsoConfig):
             if self.num_atoms == 1:
                 return outputs[..., 0]
             return jnp.sum(jax.nn.softmax(outputs) * atoms.reshape(1, 1, -1), axis=-1)
+
+        schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
 
         def init(key: jax.Array) -> Variables:
             return Variables(network.init(key), ())
@@ -111,25 +108,14 @@ class DQN(TorsoConfig):
                 return EpsilonGreedy(values(network.apply(variables.params, obs, None)), 0.0).mode(), core, {}
             noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
-            progress = jnp.clip(env_step / max(self.epsilon_steps, 1), 0.0, 1.0)
-            epsilon = self.epsilon_start + progress * (self.epsilon_end - self.epsilon_start)
+            epsilon = core if self.epsilon_ladder else schedule(env_step)
             return EpsilonGreedy(q, epsilon).sample(act_keys), core, {}
 
         def postprocess(
             variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
         ) -> dict[str, jax.Array]:
             del variables, target, keys
-            reward, discount, last = returns.window_return(*rollout.outcomes, self.discount)
-            return {
-                "obs": rollout.obs[0],
-                "action": rollout.action[0],
-                "reward": reward,
-                "discount": discount,
-                "next_obs": jnp.take_along_axis(
-                    rollout.obs, (last + 1).reshape(1, -1, *(1,) * (rollout.obs.ndim - 2)), axis=0
-                )[0],
-                "valid": rollout.valid[0],
-            }
+            return transitions(rollout, self.discount)
 
         def loss(
             variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
@@ -169,14 +155,8 @@ class DQN(TorsoConfig):
                 optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate, eps=1.5e-4)
             ),
             window=self.n_step,
-            replay=Replay(
-                capacity=self.replay_capacity,
-                batch_size=self.batch_size,
-                ratio=self.replay_ratio,
-                learning_starts=self.learning_starts,
-                priority_exponent=self.priority_exponent,
-                importance_exponent=self.importance_exponent,
-            ),
+            replay=replay_plan(self),
             target=update_target,
             initial_target=lambda params: jax.tree.map(jnp.copy, params),
+            initial_core=exploration.ape_x_epsilon if self.epsilon_ladder else no_core,
         )

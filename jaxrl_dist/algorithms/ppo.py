@@ -10,6 +10,7 @@ from jaxrl_dist.config import NetworkConfig, check_range
 if TYPE_CHECKING:
     import jax
 
+    from jaxrl_dist.algorithms.actor_critic import ActorCritic
     from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
 
 
@@ -103,11 +104,18 @@ class PPO(NetworkConfig):
             return preset
         return {}
 
+    def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
+        """Advantages and value targets, ``[T, B]`` each."""
+        from jaxrl_dist import returns
+
+        values = net.values(variables, rollout)
+        advantage = returns.gae(*rollout.outcomes, values, self.discount, self.gae_lambda)
+        return advantage, advantage + values[:-1]
+
     def make(self, spec: EnvSpec) -> Algorithm:
         import jax.numpy as jnp  # these here, not above, so that --help need not wait for JAX
         import optax
 
-        from jaxrl_dist import returns
         from jaxrl_dist.algorithms.actor_critic import actor_critic, annealed
         from jaxrl_dist.mesh import global_mean
         from jaxrl_dist.types import Algorithm, Aux
@@ -116,9 +124,7 @@ class PPO(NetworkConfig):
 
         def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
             del target, keys
-            values = net.values(variables, rollout)
-            advantage = returns.gae(*rollout.outcomes, values, self.discount, self.gae_lambda)
-            value_target = advantage + values[:-1]
+            advantage, value_target = self.estimate(net, variables, rollout)
             if self.normalize_advantages:
                 centred = advantage - global_mean(advantage, rollout.valid)
                 advantage = centred / jnp.sqrt(global_mean(jnp.square(centred), rollout.valid) + 1e-8)

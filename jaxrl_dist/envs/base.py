@@ -25,12 +25,15 @@ class DeviceEnv(NamedTuple):
 
 
 class HostEnv(Protocol):
-    """A batch of environments that lives on the host and is stepped with numpy arrays."""
+    """A batch of environments that lives on the host and is stepped with numpy arrays.
+
+    Where ``spec.frame_stack`` is more than 1, its observations are single frames: ``frames.Frame``.
+    """
 
     spec: EnvSpec
     num_envs: int
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> PyTree:
         """Starts an episode in each environment and returns the first observations ``[B, ...]``."""
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
@@ -38,10 +41,40 @@ class HostEnv(Protocol):
 
         Raises:
           ValueError: an action lies outside the action space; the message names environment and step.
+          EnvError: an environment's own code failed.
+          TimeoutError: an environment has not answered in time.
         """
 
     def close(self) -> None:
         """Ends the environments and their threads."""
+
+
+class EpisodeCounter:
+    """Adds up the episodes under way in ``B`` environments on the host."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._return = np.zeros(num_envs, np.float32)
+        self._length = np.zeros(num_envs, np.int32)
+
+    def add(self, reward: np.ndarray, valid: np.ndarray, over: np.ndarray) -> EpisodeStats:
+        """Counts one step, and gives the statistics ``[B]`` of the episodes that it ended.
+
+        Args:
+          reward: ``[B]``, raw; counts where ``valid``.
+          over: ``[B]`` bool, where an episode has ended.
+        """
+        self._return += np.where(valid, reward, 0)
+        self._length += valid
+        episodes = EpisodeStats(
+            episodes=over.astype(np.float32),
+            return_sum=np.where(over, self._return, 0).astype(np.float32),
+            length_sum=np.where(over, self._length, 0).astype(np.float32),
+            return_min=np.where(over, self._return, np.inf).astype(np.float32),
+            return_max=np.where(over, self._return, -np.inf).astype(np.float32),
+        )
+        self._return = np.where(over, 0, self._return).astype(np.float32)
+        self._length = np.where(over, 0, self._length).astype(np.int32)
+        return episodes
 
 
 def checked_action(spec: EnvSpec, action: np.ndarray, step: int) -> np.ndarray:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.config import ConfigError
-from jaxrl_dist.envs.base import checked_action, parse_options
-from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, Space, Timestep
+from jaxrl_dist.envs.base import EpisodeCounter, checked_action, parse_options
+from jaxrl_dist.frames import Frame
+from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, PyTree, Space, Timestep
 
 ATARI_PRESETS: dict[str, dict[str, Any]] = {
     # OpenAI baselines' wrappers, the protocol of Mnih et al. (2015): deterministic, random no-ops at the start.
@@ -43,13 +45,26 @@ ATARI_TRAINING_ONLY = {"episodic_life": False, "reward_clip": False}
 _RESERVED = {"num_envs", "batch_size", "seed", "env_seed", "base_path", "max_num_players", "gym_reset_return_info"}
 NO_LIMIT = 2**31 - 1
 """How EnvPool spells that episodes have no time limit."""
-_HANG_SECONDS = 120.0
 
 
 def _registry() -> Any:
     import envpool  # here, not above: it takes two seconds, which a gymnax run need not wait
 
     return envpool.registration.registry
+
+
+_ALONE = threading.Lock()
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without those of gymnasium that float64 bounds lose precision.
+
+    In one thread at a time: the filters are the process's, and what two threads put back in turn is a mixture.
+    """
+    with _ALONE, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def ids() -> list[str]:
@@ -64,8 +79,7 @@ def spec(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
       ConfigError: spaces that no policy here handles.
     """
     registry = _registry()
-    with warnings.catch_warnings():  # gymnasium warns that float64 bounds lose precision
-        warnings.simplefilter("ignore")
+    with _without_warnings():
         try:
             native = registry.make_spec(env_id, **options)
             spaces = native.observation_space, native.action_space
@@ -79,7 +93,9 @@ def spec(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
         limit = None
     if getattr(native.config, "max_num_players", 1) > 1:
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
-    return EnvSpec(env_id, "envpool", family(env_id), observation, action, limit)
+    kind = family(env_id)
+    frame_stack = native.config.stack_num if kind == "atari" else 1
+    return EnvSpec(env_id, "envpool", kind, observation, action, limit, frame_stack)
 
 
 def options(env_id: str, texts: Mapping[str, str], preset: str | None, *, training: bool) -> dict[str, Any]:
@@ -123,25 +139,32 @@ class EnvPool:
     """``num_envs`` EnvPool environments: a ``HostEnv``.
 
     EnvPool resets on the next step by itself. Its calls run in one thread of their own, because it does not see
-    Ctrl-C while it steps; the caller waits with a time-out.
+    Ctrl-C while it steps; the caller waits with a time-out. Atari's stacks of frames are left to be made elsewhere.
     """
 
-    def __init__(self, env_id: str, num_envs: int, seed: int, options: Mapping[str, Any]) -> None:
-        """``seed`` and an environment's index make that environment's seed; ``options`` are EnvPool's own."""
+    def __init__(
+        self, env_id: str, num_envs: int, seed: int, options: Mapping[str, Any], timeout: float = 120.0
+    ) -> None:
+        """``seed`` and an environment's index make that environment's seed; ``options`` are EnvPool's own.
+
+        Args:
+          timeout: seconds in which each call must come back.
+        """
         self.spec = spec(env_id, options)
         self.num_envs = num_envs
         options = {"num_threads": 0, **options}
         options["num_threads"] = options["num_threads"] or min(num_envs, len(os.sched_getaffinity(0)))
+        if self.spec.frame_stack > 1:
+            options["stack_num"] = 1
         seeds = np.random.SeedSequence(seed).generate_state(num_envs) & 0x7FFFFFFF
 
         def make() -> Any:
-            with warnings.catch_warnings():  # as in ``spec``; the spaces are built, with warnings, when first looked at
-                warnings.simplefilter("ignore")
+            with _without_warnings():  # the spaces are built, with warnings, when first looked at
                 envs = _registry().make_gymnasium(env_id, num_envs=num_envs, seed=[int(s) for s in seeds], **options)
                 _ = envs.observation_space, envs.action_space
             return envs
 
-        self._worker = _Worker(f"envpool:{env_id}")
+        self._worker = _Worker(f"envpool:{env_id}", timeout)
         try:
             self._envs = self._worker.call(make)
         except BaseException:
@@ -149,15 +172,14 @@ class EnvPool:
             raise
         self._steps = 0
         self._ended = np.zeros(num_envs, bool)
-        self._return = np.zeros(num_envs, np.float32)
-        self._length = np.zeros(num_envs, np.int32)
+        self._episodes = EpisodeCounter(num_envs)
+        self._lives = np.zeros(num_envs, np.int32)
 
-    def reset(self) -> np.ndarray:
-        obs, _ = self._worker.call(self._envs.reset)
+    def reset(self) -> PyTree:
+        obs, info = self._worker.call(self._envs.reset)
         self._ended = np.zeros(self.num_envs, bool)
-        self._return[:] = 0
-        self._length[:] = 0
-        return self._observation(obs)
+        self._episodes = EpisodeCounter(self.num_envs)
+        return self._observation(obs, info, np.ones(self.num_envs, bool))
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         action = checked_action(self.spec, action, self._steps)
@@ -170,19 +192,9 @@ class EnvPool:
         raw_reward, over = reward, self._ended
         if self.spec.family == "atari":  # info carries the unclipped reward, and whether the game, not a life, is over
             raw_reward, over = info["reward"], truncated | (terminated & (info["terminated"] != 0))
-        self._return += np.where(valid, raw_reward, 0)
-        self._length += valid
-        episodes = EpisodeStats(
-            episodes=over.astype(np.float32),
-            return_sum=np.where(over, self._return, 0).astype(np.float32),
-            length_sum=np.where(over, self._length, 0).astype(np.float32),
-            return_min=np.where(over, self._return, np.inf).astype(np.float32),
-            return_max=np.where(over, self._return, -np.inf).astype(np.float32),
-        )
-        self._return = np.where(over, 0, self._return).astype(np.float32)
-        self._length = np.where(over, 0, self._length).astype(np.int32)
+        episodes = self._episodes.add(raw_reward, valid, over)
         reward = np.where(valid, reward, 0).astype(np.float32)
-        return Timestep(self._observation(obs), reward, terminated, truncated, valid), episodes
+        return Timestep(self._observation(obs, info, ~valid), reward, terminated, truncated, valid), episodes
 
     def close(self) -> None:
         try:
@@ -192,18 +204,24 @@ class EnvPool:
             self._worker.stop()
             del self._envs  # EnvPool's own threads end with the last reference
 
-    def _observation(self, obs: np.ndarray) -> np.ndarray:
-        dtype = self.spec.observation.dtype
+    def _observation(self, obs: np.ndarray, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
         # A copy, always: EnvPool may reuse its buffers while a device still reads them.
-        return np.array(obs, dtype=dtype)
+        obs = np.array(obs, dtype=self.spec.observation.dtype)
+        if self.spec.frame_stack == 1:
+            return obs
+        # EnvPool's own stacks run on over a lost life and begin anew with the game. So does this clock, but for a game
+        # that ends among the no-ops of a reset, which shows in the lives alone.
+        fresh = (info["elapsed_step"] == 0) | (resetting & (info["lives"] > self._lives))
+        self._lives = info["lives"].copy()
+        return Frame(obs, fresh)
 
 
 class _Worker:
     """A daemon thread that runs one call at a time and hands back its result or its exception."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, timeout: float) -> None:
         self.hangs = False
-        self._name = name
+        self._name, self._timeout = name, timeout
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -220,13 +238,13 @@ class _Worker:
         """Runs ``function`` in the thread.
 
         Raises:
-          TimeoutError: it did not come back in two minutes.
+          TimeoutError: it did not come back in time.
         """
         future: Future[Any] = Future()
         self._calls.put((function, future))
-        if not futures.wait([future], timeout=_HANG_SECONDS).done:
+        if not futures.wait([future], timeout=self._timeout).done:
             self.hangs = True
-            raise TimeoutError(f"{self._name} has not answered for {_HANG_SECONDS:.0f} s")
+            raise TimeoutError(f"{self._name} has not answered for {self._timeout:g} s (--env-timeout)")
         return future.result()
 
     def stop(self) -> None:

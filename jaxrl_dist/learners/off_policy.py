@@ -11,14 +11,16 @@ import jax.numpy as jnp
 from jaxrl_dist import mesh, replay, rng
 from jaxrl_dist.config import ConfigError, multiples_near
 from jaxrl_dist.learners import sgd
+from jaxrl_dist.learners.gradients import windows
 from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
 
 
-def off_policy(algorithm: Algorithm, like: Rollout) -> Learner:
+def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Learner:
     """Adds each rollout to the memory, then makes ``ratio`` updates for each of its steps from drawn windows.
 
     Args:
       like: shapes and dtypes of a rollout of all environments, by which the memory is made.
+      frame_stack: frames in an observation, as in ``EnvSpec``, of which the memory keeps each once.
     """
     plan, window = algorithm.replay, algorithm.window
     assert plan is not None and window is not None, "replay needs windows of a fixed length"
@@ -26,7 +28,8 @@ def off_policy(algorithm: Algorithm, like: Rollout) -> Learner:
     updates = updates_per_iteration(plan, num_envs * rollout_length)
 
     def init(key: jax.Array) -> TrainState:
-        memory = replay.init(like, plan.capacity // num_envs, prioritized=plan.priority_exponent is not None)
+        prioritized = plan.priority_exponent is not None
+        memory = replay.init(like, plan.capacity // num_envs, prioritized=prioritized, frame_stack=frame_stack)
         return sgd.init(algorithm, key)._replace(memory=memory)
 
     def one_update(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -35,16 +38,18 @@ def off_policy(algorithm: Algorithm, like: Rollout) -> Learner:
         draw_key, postprocess_key, loss_key = (jax.random.fold_in(key, stage) for stage in range(3))
         weight = None
         if plan.priority_exponent is None:
-            windows, index = replay.sample_uniform(state.memory, draw_key, local_size, window)
+            windows, index = replay.sample_uniform(state.memory, draw_key, local_size, window, frame_stack)
         else:
-            windows, index, probability = replay.sample_prioritized(state.memory, draw_key, local_size, window)
+            windows, index, probability = replay.sample_prioritized(
+                state.memory, draw_key, local_size, window, frame_stack
+            )
             weight = importance_weights(probability, plan.importance_exponent)
         batch = algorithm.postprocess(state.variables, state.target, windows, rng.per_index(postprocess_key, examples))
         grads, metrics, priority = sgd.gradient(algorithm, state, batch, rng.per_index(loss_key, examples), weight)
         state = sgd.apply(algorithm, state, grads)
         if plan.priority_exponent is not None:
             assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
-            powered = (priority + PRIORITY_EPSILON) ** plan.priority_exponent
+            powered = powered_priority(plan, priority)
             state = state._replace(memory=replay.set_priority(state.memory, index, powered))
         return state, metrics
 
@@ -53,11 +58,13 @@ def off_policy(algorithm: Algorithm, like: Rollout) -> Learner:
         state, metrics = jax.lax.scan(one_update, state, keys)
         return state, jax.tree.map(jnp.mean, metrics)
 
-    def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+    def update(
+        state: TrainState, rollout: Rollout, key: jax.Array, priority: jax.Array | None = None
+    ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         key = jax.random.fold_in(key, state.iteration)
         state = state._replace(
             variables=state.variables._replace(stats=algorithm.observe(state.variables.stats, rollout)),
-            memory=replay.add(state.memory, rollout, window),
+            memory=replay.add(state.memory, rollout, window, frame_stack, priority),
             iteration=state.iteration + 1,
             env_step=state.env_step + num_envs * rollout_length,
         )
@@ -70,11 +77,42 @@ def off_policy(algorithm: Algorithm, like: Rollout) -> Learner:
         ready = (state.env_step >= plan.learning_starts) & (state.env_step >= num_envs * window)
         return jax.lax.cond(ready, learn, wait, state, key)
 
-    return Learner(init, update, partial(sgd.gradient, algorithm), partial(sgd.apply, algorithm))
+    def learn_more(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        return learn(state, jax.random.fold_in(jax.random.fold_in(key, state.iteration), state.updates))
+
+    return Learner(init, update, partial(sgd.gradient, algorithm), partial(sgd.apply, algorithm), learn_more)
 
 
 PRIORITY_EPSILON = 1e-6
 """Keeps a window with no error from never being drawn again (Schaul et al. 2016, section 3.3)."""
+
+
+def powered_priority(plan: Replay, priority: jax.Array) -> jax.Array:
+    """``p^alpha`` (Schaul et al. 2016, equation 1)."""
+    assert plan.priority_exponent is not None
+    return (priority + PRIORITY_EPSILON) ** plan.priority_exponent
+
+
+def initial_priority(
+    algorithm: Algorithm, state: TrainState, rollout: Rollout, key: jax.Array, number: jax.Array
+) -> jax.Array:
+    """``p^alpha`` ``[T, B]`` of the windows that end with each step of a rollout, by the loss of those who acted.
+
+    With it an actor saves the learner from meeting every window once (Horgan et al. 2018, section 3). NaN where a
+    window begins before the rollout.
+    """
+    plan, window = algorithm.replay, algorithm.window
+    assert plan is not None and window is not None
+    num_steps, num_envs = rollout.reward.shape
+    unknown = jnp.full((min(window - 1, num_steps), num_envs), jnp.nan)
+    if window > num_steps:
+        return unknown
+    pieces = windows(rollout, window)
+    keys = rng.per_index(jax.random.fold_in(key, number), mesh.global_index(pieces.reward.shape[1]))
+    batch = algorithm.postprocess(state.variables, state.target, pieces, keys)
+    _, _, aux = algorithm.loss(state.variables, state.target, batch, keys, state.env_step)
+    assert aux.priority is not None, "prioritised replay needs a loss that returns Aux.priority"
+    return jnp.concatenate([mesh.vary(unknown), powered_priority(plan, aux.priority).reshape(-1, num_envs)])
 
 
 def importance_weights(probability: jax.Array, exponent: float | jax.Array) -> jax.Array:
@@ -102,7 +140,9 @@ def updates_per_iteration(plan: Replay, steps: int) -> int:
     return round(updates)
 
 
-def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_devices: int) -> None:
+def check_sizes(
+    algorithm: Algorithm, num_envs: int, rollout_length: int, num_devices: int, frame_stack: int = 1
+) -> None:
     """Checks that environments, capacity and batch divide, and that the memory holds what is drawn from it.
 
     Raises:
@@ -119,11 +159,11 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
             near = multiples_near(value, divisor)
             raise ConfigError(f"{flag} {value} does not divide over {divisor} {of}; nearest that work: {near}")
     updates_per_iteration(plan, num_envs * rollout_length)
-    least = num_envs * (rollout_length + window + 1)
+    least = num_envs * (rollout_length + window + frame_stack)
     if plan.capacity < least:
         raise ConfigError(
             f"--replay-capacity {plan.capacity} is too small for {num_envs} environments: rollouts of {rollout_length} "
-            f"steps and windows of {window} need {least} or more"
+            f"steps and windows of {window + frame_stack - 1} need {least} or more"
         )
     if plan.batch_size > plan.capacity:
         raise ConfigError(f"--batch-size {plan.batch_size} is larger than --replay-capacity {plan.capacity}")

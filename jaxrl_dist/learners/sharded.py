@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jax.sharding import Mesh
 
-from jaxrl_dist.mesh import REPLICATED, ROLLOUT, STATE, Program
-from jaxrl_dist.types import Learner
+from jaxrl_dist.learners import gradients, off_policy
+from jaxrl_dist.mesh import REPLICATED, ROLLOUT, STATE, TIME_BATCH, Program
+from jaxrl_dist.types import Algorithm, Learner
 
 
-def compile_update(learner: Learner, mesh: Mesh) -> Program:
+def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False) -> Program:
     """``(state, rollout, key) -> (state, metrics)``: experience divided over the mesh, all else equal on every device.
 
-    The state is donated. The gradients' sums over devices are inside; ``check_vma`` proves that no replica departs.
+    With ``prioritized`` a fourth argument has the initial priorities ``[T, B]`` of what is to be replayed. The state is
+    donated. The gradients' sums over devices are inside; ``check_vma`` proves that no replica departs.
     """
-    return Program(learner.update, mesh, (STATE, ROLLOUT, REPLICATED), (STATE, REPLICATED), donate=(0,))
+    inputs = (STATE, ROLLOUT, REPLICATED, TIME_BATCH) if prioritized else (STATE, ROLLOUT, REPLICATED)
+    return Program(learner.update, mesh, inputs, (STATE, REPLICATED), donate=(0,))
+
+
+def compile_learn(learner: Learner, mesh: Mesh) -> Program:
+    """``(state, key) -> (state, metrics)``: updates from the memory alone; the state is donated."""
+    assert learner.learn is not None, "only learners with a memory learn without new experience"
+    return Program(learner.learn, mesh, (STATE, REPLICATED), (STATE, REPLICATED), donate=(0,))
+
+
+def compile_priority(algorithm: Algorithm, mesh: Mesh) -> Program:
+    """``(state, rollout, key, number) -> priority``: see ``off_policy.initial_priority``."""
+    specs = (REPLICATED, ROLLOUT, REPLICATED, REPLICATED)
+    return Program(partial(off_policy.initial_priority, algorithm), mesh, specs, TIME_BATCH)
+
+
+def compile_gradient(algorithm: Algorithm, mesh: Mesh) -> Program:
+    """``(state, rollout, key, number) -> (gradient, metrics)``: see ``gradients.gradient``."""
+    specs = (REPLICATED, ROLLOUT, REPLICATED, REPLICATED)
+    return Program(partial(gradients.gradient, algorithm), mesh, specs, (REPLICATED, REPLICATED))
+
+
+def compile_apply(algorithm: Algorithm, mesh: Mesh, steps: int) -> Program:
+    """``(state, gradient) -> state``, each gradient of a rollout of so many env steps; the state is donated."""
+    apply = partial(gradients.apply, algorithm, steps=steps)
+    return Program(apply, mesh, (STATE, REPLICATED), STATE, donate=(0,))

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
+from jaxrl_dist.actors.pool import ActorJob, PoolOptions
 from jaxrl_dist.envs import EnvSource
 from jaxrl_dist.types import Algorithm, EpisodeStats, Learner, Report, TrainState, Variables
 
@@ -29,6 +30,7 @@ class Job(NamedTuple):
     report_interval: int  # in env steps
     seed: int
     init_variables: Variables | None  # None: the algorithm's own
+    pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
 
     def initial_state(self) -> TrainState:
         """The state before the first update, on the mesh."""
@@ -45,6 +47,10 @@ class Job(NamedTuple):
     def key(self, stream: rng.Stream) -> jax.Array:
         """The replicated key of a stream of this run."""
         return meshes.place(rng.stream(self.seed, stream), self.mesh, meshes.REPLICATED)
+
+    def actor_job(self) -> ActorJob:
+        """What an actor pool is given."""
+        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.seed)
 
     @property
     def iterations_per_report(self) -> int:
@@ -67,6 +73,7 @@ class Clock:
         self._setup_seconds = 0.0
         self._last_seconds = 0.0
         self._last_steps = 0
+        self._last_updates = 0
 
     def ready(self, *programs: meshes.Program) -> None:
         """Says that all is set up but for these programs, which compile when they are first called."""
@@ -77,13 +84,18 @@ class Clock:
         """Seconds since the plan began."""
         return time.perf_counter() - self._began
 
-    def times(self, env_steps: int) -> dict[str, float | None]:
-        """The times of one report; the rate is that of the stretch since the last call, compilation excluded."""
+    def rates(self, env_steps: int, updates: int) -> dict[str, float | None]:
+        """Times and rates of one report; rates are those of the stretch since the last call, compilation excluded."""
         compile_seconds = self._setup_seconds + sum(program.compile_seconds for program in self._programs)
         seconds = self.wall_time() - compile_seconds
-        rate = (env_steps - self._last_steps) / max(seconds - self._last_seconds, 1e-9)
-        self._last_seconds, self._last_steps = seconds, env_steps
-        return {"time/env_steps_per_second": rate, "time/compile_s": compile_seconds}
+        steps, made = env_steps - self._last_steps, updates - self._last_updates
+        rate = steps / max(seconds - self._last_seconds, 1e-9)
+        self._last_seconds, self._last_steps, self._last_updates = seconds, env_steps, updates
+        return {
+            "time/env_steps_per_second": rate,
+            "time/compile_s": compile_seconds,
+            "replay/ratio": made / steps if steps else None,
+        }
 
 
 def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
@@ -111,13 +123,16 @@ def report(
     stage_seconds: Mapping[str, float] = {},
 ) -> Report:
     """Brings one interval's numbers to the host; ``stage_seconds`` says where the time since the start went."""
-    episodes = jax.device_get(episodes)
+    episodes, updates = jax.device_get(episodes), int(state.updates)
+    rates = clock.rates(env_steps, updates)
+    if not state.memory:
+        del rates["replay/ratio"]  # of algorithms that replay nothing
     return Report(
         env_steps=env_steps,
-        updates=int(state.updates),
+        updates=updates,
         iteration=int(state.iteration),
         wall_time_s=clock.wall_time(),
-        metrics={**episode_metrics(episodes), **learning, **clock.times(env_steps), **stage_seconds},
+        metrics={**episode_metrics(episodes), **learning, **rates, **stage_seconds},
         variables=copier(state),
     )
 

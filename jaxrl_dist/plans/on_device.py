@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
+from jaxrl_dist.actors.common import Share
 from jaxrl_dist.plans.common import Clock, Job, mean, report
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import EpisodeStats, Report, TrainState
@@ -25,7 +26,7 @@ def on_device(job: Job) -> Iterator[Report]:
     clock = Clock()
     program = _program(job)
     env = job.source.device()
-    start = jax.jit(lambda key: device.init(job.algorithm, env, job.num_envs, key))
+    start = jax.jit(lambda key: device.init(job.algorithm, env, Share(0, job.num_envs, job.num_envs), key))
     actor = meshes.place(start(job.key(Stream.ENV)), job.mesh, meshes.BATCH)
     state = job.initial_state()
     keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist.actors.host import HostActor, stack_episodes
+from jaxrl_dist.actors.host import HostActor, compile_acting, stack_episodes
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.common import Clock, Job, mean, report
 from jaxrl_dist.rng import Stream
@@ -21,9 +21,10 @@ def synchronous(job: Job) -> Iterator[Report]:
     clock = Clock()
     update = compile_update(job.learner, job.mesh)
     with contextlib.closing(job.source.host(job.num_envs, job.seed)) as env:
-        actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, job.key(Stream.ACT))
+        programs = compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))
+        actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
         state, learn_key = job.initial_state(), job.key(Stream.LEARN)
-        clock.ready(update, *actor.programs)
+        clock.ready(update, *programs)
         env_steps, update_seconds = 0, 0.0
         while env_steps < job.total_env_steps:
             learned: list[Mapping[str, jax.Array]] = []
@@ -38,7 +39,11 @@ def synchronous(job: Job) -> Iterator[Report]:
                 if int(state.updates) > updates:  # a replay memory may still be filling
                     learned.append(metrics)
                 episodes.append(ended)
-            seconds = {"time/update_s": update_seconds - update.compile_seconds, **actor.seconds}
+            seconds = {
+                "time/update_s": update_seconds - update.compile_seconds,
+                "time/acting_s": actor.stages.seconds["acting"] - programs.act.compile_seconds,
+                "time/env_s": actor.stages.seconds["env"],
+            }
             sums = {name: sum((each[name] for each in learned), start=jnp.zeros(())) for name in metrics}
             means = mean(sums, len(learned))
             yield report(state, env_steps, clock, means, stack_episodes(episodes).merge(), seconds)

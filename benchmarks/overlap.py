@@ -1,0 +1,104 @@
+"""What acting and learning at the same time gain: ``python benchmarks/overlap.py impala --env envpool:Pong-v5``.
+
+Times actors alone (their samples are thrown away), the learner alone (it learns from one batch again and again), and
+both together under the plan ``asynchronous``, in turn. Where they share their cores, ``1 / (1/acting + 1/learning)`` is
+what taking turns would give, and a run should not be much below it; on devices of their own, the slower of the two
+bounds it.
+Flags of ``train`` may follow, such as ``--num-envs 16``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxrl_dist import flags, flow, training
+from jaxrl_dist.actors.pool import ActorPool, ParamStore
+from jaxrl_dist.config import Train
+from jaxrl_dist.learners.sharded import compile_update
+from jaxrl_dist.plans.asynchronous import asynchronous
+from jaxrl_dist.plans.common import Job
+from jaxrl_dist.plans.samples import joiner, sender
+from jaxrl_dist.rng import Stream
+
+
+def main() -> None:
+    """Measures and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithm")
+    parser.add_argument("--env", required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=20, help="of each way in a round")
+    args, more = parser.parse_known_args()
+
+    def preset(config: Train[Any]) -> Train[Any]:
+        return training.resolve(Train(args.algorithm, config.env), training.find_env(config).spec)
+
+    more += ["--env", args.env, "--plan", "asynchronous", "--total-env-steps", str(10**12), "--report-interval", "1"]
+    job = training.prepare(flags.resolve_flags(args.algorithm, [more], preset).train()).job
+    assert job.algorithm.replay is None, "this measures plans that learn from each rollout once"
+
+    steps = args.iterations * job.num_envs * job.rollout_length
+    rates: dict[str, list[float]] = {"acting": [], "learning": [], "together": []}
+    for _ in range(args.rounds):
+        for name, way in (("acting", act), ("learning", learn), ("together", together)):
+            rates[name].append(steps / way(job, args.iterations))
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    for name, value in median.items():
+        print(f"{name:10} {value:10,.0f} env steps/s")
+    turns = [1 / (1 / a + 1 / b) for a, b in zip(rates["acting"], rates["learning"], strict=True)]
+    slower = [min(pair) for pair in zip(rates["acting"], rates["learning"], strict=True)]
+    for name, bounds in (("taking turns", turns), ("the slower", slower)):
+        ratios = sorted(rate / bound for rate, bound in zip(rates["together"], bounds, strict=True))
+        print(f"together / {name}: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+
+
+def act(job: Job, iterations: int) -> float:
+    """Seconds that the actors take alone."""
+    store = ParamStore(job.pool.meshes)
+    store.publish(job.initial_state())
+    with ActorPool(job.actor_job(), job.pool, store, [sender(job)] * len(job.pool.meshes)) as pool:
+        rounds = flow.batch(flow.gather_async(pool.streams), job.pool.num_actors)
+        return timed(lambda: next(rounds), iterations)
+
+
+def learn(job: Job, iterations: int) -> float:
+    """Seconds that the updates take alone."""
+    state, key, update = job.initial_state(), job.key(Stream.LEARN), compile_update(job.learner, job.mesh)
+    store = ParamStore(job.pool.meshes)
+    store.publish(state)
+    with ActorPool(job.actor_job(), job.pool, store, [sender(job)] * len(job.pool.meshes)) as pool:
+        (rollout,) = joiner(job.mesh)(next(flow.batch(flow.gather_async(pool.streams), job.pool.num_actors)))
+
+    def once() -> None:
+        nonlocal state
+        state, _ = jax.block_until_ready(update(state, rollout, key))
+
+    return timed(once, iterations)
+
+
+def together(job: Job, iterations: int) -> float:
+    """Seconds that a run takes."""
+    with contextlib.closing(asynchronous(job)) as reports:
+        return timed(lambda: next(reports), iterations)
+
+
+def timed(once: Callable[[], object], iterations: int) -> float:
+    """Seconds of so many calls, after two that compile and fill what there is to fill."""
+    for _ in range(2):
+        once()
+    began = time.perf_counter()
+    for _ in itertools.repeat(None, iterations):
+        once()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

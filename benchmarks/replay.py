@@ -1,0 +1,99 @@
+"""How much a whole run costs beside its updates: ``python benchmarks/replay.py dqn --env CartPole-v1``.
+
+Times the updates of an algorithm that replays experience in two ways, in turn: within a run under the plan
+``on_device``, where environments are stepped, experience is stored and windows are drawn between them; and bare, as one
+jitted update on the same batch again and again. Flags of the algorithm may follow, such as ``--num-envs 8``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist import flags, replay, training
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist.config import Train
+from jaxrl_dist.learners import sgd
+from jaxrl_dist.plans.common import Job
+from jaxrl_dist.plans.on_device import on_device
+from jaxrl_dist.types import TrainState
+
+
+def main() -> None:
+    """Measures and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithm")
+    parser.add_argument("--env", required=True, help="a gymnax environment")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--updates", type=int, default=1000, help="of each way in a round, about")
+    args, more = parser.parse_known_args()
+
+    def preset(config: Train) -> Train:
+        return training.resolve(Train(args.algorithm, config.env), training.find_env(config).spec)
+
+    more += ["--env", args.env, "--num-devices", "1", "--total-env-steps", str(10**12)]
+    command = flags.resolve_flags(args.algorithm, [more], preset)
+    plan = training.prepare(command.train()).job.algorithm.replay
+    assert plan is not None, f"{args.algorithm} replays nothing"
+    interval = str(int(args.updates / plan.ratio))
+    job = training.prepare(flags.parse_train(["--report-interval", interval], command).train()).job
+
+    reports = on_device(job)
+    while next(reports).updates == 0:
+        pass  # the memory fills
+    updates = next(reports).updates
+    bare = make_bare(job)
+    bare(10)  # compiles
+    run_rates, bare_rates = [], []
+    for _ in range(args.rounds):
+        began = time.perf_counter()
+        made = next(reports).updates - updates
+        updates += made
+        run_rates.append(made / (time.perf_counter() - began))
+        began = time.perf_counter()
+        bare(made)
+        bare_rates.append(made / (time.perf_counter() - began))
+    ratios = sorted(run / alone for run, alone in zip(run_rates, bare_rates, strict=True))
+    print(f"run   {statistics.median(run_rates):10,.0f} updates/s")
+    print(f"bare  {statistics.median(bare_rates):10,.0f} updates/s")
+    print(f"run / bare: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, {args.rounds} rounds)")
+
+
+def make_bare(job: Job) -> Callable[[int], None]:
+    """``(count)``: makes so many updates on one batch, a jitted call each."""
+    algorithm, key = job.algorithm, jax.random.key(0)
+    plan, window = algorithm.replay, algorithm.window
+    assert plan is not None and window is not None
+    state = job.initial_state()
+    keys = jax.random.split(key, plan.batch_size)
+
+    def draw(state: TrainState) -> object:
+        memory = state.memory._replace(added=jnp.full_like(state.memory.added, window))
+        windows, _ = replay.sample_uniform(memory, key, plan.batch_size, window)
+        return algorithm.postprocess(state.variables, state.target, windows, keys)
+
+    def update(state: TrainState, batch: object, keys: jax.Array) -> tuple[TrainState, object]:
+        grads, metrics, _ = sgd.gradient(algorithm, state, batch, keys)
+        return sgd.apply(algorithm, state, grads), metrics
+
+    one, batched = meshes.REPLICATED, meshes.BATCH
+    batch = meshes.Program(draw, job.mesh, (meshes.STATE,), batched)(state)
+    slim = state._replace(memory=())
+    program = meshes.Program(update, job.mesh, (one, batched, batched), (one, one), donate=(0,))
+
+    def bare(count: int) -> None:
+        nonlocal slim
+        for _ in range(count):
+            slim, _ = program(slim, batch, keys)
+        jax.block_until_ready(slim)
+
+    return bare
+
+
+if __name__ == "__main__":
+    main()

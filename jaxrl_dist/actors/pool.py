@@ -1,0 +1,289 @@
+"""Actors that run beside the learner: what they take their policy from, and the streams of samples that they make."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
+from jaxrl_dist.actors import device, host
+from jaxrl_dist.actors.common import Share, Stages
+from jaxrl_dist.envs import EnvSource, HostEnv
+from jaxrl_dist.flow import WAKE_SECONDS, Parallel
+from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, TrainState, Variables
+
+
+class Snapshot(NamedTuple):
+    """What actors know of the learner after some number of its iterations."""
+
+    version: int
+    state: TrainState  # without optimiser state and memory
+
+
+class ParamStore:
+    """The newest versions of the train state, copied to each device that acts.
+
+    Copied, because the learner donates its own to the next update.
+    """
+
+    def __init__(self, devices: Sequence[Mesh], keep: int = 1) -> None:
+        """``devices`` are meshes of one device each; ``keep`` is how many versions back can be asked for."""
+        self._devices = list(dict.fromkeys(devices))
+        self._versions: collections.deque[dict[Mesh, Snapshot]] = collections.deque(maxlen=keep + 1)
+        self._changed = threading.Condition()
+        self.version = -1
+
+    def publish(self, state: TrainState) -> None:
+        """Makes ``state`` the newest version; the first is version 0."""
+        slim = _copied(state._replace(opt_state=(), memory=()))
+        version = self.version + 1
+        copies = {device: Snapshot(version, meshes.place(slim, device, meshes.REPLICATED)) for device in self._devices}
+        jax.block_until_ready(list(copies.values()))
+        with self._changed:
+            self._versions.append(copies)
+            self.version = version
+            self._changed.notify_all()
+
+    def latest(self, device: Mesh) -> Snapshot:
+        """The newest version."""
+        with self._changed:
+            return self._versions[-1][device]
+
+    def wake(self) -> None:
+        """Has those who wait look whether they should stop."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, version: int, device: Mesh, stopping: threading.Event) -> Snapshot | None:
+        """One version, as soon as there is it; None if the stop comes first."""
+        with self._changed:
+            while self.version < version:
+                if stopping.is_set():
+                    return None
+                self._changed.wait(WAKE_SECONDS)
+            return self._versions[version - self.version - 1][device]
+
+
+@jax.jit
+def _copied(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.copy, tree)
+
+
+class Sample(NamedTuple):
+    """What one actor sends at a time."""
+
+    actor: int
+    version: int  # of the policy that acted
+    content: PyTree  # a rollout, or what was made of it
+    episodes: EpisodeStats  # of the episodes that ended in the rollout
+    env_steps: int  # valid ones of the rollout
+
+
+class Actor(Protocol):
+    """Fills rollouts of its share of the environments, on a device of its own."""
+
+    def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
+        """As ``HostActor.rollout``."""
+
+    def close(self) -> None:
+        """Ends the environments."""
+
+
+Finish = Callable[[Snapshot, Rollout, np.int32], PyTree]
+"""``(snapshot, rollout, number) -> content``: what an actor makes of a rollout before it sends it; no other rollout of
+the run has that number."""
+
+
+class ActorJob(NamedTuple):
+    """What all actors of a pool do together."""
+
+    algorithm: Algorithm
+    source: EnvSource
+    num_envs: int
+    rollout_length: int
+    seed: int
+
+
+class PoolOptions(NamedTuple):
+    """How actors run beside the learner."""
+
+    num_actors: int = 1
+    meshes: tuple[Mesh, ...] = ()
+    """Of one device each; actors take them in turn."""
+    lag: int | None = None
+    """Versions that the policy stays behind the learner, exactly; None: it is the newest there is."""
+    max_lag: int | None = None
+    """Samples of a policy that is more versions behind are dropped; None: none."""
+    gather: int | None = None
+    """How many actors' samples suffice once ``gather_deadline`` seconds have passed; None: all."""
+    gather_deadline: float = 1.0
+    free_running: bool = False
+    """Learn from the replay memory while there are no new samples."""
+    max_restarts: int = 0
+    """How often an actor's environments are made anew when they fail."""
+    in_flight: int = 1
+    """How many samples of an actor may wait while it makes the next; the more, the older they get."""
+
+
+class ActorPool:
+    """Actors in threads of their own; as a context manager it ends them and their environments."""
+
+    def __init__(self, job: ActorJob, options: PoolOptions, store: ParamStore, finish: Sequence[Finish]) -> None:
+        """``finish`` has an entry for each of the meshes."""
+        self.stages = [Stages() for _ in range(options.num_actors)]
+        self._job, self._options, self._store = job, options, store
+        self._on_device = job.source.spec.backend == "gymnax"
+        self._restarting: list[RestartingEnv] = []
+        self._stopping = threading.Event()
+        self._programs = [self._compile(on) for on in options.meshes]
+        size = job.num_envs // options.num_actors
+        shares = [Share(index * size, size, job.num_envs) for index in range(options.num_actors)]
+        samples = [self._samples(index, share, finish) for index, share in enumerate(shares)]
+        self.streams: Parallel[Sample] = Parallel(samples, options.in_flight, self._stopping, name="actor")
+
+    @property
+    def restarts(self) -> int:
+        """How often environments have been made anew."""
+        return sum(env.restarts for env in self._restarting)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds that an actor has spent on each stage, the mean over actors."""
+        names = dict.fromkeys(name for stages in self.stages for name in list(stages.seconds))
+        return {
+            f"time/actor/{name}_s": sum(stages.seconds.get(name, 0.0) for stages in self.stages) / len(self.stages)
+            for name in names
+        }
+
+    def _compile(self, on: Mesh) -> Any:
+        job = self._job
+        act_key, env_key = (rng.stream(job.seed, name) for name in (rng.Stream.ACT, rng.Stream.ENV))
+        if self._on_device:
+            env = job.source.device()
+            return device.compile_rollout(job.algorithm, env, on, job.rollout_length, act_key, env_key)
+        return host.compile_acting(job.algorithm, on, job.rollout_length, act_key)
+
+    def _make(self, index: int, share: Share) -> Actor:
+        """Makes an actor, in the thread that it will run in."""
+        place, stages = index % len(self._options.meshes), self.stages[index]
+        on, programs, job = self._options.meshes[place], self._programs[place], self._job
+        if self._on_device:
+            env_key = rng.stream(job.seed, rng.Stream.ENV)
+            return device.DeviceActor(job.algorithm, job.source.device(), on, programs, env_key, share, stages)
+
+        def make(restarts: int) -> HostEnv:
+            seeds = np.random.SeedSequence((job.seed, index, restarts)).generate_state(1)
+            return job.source.host(share.size, int(seeds[0]) & 0x7FFFFFFF)
+
+        env = RestartingEnv(job.source.spec, share.size, make, self._options.max_restarts, self._stopping)
+        self._restarting.append(env)
+        try:
+            return host.HostActor(job.algorithm, env, on, job.rollout_length, programs, share, stages)
+        except BaseException:
+            env.close()
+            raise
+
+    def _samples(self, index: int, share: Share, finish: Sequence[Finish]) -> Iterator[Sample]:
+        """The samples of one actor, for ever."""
+        place, stages = index % len(self._options.meshes), self.stages[index]
+        on, lag = self._options.meshes[place], self._options.lag
+        with contextlib.closing(self._make(index, share)) as actor:
+            for iteration in map(np.int32, itertools.count()):
+                stages.mark("other")
+                if lag is None:
+                    snapshot: Snapshot | None = self._store.latest(on)
+                else:
+                    snapshot = self._store.wait_for(max(int(iteration) - lag, 0), on, self._stopping)
+                stages.mark("parameters")
+                if snapshot is None:
+                    return
+                rollout, episodes, steps = actor.rollout(snapshot.state.variables, iteration, snapshot.state.env_step)
+                number = iteration * np.int32(self._options.num_actors) + np.int32(index)
+                content = jax.block_until_ready(finish[place](snapshot, rollout, number))
+                stages.mark("sending")
+                try:
+                    yield Sample(index, snapshot.version, content, episodes, steps)
+                finally:  # which may be a stop
+                    stages.mark("blocked")
+
+    def close(self) -> int:
+        """Ends the actors and their environments, and returns how many samples nobody has taken."""
+        self._stopping.set()
+        self._store.wake()
+        return self.streams.close()
+
+    def __enter__(self) -> ActorPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class RestartingEnv:
+    """A ``HostEnv`` that is made anew when it fails; the episodes under way are lost, the run is not.
+
+    To the policy it is a reset that nothing announced: the step that failed is not valid, and its observation is the
+    first of the new environments. What learns from it cuts there, as at a truncation.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, num_envs: int, make: Callable[[int], HostEnv], limit: int, stopping: threading.Event
+    ) -> None:
+        """``make`` gets the number of restarts so far; ``limit`` is the most there may be.
+
+        Once ``stopping`` is set, each step is refused: a rollout may be long.
+        """
+        self.spec, self.num_envs = spec, num_envs
+        self.restarts = 0
+        self._make = make
+        self._limit = limit
+        self._stopping = stopping
+        self._env: HostEnv | None = None
+
+    def reset(self) -> PyTree:
+        while True:
+            self.close()
+            try:
+                self._env = self._make(self.restarts)
+                return self._env.reset()
+            except Exception as error:
+                self._forgive(error)
+
+    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+        assert self._env is not None, "reset comes first"
+        if self._stopping.is_set():
+            raise RuntimeError("the actors are being closed")
+        try:
+            return self._env.step(action)
+        except Exception as error:
+            self._forgive(error)
+        obs = self.reset()
+        none, zero = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, np.float32)
+        step = Timestep(obs, zero, terminated=none, truncated=none, valid=none)
+        return step, EpisodeStats(zero, zero, zero, zero + np.inf, zero - np.inf)
+
+    def _forgive(self, error: Exception) -> None:
+        """Counts a restart.
+
+        Raises:
+          Exception: the error itself, where there have been too many, where it is the policy's (an action that is
+            none) and where nobody waits any more.
+        """
+        if self.restarts >= self._limit or isinstance(error, ValueError) or self._stopping.is_set():
+            raise error
+        self.restarts += 1
+
+    def close(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            with contextlib.suppress(Exception):  # it may be what failed
+                env.close()

@@ -1,0 +1,53 @@
+"""Asynchronous proximal policy optimisation: PPO's loss on V-trace's estimates.
+
+Sources: Schulman et al. (2017), https://arxiv.org/abs/1707.06347, and Espeholt et al. (2018),
+https://arxiv.org/abs/1802.01561, put together as in RLlib's and Sample Factory's (Petrenko et al. 2020,
+https://arxiv.org/abs/2006.11751, section 3.4) APPO.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.config import check_range
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.algorithms.actor_critic import ActorCritic
+    from jaxrl_dist.types import Algorithm, EnvSpec, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class APPO(PPO):
+    """Asynchronous PPO: the clipped loss on V-trace's estimates, which allow for a policy that lags behind."""
+
+    clip_rho: float = 1.0
+    """Largest importance weight of a value error (rho-bar of V-trace, Espeholt et al. 2018, equation 1)."""
+    clip_c: float = 1.0
+    """Largest importance weight along a trace (c-bar of the same)."""
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        return {**PPO.preset(spec), "plan": "asynchronous"}
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "clip_rho", "clip_c", above=0)
+
+    def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
+        from jaxrl_dist import returns
+
+        distribution, values = net.unroll(variables.params, rollout)
+        log_rhos = distribution.log_prob(rollout.action) - rollout.extras["log_prob"]
+        # The loss weighs by its own, clipped ratio to the policy that acted.
+        vs, advantage = returns.vtrace(
+            *rollout.outcomes, values, log_rhos, self.discount, self.gae_lambda, self.clip_rho, self.clip_c, None
+        )
+        return advantage, vs
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        return dataclasses.replace(super().make(spec), corrects_lag=True)

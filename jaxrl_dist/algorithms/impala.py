@@ -1,0 +1,117 @@
+"""Importance weighted actor-learner architecture: Espeholt et al. (2018), https://arxiv.org/abs/1802.01561."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_dist.config import NetworkConfig, check_range
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class IMPALA(NetworkConfig):
+    """An actor-critic that corrects for actors that lag behind by V-trace (Espeholt et al. 2018)."""
+
+    learning_rate: float = 1e-3
+    """Step size of Adam; the paper has RMSProp."""
+    discount: float = 0.99
+    """Discount factor of future rewards."""
+    trace_lambda: float = 1.0
+    """Decay of the corrections along a trace (remark 2)."""
+    correction: bool = True
+    """Correct for the lag; without, experience is taken as if the newest policy had made it."""
+    clip_rho: float = 1.0
+    """Largest importance weight of a value error and of the policy's gradient (rho-bar of equation 1)."""
+    clip_c: float = 1.0
+    """Largest importance weight along a trace (c-bar of equation 1)."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss (appendix D)."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus (appendix D)."""
+    max_gradient_norm: float = 0.5
+    """Gradients with a larger global norm are scaled down to it."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate", "max_gradient_norm", "clip_rho", "clip_c", above=0)
+        check_range(self, "discount", "trace_lambda", low=0, high=1)
+        check_range(self, "value_coefficient", "entropy_coefficient", low=0)
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        preset: dict[str, Any] = {"plan": "asynchronous", "num_envs": 16, "rollout_length": 16}
+        if spec.family == "atari":  # table G.1, with fewer environments
+            preset |= {"num_envs": 32, "rollout_length": 20, "learning_rate": 6e-4, "report_interval": 6_400}
+        else:  # the gradient of values far from 1 would drown the policy's, as both are clipped together
+            preset |= {"scale_rewards": True}
+        return preset
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        import jax  # these here, not above, so that --help need not wait for JAX
+        import jax.numpy as jnp
+        import optax
+
+        from jaxrl_dist import returns
+        from jaxrl_dist.algorithms.actor_critic import actor_critic
+        from jaxrl_dist.types import Algorithm, Aux
+
+        net = actor_critic(self, spec)
+
+        def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
+            """Whole sequences, environments first."""
+            del variables, target, keys
+            fields = rollout._replace(core=(), final_core=())
+            sequences = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), fields)
+            return sequences._replace(core=rollout.core, final_core=rollout.final_core)
+
+        def loss(
+            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            del target, keys, env_step
+            fields = batch._replace(core=(), final_core=())
+            rollout: Rollout = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), fields)
+            rollout = rollout._replace(core=batch.core)
+            distribution, values = net.unroll(variables.params, rollout)
+            log_prob = distribution.log_prob(rollout.action)
+            log_rhos = log_prob - rollout.extras["log_prob"] if self.correction else jnp.zeros_like(log_prob)
+            # The targets depend on the parameters too, but no gradient flows through them.
+            vs, advantage = returns.vtrace(
+                *rollout.outcomes,
+                values,
+                log_rhos,
+                self.discount,
+                gae_lambda=self.trace_lambda,
+                clip_rho=self.clip_rho,
+                clip_c=self.clip_c,
+                clip_pg_rho=self.clip_rho,
+            )
+            policy_loss = -log_prob * advantage  # section 4.2
+            value_loss = 0.5 * jnp.square(vs - values[:-1])
+            entropy = distribution.entropy()
+            total = policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+            metrics = {
+                "loss/policy": policy_loss,
+                "loss/value": value_loss,
+                "policy/entropy": entropy,
+                "policy/importance": jnp.exp(log_rhos),
+            }
+            metrics = {name: jnp.swapaxes(x, 0, 1) for name, x in metrics.items()}
+            return jnp.swapaxes(total, 0, 1), batch.valid, Aux(metrics)
+
+        return Algorithm(
+            init=net.init,
+            policy=net.policy,
+            postprocess=postprocess,
+            loss=loss,
+            optimizer=optax.chain(
+                optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate, eps=1e-5)
+            ),
+            initial_core=net.initial_core,
+            corrects_lag=self.correction,
+        )

@@ -1,0 +1,112 @@
+"""Parallelised Q-network: Gallici et al. (2024), https://arxiv.org/abs/2407.04811."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxrl_dist.config import TorsoConfig, check_range
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class PQN(TorsoConfig):
+    """Parallelised Q-network (Gallici et al. 2024): Q(lambda) with layer normalisation, no replay and no target."""
+
+    hidden_sizes: tuple[int, ...] = (128, 128)
+    """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
+    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
+    """Activation function of the torso."""
+    layer_norm: bool = True
+    """Normalise the outputs of the torso's layers, which keeps learning stable without a target (section 3)."""
+    learning_rate: float = 5e-4
+    """Step size of RAdam."""
+    discount: float = 0.99
+    """Discount factor of future rewards."""
+    q_lambda: float = 0.9
+    """Decay of the lambda return: 0 is the one-step target, 1 the whole return (algorithm 1)."""
+    num_epochs: int = 4
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Updates that each pass is divided into."""
+    epsilon_start: float = 1.0
+    """Probability of a random action at the start."""
+    epsilon_end: float = 0.05
+    """Probability of a random action from ``epsilon_steps`` on."""
+    epsilon_steps: int = 100_000
+    """Env steps over which it falls linearly."""
+    max_gradient_norm: float = 10.0
+    """Gradients with a larger global norm are scaled down to it."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate", "max_gradient_norm", above=0)
+        check_range(self, "discount", "q_lambda", "epsilon_start", "epsilon_end", low=0, high=1)
+        check_range(self, "num_epochs", "num_minibatches", low=1)
+        check_range(self, "epsilon_steps", low=0)
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        return {"num_envs": 32, "rollout_length": 32} if spec.family != "atari" else {"num_envs": 128}
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        import jax.numpy as jnp  # these here, not above, so that --help need not wait for JAX
+        import optax
+
+        from jaxrl_dist import networks, returns
+        from jaxrl_dist.algorithms.replayed import num_actions
+        from jaxrl_dist.distributions import EpsilonGreedy
+        from jaxrl_dist.types import Algorithm, Aux, Variables
+
+        size = num_actions(self, spec)
+        network = networks.q_network(self, spec.observation, size, num_atoms=1, dueling=False, noisy=False)
+        schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
+
+        def values(params: PyTree, obs: jax.Array) -> jax.Array:
+            return network.apply(params, obs, None)[..., 0]
+
+        def policy(
+            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+            q = values(variables.params, obs)
+            greedy = EpsilonGreedy(q, schedule(env_step))
+            return greedy.mode() if keys is None else greedy.sample(keys), core, {"value": q.max(axis=-1)}
+
+        def postprocess(
+            variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
+        ) -> dict[str, jax.Array]:
+            del target, keys
+            bootstrap = values(variables.params, rollout.obs[-1]).max(axis=-1)
+            best = jnp.concatenate([rollout.extras["value"], bootstrap[None]])
+            value_target = returns.lambda_returns(*rollout.outcomes, best, self.discount, self.q_lambda)
+            fields = {
+                "obs": rollout.obs[:-1],
+                "action": rollout.action,
+                "valid": rollout.valid,
+                "value_target": value_target,
+            }
+            return {name: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]) for name, x in fields.items()}
+
+        def loss(
+            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            del target, keys, env_step
+            q = jnp.take_along_axis(values(variables.params, batch["obs"]), batch["action"][:, None], axis=1)[:, 0]
+            losses = 0.5 * jnp.square(q - batch["value_target"])
+            return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q})
+
+        return Algorithm(
+            init=lambda key: Variables(network.init(key), ()),
+            policy=policy,
+            postprocess=postprocess,
+            loss=loss,
+            optimizer=optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), optax.radam(self.learning_rate)),
+            num_epochs=self.num_epochs,
+            num_minibatches=self.num_minibatches,
+            window=1,
+        )

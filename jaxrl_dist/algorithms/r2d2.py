@@ -1,0 +1,189 @@
+"""Recurrent replay distributed DQN (R2D2): Kapturowski et al. (2019), https://openreview.net/forum?id=r1lyTjAqYX."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxrl_dist.config import MAX_SIZE, ReplayConfig, check_range
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class R2D2(ReplayConfig):
+    """Deep Q-learning with a memory, from replayed sequences (Kapturowski et al. 2019).
+
+    A window is ``burn_in`` steps, ``sequence_length`` steps whose values learn, and the ``n_step - 1`` more that the
+    last of their returns spans.
+
+    Unlike the paper's, windows may start at any step, not at every 40th, and may run over an episode's end, where the
+    core is reset; new ones are drawn with the largest priority so far. The core is a GRU and no LSTM, and reads neither
+    the last action nor reward.
+    """
+
+    hidden_sizes: tuple[int, ...] = (64,)
+    """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
+    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
+    """Activation function of the torso."""
+    core_size: int = 64
+    """Width of the recurrent core's state."""
+    burn_in: int = 8
+    """Steps that only bring the stored core up to date before those that learn (section 3)."""
+    sequence_length: int = 16
+    """Steps of a window that learn."""
+    batch_size: int = 32
+    """Windows in an update, over all devices."""
+    replay_ratio: float = 1 / 16
+    """Updates per env step."""
+    n_step: int = 5
+    """Rewards before the bootstrap (Sutton 1988)."""
+    priority_exponent: float | None = 0.9
+    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
+    importance_exponent: float = 0.6
+    """beta of prioritised replay's importance weights (section 3.4)."""
+    max_priority_share: float = 0.9
+    """eta: of a window's priority, the share of its largest error; the rest is the mean's (section 2.3)."""
+    rescale_values: bool = True
+    """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which makes large values small (section 2.3)."""
+    target_period: int = 100
+    """Updates between two copies of the parameters to the target network."""
+    epsilon_base: float = 0.4
+    """Probability of a random action in the environment that explores most; each has its own (Horgan et al. 2018)."""
+    epsilon_exponent: float = 7.0
+    """The environment that explores least has the probability ``epsilon_base ** (1 + epsilon_exponent)``."""
+    max_gradient_norm: float = 10.0
+    """Gradients with a larger global norm are scaled down to it."""
+    double: bool = True
+    """The online network chooses the action whose target value counts (van Hasselt et al. 2016, equation 4)."""
+    dueling: bool = True
+    """Separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "max_gradient_norm", above=0)
+        check_range(self, "max_priority_share", "epsilon_base", low=0, high=1)
+        check_range(self, "epsilon_exponent", "burn_in", low=0, high=MAX_SIZE)
+        check_range(self, "core_size", "sequence_length", low=1, high=MAX_SIZE)
+        check_range(self, "target_period", low=1)
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        if spec.family == "atari":
+            # Kapturowski et al. (2019), section 2.3 and appendix; for one host fewer environments, less capacity.
+            # An update sees 5,120 steps, so each step is learned from about five times. Rescaled values take the place
+            # of clipped rewards, and a lost life ends no episode, which is the protocol of Machado et al. (2018).
+            return {
+                "atari_preset": "machado",
+                "num_envs": 64,
+                "rollout_length": 16,
+                "core_size": 512,
+                "burn_in": 40,
+                "sequence_length": 80,
+                "batch_size": 64,
+                "replay_ratio": 1 / 1024,
+                "replay_capacity": 1_000_000,
+                "learning_starts": 50_000,
+                "learning_rate": 1e-4,
+                "discount": 0.997,
+                "target_period": 2500,
+                "evaluation_episodes": 10,
+            }
+        return {"num_envs": 16, "rollout_length": 8}
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        import jax  # these here, not above, so that --help need not wait for JAX
+        import jax.numpy as jnp
+        import optax
+        import rlax
+
+        from jaxrl_dist import exploration, networks, returns
+        from jaxrl_dist.algorithms.replayed import num_actions, replay_plan
+        from jaxrl_dist.distributions import EpsilonGreedy
+        from jaxrl_dist.types import Algorithm, Aux, Variables
+
+        network = networks.recurrent_q_network(
+            self, spec.observation, num_actions(self, spec), core_size=self.core_size, dueling=self.dueling
+        )
+        rescaling = rlax.SIGNED_HYPERBOLIC_PAIR if self.rescale_values else rlax.IDENTITY_PAIR
+
+        def init(key: jax.Array) -> Variables:
+            return Variables(network.init(key), ())
+
+        def initial_core(num_envs: int) -> tuple[jax.Array, jax.Array]:
+            epsilon = exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
+            return network.initial_core(num_envs), epsilon
+
+        def policy(
+            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+            del env_step
+            before, epsilon = core
+            q, after = network.step(variables.params, obs, before)
+            choice = EpsilonGreedy(q, epsilon)
+            action = choice.mode() if keys is None else choice.sample(keys)
+            return action, (after, epsilon), {"core": before}
+
+        def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> dict[str, PyTree]:
+            del variables, target, keys
+            steps = rollout._replace(extras=(), core=(), final_core=())
+            return {"steps": swap_axes(steps), "core": rollout.extras["core"][0]}
+
+        def swap_axes(rollout: Rollout) -> Rollout:
+            return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout)
+
+        def of(action: jax.Array, q: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
+
+        def loss(
+            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            del keys, env_step
+            steps, skip, length = swap_axes(batch["steps"]), self.burn_in, self.sequence_length
+            late: Rollout = jax.tree.map(lambda x: x[skip:], steps)
+            # The last observation has no step, so any flag will do: the core after it is not used.
+            valid = jnp.concatenate([late.valid, late.valid[-1:]])
+
+            def q_values(params: PyTree) -> jax.Array:
+                """``[sequence_length + n_step, N, A]``; each network has the core of its own burn-in."""
+                core = batch["core"]
+                if skip:
+                    _, core = network.unroll(params, steps.obs[:skip], core, steps.valid[:skip])
+                return network.unroll(params, late.obs, jax.lax.stop_gradient(core), valid)[0]
+
+            online, bootstrap = q_values(variables.params), q_values(target)
+            best = jnp.argmax(online if self.double else bootstrap, axis=-1)
+            values = rescaling.apply_inv(of(best, bootstrap))
+            # Not rlax's transformed n-step targets, which do not know truncation
+            returned = returns.n_step(*late.outcomes, values, self.discount, self.n_step)
+            taken = of(late.action[:length], online[:length])
+            error, mask = (rescaling.apply(returned[:length]) - taken).T, late.valid[:length].T
+            losses = optax.losses.l2_loss(error)
+
+            size = jnp.where(mask, jnp.abs(jax.lax.stop_gradient(error)), 0.0)
+            mean = jnp.sum(size, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
+            eta = self.max_priority_share
+            priority = eta * jnp.max(size, axis=1) + (1 - eta) * mean
+            return losses, mask, Aux({"loss/q": losses, "q/mean": taken.T}, priority)
+
+        def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+            return optax.periodic_update(params, target, updates, self.target_period)
+
+        return Algorithm(
+            init=init,
+            policy=policy,
+            postprocess=postprocess,
+            loss=loss,
+            optimizer=optax.chain(
+                optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate, eps=1e-3)
+            ),
+            window=self.burn_in + self.sequence_length + self.n_step - 1,
+            replay=replay_plan(self),
+            target=update_target,
+            initial_target=lambda params: jax.tree.map(jnp.copy, params),
+            initial_core=initial_core,
+        )

@@ -1,0 +1,105 @@
+"""What the algorithms share that learn the values of actions, mostly from replayed transitions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import returns
+from jaxrl_dist.algorithms import name_of
+from jaxrl_dist.config import ConfigError, ReplayConfig
+from jaxrl_dist.types import Box, Discrete, EnvSpec, MultiDiscrete, Replay, Rollout
+
+
+def replay_plan(config: ReplayConfig) -> Replay:
+    """How the flags say that the memory is used."""
+    return Replay(
+        capacity=config.replay_capacity,
+        batch_size=config.batch_size,
+        ratio=config.replay_ratio,
+        learning_starts=config.learning_starts,
+        priority_exponent=config.priority_exponent,
+        importance_exponent=config.importance_exponent,
+    )
+
+
+def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, jax.Array]:
+    """Windows ``[n, N, ...]`` as n-step transitions ``[N, ...]``, cut where their episode ends.
+
+    Returns:
+      ``obs``, ``action``, ``reward`` (discounted and summed), ``discount`` (of the bootstrap; 0 after a termination),
+      ``next_obs`` and ``valid``.
+    """
+    reward, discount, last = returns.window_return(*rollout.outcomes, discount)
+    rows = (last + 1).reshape(1, -1, *(1,) * (rollout.obs.ndim - 2))
+    return {
+        "obs": rollout.obs[0],
+        "action": rollout.action[0],
+        "reward": reward,
+        "discount": discount,
+        "next_obs": jnp.take_along_axis(rollout.obs, rows, axis=0)[0],
+        "valid": rollout.valid[0],
+    }
+
+
+def num_actions(config: object, spec: EnvSpec) -> int:
+    """The number of discrete actions.
+
+    Raises:
+      ConfigError: the environment's actions are of another kind.
+    """
+    if not isinstance(spec.action, Discrete):
+        others = "sac, td3, ddpg and ppo handle" if isinstance(spec.action, Box) else "ppo handles"
+        raise ConfigError(
+            f"{name_of(config)} needs discrete actions, which {spec.id} has not; {others} vectors of numbers"
+        )
+    return spec.action.n
+
+
+class ActionScale(NamedTuple):
+    """Between a continuous environment's actions and -1 .. 1, in which networks think."""
+
+    low: np.ndarray  # [A] float32
+    high: np.ndarray  # [A] float32
+
+    @classmethod
+    def of(cls, config: object, spec: EnvSpec) -> ActionScale:
+        """The scale of an environment.
+
+        Raises:
+          ConfigError: its actions are no vectors of numbers, or unbounded.
+        """
+        space, name = spec.action, name_of(config)
+        if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+            others = {
+                Discrete: "; dqn, rainbow, pqn, sac and ppo handle discrete ones",
+                MultiDiscrete: "; ppo handles vectors of integers",
+            }
+            hint = others.get(type(space), "")
+            raise ConfigError(f"{name} needs actions that are vectors of numbers, which {spec.id} has not{hint}")
+        if not np.isfinite([space.low, space.high]).all():
+            raise ConfigError(f"{name} needs bounded actions, which {spec.id} has not; ppo handles unbounded ones")
+        return cls(np.asarray(space.low, np.float32), np.asarray(space.high, np.float32))
+
+    @property
+    def size(self) -> int:
+        """The number of an action's components."""
+        return len(self.low)
+
+    def to_env(self, action: jax.Array) -> jax.Array:
+        """Actions ``[N, A]`` of -1 .. 1 in the environment's units, within its bounds."""
+        low, high = (jnp.broadcast_to(bound, action.shape) for bound in self)
+        return jnp.clip(low + 0.5 * (action + 1.0) * (high - low), low, high)  # the sum may round to beyond a bound
+
+    def from_env(self, action: jax.Array) -> jax.Array:
+        """The inverse of ``to_env``."""
+        low, high = (jnp.broadcast_to(bound, action.shape) for bound in self)
+        return 2.0 * (action - low) / (high - low) - 1.0
+
+    def uniform(self, keys: jax.Array) -> jax.Array:
+        """Actions ``[N, A]`` in the environment's units, drawn uniformly."""
+        draw = jax.vmap(lambda key: jax.random.uniform(key, (self.size,), minval=-1.0))
+        return self.to_env(draw(keys))

@@ -1,0 +1,231 @@
+"""Soft actor-critic: Haarnoja et al. (2018b), https://arxiv.org/abs/1812.05905; discrete: Christodoulou (2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from jaxrl_dist.config import ReplayConfig, check_range
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class SAC(ReplayConfig):
+    """Soft actor-critic with two critics and a learned temperature (Haarnoja et al. 2018)."""
+
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Widths of the hidden layers of actor and critics (table 1); CNNs have the widths of their papers."""
+    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
+    """Activation function of actor and critics."""
+    learning_rate: float = 1e-3
+    """Step size of Adam for the critics and the temperature."""
+    actor_learning_rate: float = 3e-4
+    """Step size of Adam for the actor."""
+    replay_capacity: int = 1_000_000
+    """Env steps that the memory keeps, over all environments."""
+    target_rate: float = 0.005
+    """How far the target critics move towards the critics with each update (table 1)."""
+    temperature: float | None = None
+    """Weight of the entropy; None: learned, so that the entropy approaches its target (section 5)."""
+    target_entropy: float | None = None
+    """In nats, of actions scaled to -1 .. 1; None: minus the number of components (table 1), if discrete 0.5 log n."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "actor_learning_rate", "temperature", above=0)
+        check_range(self, "target_rate", above=0, high=1)
+        check_range(self, "target_entropy", low=-1e6, high=1e6)
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        from jaxrl_dist.types import Discrete
+
+        preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000}
+        if isinstance(spec.action, Discrete):
+            preset |= {
+                "rollout_length": 4,
+                "replay_ratio": 0.25,
+                "replay_capacity": 100_000,
+                "hidden_sizes": (128, 128),
+                "n_step": 3,
+                "target_rate": 0.02,
+            }
+        elif spec.family == "classic_control":  # small problems: small networks do as well, in a tenth of the time
+            preset |= {"hidden_sizes": (64, 64), "batch_size": 128, "actor_learning_rate": 1e-3}
+        elif spec.family == "mujoco":  # learns nothing from few steps, and long random ones cover more of the states
+            preset |= {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10}
+        return preset
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        import jax  # these here, not above, so that --help need not wait for JAX
+        import jax.numpy as jnp
+        import optax
+
+        from jaxrl_dist import networks
+        from jaxrl_dist.algorithms.replayed import replay_plan, transitions
+        from jaxrl_dist.types import Algorithm, Aux, Discrete, Variables
+
+        kind = _discrete(self, spec) if isinstance(spec.action, Discrete) else _continuous(self, spec)
+        actor = networks.policy_network(self, spec.observation, kind.num_outputs)
+        target_entropy = kind.target_entropy if self.target_entropy is None else self.target_entropy
+
+        def init(key: jax.Array) -> Variables:
+            actor_key, critic_key = jax.random.split(key)
+            params = {"actor": actor.init(actor_key), "critic": kind.critic.init(critic_key)}
+            return Variables(params | {"log_temperature": jnp.log(jnp.float32(self.temperature or 1.0))}, ())
+
+        def policy(
+            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+            outputs = actor.apply(variables.params["actor"], obs)
+            action = kind.act(outputs, keys)
+            if keys is not None:
+                action = jnp.where(env_step < self.learning_starts, kind.act_randomly(keys), action)
+            return action, core, {}
+
+        def postprocess(
+            variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
+        ) -> dict[str, jax.Array]:
+            del variables, target, keys
+            return transitions(rollout, self.discount)
+
+        def loss(
+            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            del env_step
+            params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
+            next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+            temperature = jnp.exp(frozen["log_temperature"])
+
+            # Equations 2, 3 and 5, with the smaller of two critics.
+            outputs = actor.apply(frozen["actor"], batch["next_obs"])
+            next_q, next_entropy = kind.expect(target, batch["next_obs"], outputs, next_keys)
+            value_target = batch["reward"] + batch["discount"] * (next_q + temperature * next_entropy)
+            q = kind.taken(params["critic"], batch["obs"], batch["action"])
+            error = q - jax.lax.stop_gradient(value_target)[None]
+            critic_loss = 0.5 * jnp.sum(jnp.square(error), axis=0)
+
+            # Equation 7
+            new_q, entropy = kind.expect(
+                frozen["critic"], batch["obs"], actor.apply(params["actor"], batch["obs"]), keys
+            )
+            actor_loss = -(new_q + temperature * entropy)
+
+            # Equation 18, by the logarithm, as the authors' own code has it
+            excess = jax.lax.stop_gradient(entropy) - target_entropy
+            temperature_loss = (
+                params["log_temperature"] * excess if self.temperature is None else jnp.zeros_like(excess)
+            )
+
+            metrics = {
+                "loss/critic": critic_loss,
+                "loss/actor": actor_loss,
+                "policy/entropy": entropy,
+                "policy/temperature": jnp.broadcast_to(temperature, entropy.shape),
+                "q/mean": q.mean(axis=0),
+            }
+            priority = jax.lax.stop_gradient(jnp.abs(error).mean(axis=0))
+            return critic_loss + actor_loss + temperature_loss, batch["valid"], Aux(metrics, priority)
+
+        def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+            del updates
+            return optax.incremental_update(params["critic"], target, self.target_rate)
+
+        return Algorithm(
+            init=init,
+            policy=policy,
+            postprocess=postprocess,
+            loss=loss,
+            optimizer=optax.partition(
+                {"actor": optax.adam(self.actor_learning_rate), "critic": optax.adam(self.learning_rate)},
+                {"actor": "actor", "critic": "critic", "log_temperature": "critic"},
+            ),
+            window=self.n_step,
+            replay=replay_plan(self),
+            target=update_target,
+            initial_target=lambda params: jax.tree.map(jnp.copy, params["critic"]),
+        )
+
+
+class _Kind(NamedTuple):
+    """What differs between discrete and continuous actions; ``outputs`` are the actor's, ``[N, num_outputs]``."""
+
+    num_outputs: int
+    target_entropy: float
+    critic: Any
+    act: Callable[..., jax.Array]
+    """``(outputs, keys or None) -> action`` in the environment's units."""
+    act_randomly: Callable[[jax.Array], jax.Array]
+    """``(keys) -> action``, any with equal probability."""
+    expect: Callable[..., tuple[jax.Array, jax.Array]]
+    """``(critic_params, obs, outputs, keys) -> (q [N], entropy [N])``: the policy's expected value by the smaller of
+    the critics, and its entropy; estimated by one action, or for discrete ones exact."""
+    taken: Callable[..., jax.Array]
+    """``(critic_params, obs, action) -> q [2, N]``."""
+
+
+def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
+    """Actions squashed by tanh (appendix C); inside they are scaled to -1 .. 1, where entropies are comparable."""
+    import jax.numpy as jnp
+
+    from jaxrl_dist import networks
+    from jaxrl_dist.algorithms.replayed import ActionScale
+    from jaxrl_dist.distributions import TanhNormal
+
+    scale = ActionScale.of(config, spec)
+    critic = networks.critic_network(config, spec.observation, 2, action_size=scale.size)
+
+    def distribution(outputs: jax.Array) -> TanhNormal:
+        mean, raw = jnp.split(outputs, 2, axis=-1)
+        # Between e^-5 and e^2, smoothly, as in the code of Yarats and Kostrikov (2020) and in CleanRL.
+        log_std = -5.0 + 0.5 * 7.0 * (jnp.tanh(raw) + 1.0)
+        return TanhNormal(mean, log_std, -jnp.ones(scale.size), jnp.ones(scale.size))
+
+    def act(outputs: jax.Array, keys: jax.Array | None) -> jax.Array:
+        squashed = distribution(outputs)
+        return scale.to_env(squashed.mode() if keys is None else squashed.sample(keys))
+
+    def expect(params: PyTree, obs: jax.Array, outputs: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        action, log_prob = distribution(outputs).sample_and_log_prob(keys)
+        return critic.apply(params, obs, action).min(axis=0), -log_prob
+
+    def taken(params: PyTree, obs: jax.Array, action: jax.Array) -> jax.Array:
+        return critic.apply(params, obs, scale.from_env(action))
+
+    return _Kind(2 * scale.size, -float(scale.size), critic, act, scale.uniform, expect, taken)
+
+
+def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
+    """Expectations over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxrl_dist import networks
+    from jaxrl_dist.algorithms.replayed import num_actions
+    from jaxrl_dist.distributions import Categorical
+
+    size = num_actions(config, spec)
+    critic = networks.critic_network(config, spec.observation, 2, num_actions=size)
+
+    def act(outputs: jax.Array, keys: jax.Array | None) -> jax.Array:
+        return Categorical(outputs).mode() if keys is None else Categorical(outputs).sample(keys)
+
+    def act_randomly(keys: jax.Array) -> jax.Array:
+        return Categorical(jnp.zeros((len(keys), size))).sample(keys)
+
+    def expect(params: PyTree, obs: jax.Array, outputs: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        del keys
+        q = critic.apply(params, obs).min(axis=0)
+        return jnp.sum(jax.nn.softmax(outputs) * q, axis=-1), Categorical(outputs).entropy()
+
+    def taken(params: PyTree, obs: jax.Array, action: jax.Array) -> jax.Array:
+        return critic.apply(params, obs)[:, jnp.arange(len(action)), action]
+
+    return _Kind(size, 0.5 * math.log(size), critic, act, act_randomly, expect, taken)

@@ -1,0 +1,154 @@
+"""Twin delayed deep deterministic policy gradient: Fujimoto et al. (2018), https://arxiv.org/abs/1802.09477."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxrl_dist.config import ReplayConfig, check_range
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class TD3(ReplayConfig):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
+
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Widths of the hidden layers of actor and critics; CNNs have the widths of their papers."""
+    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
+    """Activation function of actor and critics."""
+    learning_rate: float = 1e-3
+    """Step size of Adam for the critics (section 6.1)."""
+    actor_learning_rate: float = 1e-3
+    """Step size of Adam for the actor (section 6.1)."""
+    replay_capacity: int = 1_000_000
+    """Env steps that the memory keeps, over all environments."""
+    target_rate: float = 0.005
+    """How far the targets move towards actor and critics whenever the actor is updated (section 6.1)."""
+    num_critics: int = 2
+    """Critics, of which the least counts (section 4.2)."""
+    actor_period: int = 2
+    """Updates of the critics for each of the actor and the targets (section 5.2)."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target's action (section 5.3), which spans -1 .. 1."""
+    target_noise_clip: float = 0.5
+    """The largest such noise."""
+    noise: Literal["gaussian", "ornstein_uhlenbeck"] = "gaussian"
+    """How to explore: with independent noise, or with noise that is correlated in time (Lillicrap et al. 2016)."""
+    noise_std: float = 0.1
+    """Standard deviation of what that noise adds at each step, to actions that span -1 .. 1 (section 6.1)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "actor_learning_rate", above=0)
+        check_range(self, "target_rate", above=0, high=1)
+        check_range(self, "num_critics", "actor_period", low=1, high=1000)
+        check_range(self, "target_noise", "target_noise_clip", "noise_std", low=0, high=1000)
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000}
+        if spec.family == "classic_control":  # small problems: small networks do as well, in a tenth of the time
+            preset |= {"hidden_sizes": (64, 64), "batch_size": 128}
+        elif spec.family == "mujoco":  # learns nothing from few steps, and long random ones cover more of the states
+            preset |= {"learning_starts": 10_000, "report_interval": 10_000, "evaluation_episodes": 10}
+        return preset
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        import jax  # these here, not above, so that --help need not wait for JAX
+        import jax.numpy as jnp
+        import optax
+
+        from jaxrl_dist import exploration, networks
+        from jaxrl_dist.algorithms.replayed import ActionScale, replay_plan, transitions
+        from jaxrl_dist.types import Algorithm, Aux, Variables
+
+        scale = ActionScale.of(self, spec)
+        actor = networks.policy_network(self, spec.observation, scale.size)
+        critic = networks.critic_network(self, spec.observation, self.num_critics, action_size=scale.size)
+        correlated = self.noise == "ornstein_uhlenbeck"
+
+        def best_action(params: PyTree, obs: jax.Array) -> jax.Array:
+            """Between -1 and 1."""
+            return jnp.tanh(actor.apply(params["actor"], obs))
+
+        def init(key: jax.Array) -> Variables:
+            actor_key, critic_key = jax.random.split(key)
+            return Variables({"actor": actor.init(actor_key), "critic": critic.init(critic_key)}, ())
+
+        def policy(
+            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+            action = best_action(variables.params, obs)
+            if keys is None:
+                return scale.to_env(action), core, {}
+            if correlated:
+                noise = core = exploration.ornstein_uhlenbeck(core, keys, self.noise_std)
+            else:
+                noise = self.noise_std * exploration.gaussian(keys, scale.size)
+            noisy = scale.to_env(jnp.clip(action + noise, -1.0, 1.0))
+            return jnp.where(env_step < self.learning_starts, scale.uniform(keys), noisy), core, {}
+
+        def postprocess(
+            variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
+        ) -> dict[str, jax.Array]:
+            del variables, target, keys
+            return transitions(rollout, self.discount)
+
+        def loss(
+            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
+        ) -> tuple[jax.Array, jax.Array, Aux]:
+            del env_step
+            params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
+
+            # Equation 14: the target's action is blurred, so that its value is not that of a narrow peak.
+            next_action = best_action(target, batch["next_obs"])
+            if self.target_noise > 0:
+                noise = self.target_noise * exploration.gaussian(keys, scale.size)
+                noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
+                next_action = jnp.clip(next_action + noise, -1.0, 1.0)
+            next_q = critic.apply(target["critic"], batch["next_obs"], next_action).min(axis=0)
+            value_target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_q)
+            q = critic.apply(params["critic"], batch["obs"], scale.from_env(batch["action"]))
+            error = q - value_target[None]
+            critic_loss = jnp.sum(jnp.square(error), axis=0)
+
+            # Equation 1, by the first critic
+            actor_loss = -critic.apply(frozen["critic"][:1], batch["obs"], best_action(params, batch["obs"]))[0]
+
+            metrics = {"loss/critic": critic_loss, "loss/actor": actor_loss, "q/mean": q.mean(axis=0)}
+            priority = jax.lax.stop_gradient(jnp.abs(error).mean(axis=0))
+            return critic_loss + actor_loss, batch["valid"], Aux(metrics, priority)
+
+        def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+            due = updates % self.actor_period == 0
+            return optax.incremental_update(params, target, jnp.where(due, self.target_rate, 0.0))
+
+        def initial_noise(num_envs: int) -> PyTree:
+            return jnp.zeros((num_envs, scale.size)) if correlated else ()
+
+        return Algorithm(
+            init=init,
+            policy=policy,
+            postprocess=postprocess,
+            loss=loss,
+            optimizer=optax.partition(
+                {
+                    "actor": optax.conditionally_mask(
+                        optax.adam(self.actor_learning_rate), lambda step: (step + 1) % self.actor_period == 0
+                    ),
+                    "critic": optax.adam(self.learning_rate),
+                },
+                {"actor": "actor", "critic": "critic"},
+            ),
+            window=self.n_step,
+            replay=replay_plan(self),
+            target=update_target,
+            initial_target=lambda params: jax.tree.map(jnp.copy, params),
+            initial_core=initial_noise,
+        )

@@ -1,0 +1,264 @@
+"""Streams of experience, and the operators that plans are written in.
+
+A stream is an iterator. The operators are those of RLlib Flow (Liang et al. 2021, https://arxiv.org/abs/2011.12719,
+section 4) as plain generator functions, in the manner of ``itertools``; its ``for_each`` and ``filter`` are Python's
+own ``map`` and comprehensions. Only ``Parallel`` has threads.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+WAKE_SECONDS = 0.5
+"""Waits last no longer at a time, so that a stop is seen even if its notice is lost."""
+JOIN_SECONDS = 5.0
+"""How long ``Parallel.close`` waits for its threads."""
+
+
+class Late(Exception):
+    """A deadline has passed; no built-in ``TimeoutError``, which a stream may raise itself."""
+
+
+class Parallel(Generic[Item]):
+    """Runs streams in daemon threads of their own; none begins an item while more than ``in_flight`` of its wait.
+
+    An exception in any of them comes out of whatever waits for items, as it was raised; a stream that ends just ends.
+    As a context manager it closes the streams, in their own threads, and joins these.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Iterable[Item]],
+        in_flight: int = 1,
+        stopping: threading.Event | None = None,
+        name: str = "stream",
+    ) -> None:
+        """``stopping`` is set when the streams are to end; those that wait for something should look at it."""
+        self.stopping = stopping or threading.Event()
+        self._in_flight = in_flight
+        self._items: list[collections.deque[Item]] = [collections.deque() for _ in streams]
+        self._order: collections.deque[int] = collections.deque()  # whose items came when
+        self._sent = 0
+        self._running = set(range(len(streams)))
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._run, args=(index, stream), name=f"{name}-{index}", daemon=True)
+            for index, stream in enumerate(streams)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def count(self) -> tuple[int, int]:
+        """How many items the streams have sent so far, and how many of those have not been taken yet."""
+        with self._changed:
+            return self._sent, len(self._order)
+
+    def complete(self) -> bool:
+        """Whether nobody who takes one item of each stream will have to wait: they are there, or an error is."""
+        with self._changed:
+            return self._error is not None or all(
+                items or index not in self._running for index, items in enumerate(self._items)
+            )
+
+    def _run(self, index: int, stream: Iterable[Item]) -> None:
+        try:
+            iterator = iter(stream)
+            try:
+                for item in iterator:
+                    if not self._send(index, item):
+                        return
+            finally:
+                if hasattr(iterator, "close"):
+                    iterator.close()
+        except BaseException as error:
+            with self._changed:
+                if self._error is None and not self.stopping.is_set():  # after a stop, nobody asks any more
+                    self._error = error
+        finally:
+            with self._changed:
+                self._running.remove(index)
+                self._changed.notify_all()
+
+    def _send(self, index: int, item: Item) -> bool:
+        """Puts an item where ``take`` finds it, and waits for room for the next; False: there is to be none."""
+        with self._changed:
+            if self.stopping.is_set():
+                return False
+            self._items[index].append(item)
+            self._order.append(index)
+            self._sent += 1
+            self._changed.notify_all()
+            while len(self._items[index]) > self._in_flight and not self.stopping.is_set():
+                self._changed.wait(WAKE_SECONDS)
+            return not self.stopping.is_set()
+
+    def take(self, wanted: Collection[int] | None = None, deadline: float | None = None) -> tuple[int, Item] | None:
+        """The item that came first of those of the ``wanted`` streams, or of all, and the stream that it is of.
+
+        Args:
+          deadline: until when to wait, by ``time.perf_counter``; None: for ever.
+
+        Returns:
+          None where none can come any more: none of these streams runs.
+
+        Raises:
+          Late: the deadline has passed.
+          BaseException: what a stream raised, wanted or not.
+        """
+        wanted = range(len(self)) if wanted is None else wanted
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                for index in self._order:
+                    if index in wanted:
+                        self._order.remove(index)
+                        self._changed.notify_all()
+                        return index, self._items[index].popleft()
+                if self._running.isdisjoint(wanted):
+                    return None
+                left = WAKE_SECONDS if deadline is None else deadline - time.perf_counter()
+                if left <= 0:
+                    raise Late
+                self._changed.wait(min(left, WAKE_SECONDS))
+
+    def close(self) -> int:
+        """Ends the streams, and returns how many items nobody has taken.
+
+        A thread that is stuck in foreign code is left behind, which no process waits for.
+        """
+        self.stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        until = time.perf_counter() + JOIN_SECONDS
+        threads, self._threads = self._threads, []  # those that are stuck are waited for once
+        for thread in threads:
+            thread.join(max(0.0, until - time.perf_counter()))
+        with self._changed:
+            left = len(self._order)
+            self._order.clear()
+            for items in self._items:
+                items.clear()
+        return left
+
+    def __enter__(self) -> Parallel[Item]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def gather_async(streams: Parallel[Item]) -> Iterator[Item]:
+    """The items of all streams as they come."""
+    while (taken := streams.take()) is not None:
+        yield taken[1]
+
+
+def gather_sync(
+    streams: Parallel[Item], least: int | None = None, deadline_seconds: float = 0.0
+) -> Iterator[list[Item | None]]:
+    """Rounds of one item of each stream, in the order of the streams; ends when a round cannot be filled.
+
+    Args:
+      least: how many suffice once ``deadline_seconds`` have passed since the round's first came; None stands for each
+        that has not come, which then takes its stream's place in the next round.
+    """
+    while True:
+        found: dict[int, Item] = {}
+        deadline = None
+        while missing := set(range(len(streams))) - found.keys():
+            enough = least is not None and len(found) >= least
+            try:
+                taken = streams.take(missing, deadline if enough else None)
+            except Late:
+                break
+            if taken is None:
+                return
+            found[taken[0]] = taken[1]
+            deadline = deadline or time.perf_counter() + deadline_seconds
+        yield [found.get(index) for index in range(len(streams))]
+
+
+def union(*streams: Iterable[Item], weights: Sequence[int] | None = None) -> Iterator[Item]:
+    """All items of all streams: in turn ``weights[i]`` of stream ``i`` (1 of each by default), until all have ended."""
+    turns = collections.deque((iter(stream), weight) for stream, weight in _weighted(streams, weights))
+    while turns:
+        stream, weight = turns.popleft()
+        count = 0
+        for item in itertools.islice(stream, weight):
+            count += 1
+            yield item
+        if count == weight:
+            turns.append((stream, weight))
+
+
+def concurrently(
+    *streams: Iterable[Item], weights: Sequence[int] | None = None, output: int | None = None
+) -> Iterator[Item]:
+    """As ``union``, but ends as soon as one of the streams does; ``output`` names the only one whose items come out."""
+    turns = [(index, iter(stream), weight) for index, (stream, weight) in enumerate(_weighted(streams, weights))]
+    while True:
+        for index, stream, weight in turns:
+            for _ in range(weight):
+                try:
+                    item = next(stream)
+                except StopIteration:
+                    return
+                if output is None or index == output:
+                    yield item
+
+
+def _weighted(streams: Sequence[Iterable[Item]], weights: Sequence[int] | None) -> Iterator[tuple[Iterable[Item], int]]:
+    """Raises ``ValueError`` unless there is a weight >= 1 for each stream."""
+    weights = [1] * len(streams) if weights is None else weights
+    if len(weights) != len(streams) or any(weight < 1 for weight in weights):
+        raise ValueError(f"{len(streams)} streams need as many weights of 1 or more, not {list(weights)}")
+    return zip(streams, weights, strict=True)
+
+
+def batch(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of ``size`` consecutive items; what is left at the end and fills no list is thrown away."""
+    iterator = iter(stream)
+    while len(items := list(itertools.islice(iterator, size))) == size:
+        yield items
+
+
+def every(stream: Iterable[Item], count: int) -> Iterator[Item]:
+    """The last of every ``count`` items."""
+    return itertools.islice(stream, count - 1, None, count)
+
+
+def duplicate(stream: Iterable[Item], copies: int, bound: int) -> list[Iterator[Item]]:
+    """Several streams of the same items, none of which may run more than ``bound`` items ahead of another.
+
+    Raises:
+      BufferError: from the stream that would: as its reader waits for it, nobody would ever take the others' items.
+    """
+    iterator = iter(stream)
+    buffers: list[collections.deque[Item]] = [collections.deque() for _ in range(copies)]
+
+    def one(own: collections.deque[Item]) -> Iterator[Item]:
+        while True:
+            if not own:
+                if any(len(buffer) >= bound for buffer in buffers):
+                    raise BufferError(f"a duplicate of the stream is {bound} items behind another")
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+                for buffer in buffers:
+                    buffer.append(item)
+            yield own.popleft()
+
+    return [one(buffer) for buffer in buffers]

@@ -1,0 +1,77 @@
+"""Stacks of frames. A host environment hands over each frame once, a replay memory keeps it once; devices stack them.
+
+Axes: ``k`` frames in a stack, ``N`` environments or examples, ``c`` channels in a frame (1, or 3 with colours). A stack
+is its frames joined along the channels, the newest last: ``[N, k * c, ...]``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist.types import Array, EnvSpec, PyTree
+
+
+class Frame(NamedTuple):
+    """What an environment shows of itself at one step, where its observation is a stack of frames."""
+
+    pixels: Array  # [B, c, ...]
+    fresh: Array  # [B] bool  a new stack starts here: it fills the places of all frames before it
+
+
+def stack(frames: jax.Array, fresh: jax.Array) -> jax.Array:
+    """Stacks ``k`` consecutive frames; those older than the last fresh one are replaced by it.
+
+    Args:
+      frames: ``[k, N, c, ...]``, the newest last.
+      fresh: ``[k, N]`` bool.
+
+    Returns:
+      ``[N, k * c, ...]``.
+    """
+    place = jnp.arange(len(frames), dtype=jnp.int32)[:, None]
+    start = jnp.max(jnp.where(fresh, place, 0), axis=0, keepdims=True)
+    shown = frames[jnp.maximum(*jnp.broadcast_arrays(place, start)), jnp.arange(frames.shape[1])[None]]
+    return jnp.concatenate(shown, axis=1)
+
+
+def blank(spec: EnvSpec, num_envs: int) -> PyTree:
+    """What ``push`` starts from: stacks ``[num_envs, k * c, ...]``, which the first frames, being fresh, fill.
+
+    It is ``()`` for environments whose observations are no stacks.
+    """
+    return jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype) if spec.frame_stack > 1 else ()
+
+
+def push(stacks: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
+    """Takes in what the environments show next.
+
+    Args:
+      stacks: of the frames before, from ``blank`` or the last call.
+      obs: a ``Frame``; anything else is an observation as it stands.
+
+    Returns:
+      The stacks for the next call, and the observation ``[B, ...]`` that a policy sees.
+    """
+    if not isinstance(obs, Frame):
+        return stacks, obs
+    num_envs, *shape = obs.pixels.shape
+    older = jnp.moveaxis(stacks.reshape(num_envs, -1, *shape), 1, 0)[1:]
+    # A stack holds what stood in for frames before its start, so of the older ones none is fresh any more.
+    fresh = jnp.zeros_like(obs.fresh, shape=(len(older), num_envs))
+    stacks = stack(jnp.concatenate([older, obs.pixels[None]]), jnp.concatenate([fresh, obs.fresh[None]]))
+    return stacks, stacks
+
+
+def newest(stacks: jax.Array, frame_stack: int) -> Frame:
+    """The newest frame of each of the stacks ``[T, B, k * c, ...]``: ``[T, B, c, ...]``, and whether it is fresh.
+
+    A stack whose frames are all equal counts as fresh. So are those of truly fresh frames; where others have come to be
+    equal, it changes no bit: such a stack is what its newest frame would make if it were fresh, and every later stack
+    follows from the one before and the new frame alone.
+    """
+    frames = stacks.reshape(*stacks.shape[:2], frame_stack, -1, *stacks.shape[3:])
+    pixels = frames[:, :, -1]
+    return Frame(pixels, jnp.all(frames == pixels[:, :, None], axis=range(2, frames.ndim)))

@@ -1,0 +1,76 @@
+"""The halves of an update, apart: an actor differentiates where it acts, a learner applies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist import mesh, rng
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.learners import sgd
+from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
+
+
+def gradient(
+    algorithm: Algorithm, state: TrainState, rollout: Rollout, key: jax.Array, number: jax.Array
+) -> tuple[PyTree, Mapping[str, jax.Array]]:
+    """Differentiates the loss of one rollout, once.
+
+    An algorithm that replays windows learns from all those that lie in the rollout instead.
+
+    Args:
+      number: of the rollout, which makes its keys different from those of all others.
+
+    Returns:
+      The gradient by ``params``, and metrics.
+    """
+    key = jax.random.fold_in(key, number)
+    if algorithm.replay is not None:
+        assert algorithm.window is not None, "replay needs windows of a fixed length"
+        rollout = windows(rollout, algorithm.window)
+    keys = rng.per_index(jax.random.fold_in(key, 0), mesh.global_index(rollout.reward.shape[1]))
+    batch = algorithm.postprocess(state.variables, state.target, rollout, keys)
+    num_examples = len(jax.tree.leaves(batch)[0])
+    keys = rng.per_index(jax.random.fold_in(key, 1), mesh.global_index(num_examples))
+    grads, metrics, _ = sgd.gradient(algorithm, state, batch, keys)
+    return grads, metrics
+
+
+def apply(algorithm: Algorithm, state: TrainState, grads: PyTree, steps: int) -> TrainState:
+    """One update with a gradient of a rollout of so many env steps."""
+    state = sgd.apply(algorithm, state, grads)
+    return state._replace(iteration=state.iteration + 1, env_step=state.env_step + steps)
+
+
+def windows(rollout: Rollout, length: int) -> Rollout:
+    """All windows of a rollout ``[T, B, ...]``, as replay gives them: ``[length, (T - length + 1) * B, ...]``."""
+    starts = rollout.reward.shape[0] - length + 1
+
+    def cut(x: jax.Array, size: int) -> jax.Array:
+        pieces = jnp.stack([x[t : t + starts] for t in range(size)])
+        return pieces.reshape(size, -1, *x.shape[2:])
+
+    obs = jax.tree.map(lambda x: cut(x, length + 1), rollout.obs)
+    rest = jax.tree.map(lambda x: cut(x, length), rollout._replace(obs=(), core=(), final_core=()))
+    return rest._replace(obs=obs)
+
+
+def check_sizes(algorithm: Algorithm, rollout_length: int) -> None:
+    """Checks that one gradient of a rollout is what the algorithm makes of it.
+
+    Raises:
+      ConfigError: it makes several, or needs longer windows.
+    """
+    made = algorithm.num_epochs * algorithm.num_minibatches
+    if made > 1:
+        raise ConfigError(
+            f"--plan gradients makes one update of each rollout, and here --num-epochs times --num-minibatches is "
+            f"{made}; 1 works, or an algorithm without them, such as a2c"
+        )
+    if algorithm.replay is not None and algorithm.window is not None and algorithm.window > rollout_length:
+        raise ConfigError(
+            f"windows of {algorithm.window} steps (--n-step) do not fit into --rollout-length {rollout_length}; "
+            f"--rollout-length {algorithm.window} or more works"
+        )

@@ -1,0 +1,82 @@
+"""Acting and learning at the same time: actor threads send rollouts, and the learner takes them as they come.
+
+RLlib's AsyncSamples and AsyncReplay optimizers (Liang et al. 2018, https://arxiv.org/abs/1712.09381, section 5) and the
+Sebulba architecture (Hessel et al. 2021, https://arxiv.org/abs/2104.06272). An iteration learns from ``num_envs x
+rollout_length`` steps, as in every plan: from the rollouts of as many actors as there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from jaxrl_dist import flow
+from jaxrl_dist.actors.common import Stages
+from jaxrl_dist.actors.pool import ActorPool, ParamStore, Sample
+from jaxrl_dist.learners.sharded import compile_learn, compile_update
+from jaxrl_dist.plans.common import Clock, Job
+from jaxrl_dist.plans.samples import Tally, joiner, prioritize, sender
+from jaxrl_dist.rng import Stream
+from jaxrl_dist.types import Report
+
+
+def asynchronous(job: Job) -> Iterator[Report]:
+    """Runs ``job`` with actors in threads; the policy that acts may be some versions behind the one that learns."""
+    clock, stages, options = Clock(), Stages(), job.pool
+    prioritized = job.algorithm.replay is not None and job.algorithm.replay.priority_exponent is not None
+    update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(job.mesh)
+    state, learn_key = job.initial_state(), job.key(Stream.LEARN)
+    store = ParamStore(options.meshes, keep=options.lag or 0)
+    store.publish(state)
+    more = compile_learn(job.learner, job.mesh) if options.free_running else None
+    programs = [update] if more is None else [update, more]
+    clock.ready(*programs)
+    send = [sender(job, prioritize(job, on) if prioritized else None) for on in options.meshes]
+    with ActorPool(job.actor_job(), options, store, send) as pool:
+        tally = Tally(pool, store, options.max_lag)
+        stages.mark("starting")
+        for samples in rounds(job, pool, tally):
+            stages.mark("waiting")
+            updates = int(state.updates)
+            if samples is None:
+                assert more is not None
+                state, metrics = jax.block_until_ready(more(state, learn_key))
+            else:
+                tally.learn(samples)
+                rollout, *priority = join(samples)
+                state, metrics = jax.block_until_ready(update(state, rollout, learn_key, *priority))
+            stages.mark("updating")
+            store.publish(state)
+            tally.learned(metrics, counts=int(state.updates) > updates)
+            stages.mark("publishing")
+            done = tally.env_steps >= job.total_env_steps
+            if done:
+                tally.drop(pool.close())
+                stages.mark("closing")
+            if done or tally.iterations >= job.iterations_per_report:
+                yield tally.report(state, clock, stages, programs)
+                stages.mark("reporting")
+            if done:
+                return
+
+
+def rounds(job: Job, pool: ActorPool, tally: Tally) -> Iterator[Sequence[Sample | None] | None]:
+    """What each iteration learns from: a sample of each actor, or as many of whichever come first.
+
+    Experience that is replayed has to stay in the order in which each environment made it. None stands for no new
+    experience, where the learner runs freely on its memory.
+    """
+    options = job.pool
+    if options.lag is None and options.gather is None and job.algorithm.replay is None:
+        yield from flow.batch(filter(tally.fresh, flow.gather_async(pool.streams)), options.num_actors)
+    complete = flow.gather_sync(pool.streams, options.gather, options.gather_deadline)
+    while True:
+        while options.free_running and tally.learning and not pool.streams.complete():
+            yield None
+        samples = next(complete, [])
+        if not samples:
+            return
+        found = [sample if sample is not None and tally.fresh(sample) else None for sample in samples]
+        if any(found):
+            yield found

@@ -1,0 +1,813 @@
+"""Plans whose actors run in threads: lag, counts, devices, what is late, what fails, and what is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import itertools
+import logging
+import statistics
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import faulty
+import jax
+import numpy as np
+import pytest
+from probes import assert_close, learner_of, make_job, make_mesh, perturbed, random_rollout, with_sgd
+
+from jaxrl_dist import flow, returns
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist.actors import device, host
+from jaxrl_dist.actors.pool import ActorPool, ParamStore, PoolOptions, RestartingEnv, Sample
+from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.impala import IMPALA
+from jaxrl_dist.config import EnvError
+from jaxrl_dist.envs import EnvSource, HostEnv, find
+from jaxrl_dist.learners import gradients as gradient_learner
+from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
+from jaxrl_dist.plans import asynchronous as asynchronous_module
+from jaxrl_dist.plans import gradients as gradients_module
+from jaxrl_dist.plans.asynchronous import asynchronous, rounds
+from jaxrl_dist.plans.common import Job
+from jaxrl_dist.plans.gradients import gradients
+from jaxrl_dist.plans.samples import Tally, joiner
+from jaxrl_dist.types import EnvSpec, EpisodeStats, Report, Timestep
+
+ACTORS, SIZE, LENGTH = 4, 2, 8
+STEPS = ACTORS * SIZE * LENGTH  # of one iteration
+CONFIGS: dict[str, Any] = {
+    "impala": IMPALA(hidden_sizes=(8,)),
+    "a2c": A2C(hidden_sizes=(8,)),
+    "dqn": DQN(
+        hidden_sizes=(8,), batch_size=16, replay_capacity=64 * STEPS, replay_ratio=2 / STEPS, learning_starts=2 * STEPS
+    ),
+}
+PLANS = {"asynchronous": asynchronous, "gradients": gradients}
+PLAN_OF = {"impala": asynchronous, "a2c": gradients, "dqn": asynchronous}
+
+
+# --- Jobs ---------------------------------------------------------------------------------------------
+
+
+class Hooked(NamedTuple):
+    """As ``EnvSource``, but each step of its host environments calls ``hook`` before."""
+
+    source: EnvSource
+    hook: Callable[[str, int], None]
+    """``(thread, steps)``: the name of the actor's thread, and the environment's steps so far."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.source.spec
+
+    def host(self, num_envs: int, seed: int, *, training: bool = True) -> HostEnv:
+        env = self.source.host(num_envs, seed, training=training)
+        step, steps = env.step, itertools.count()
+
+        def hooked(action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+            self.hook(threading.current_thread().name, next(steps))
+            return step(action)
+
+        env.step = hooked  # type: ignore[method-assign]
+        return env
+
+
+@functools.cache
+def base(name: str, num_devices: int) -> Job:
+    """Made once, so that its programs are compiled once."""
+    source = find("envpool:CartPole-v1")
+    algorithm = CONFIGS[name].make(source.spec)
+    return make_job(algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices)
+
+
+def make(
+    name: str = "impala",
+    *,
+    env: EnvSource | None = None,
+    hook: Callable[[str, int], None] | None = None,
+    iterations: int = 10**6,
+    interval: int = 1,
+    learners: int = 1,
+    **options: Any,
+) -> Job:
+    """A job of at least so many iterations, with a report after each ``interval``."""
+    job = base(name, learners)
+    source: Any = env or job.source
+    return job._replace(
+        source=source if hook is None else Hooked(source, hook),
+        total_env_steps=iterations * STEPS,
+        report_interval=interval * STEPS,
+        pool=PoolOptions(**{"num_actors": ACTORS, "meshes": (make_mesh(1),), **options}),
+    )
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of equal jobs share their programs."""
+    if "compile" in request.node.name:
+        return
+    for module, name in (
+        (asynchronous_module, "compile_update"),
+        (asynchronous_module, "joiner"),
+        (gradients_module, "compile_apply"),
+        (gradients_module, "compile_gradient"),
+    ):
+        monkeypatch.setattr(module, name, _cached(getattr(module, name)))
+    acting = ActorPool._compile
+
+    def compile_acting(self: ActorPool, on: jax.sharding.Mesh) -> Any:
+        job = self._job
+        backend = job.source.spec.id if job.source.spec.backend == "gymnax" else ""
+        key = job.algorithm, job.rollout_length, job.seed, job.num_envs // self._options.num_actors, backend, on
+        if key not in _ACTING:
+            _ACTING[key] = acting(self, on)
+        return _ACTING[key]
+
+    monkeypatch.setattr(ActorPool, "_compile", compile_acting)
+
+
+_ACTING: dict[Any, Any] = {}
+_cached = functools.cache(lambda function: functools.cache(function))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    """Neither an actor's nor an environment's."""
+    before = set(threading.enumerate())
+    yield
+    faulty.RELEASED.set()
+    until(lambda: set(threading.enumerate()) <= before)
+    faulty.RELEASED.clear()
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Waits for what other threads bring about."""
+    deadline = time.perf_counter() + seconds
+    while not condition():
+        assert time.perf_counter() < deadline, f"it never came about: {threading.enumerate()}"
+        time.sleep(0.001)
+
+
+def take(run: Iterator[Report], count: int) -> list[Report]:
+    """The first reports; leaves the run."""
+    with_close: Any = run
+    try:
+        return list(itertools.islice(run, count))
+    finally:
+        with_close.close()
+
+
+TIMED = ("time/", "async/queue", "async/sent", "async/dropped", "async/learner_idle", "async/actor_idle")
+
+
+def numbers(report: Report) -> dict[str, Any]:
+    """All that a report says but what the clock decides."""
+    metrics = {name: value for name, value in report.metrics.items() if not name.startswith(TIMED)}
+    return {"env_steps": report.env_steps, "updates": report.updates, "iteration": report.iteration, **metrics}
+
+
+def lags(report: Report) -> dict[int, float]:
+    """How many samples of each lag have been learnt from since the last report."""
+    prefix = "async/lag/"
+    return {int(name.removeprefix(prefix)): n for name, n in report.metrics.items() if name.startswith(prefix) and n}
+
+
+# --- ParamStore ---------------------------------------------------------------------------------------
+
+
+def test_store_keeps_the_newest_versions() -> None:
+    """As copies on each acting device, which outlive the learner's own state."""
+    job, acting = base("dqn", 2), [make_mesh(1), meshes.make_mesh(jax.devices()[3:4])]
+    store = ParamStore([*acting, acting[0]], keep=1)
+    kept = []
+    for version in range(3):
+        state = job.initial_state()._replace(
+            updates=meshes.place(jax.numpy.int32(version), job.mesh, meshes.REPLICATED)
+        )
+        kept.append(jax.tree.map(np.array, state._replace(opt_state=(), memory=())))
+        store.publish(state)
+        for x in jax.tree.leaves(state):
+            x.delete()  # as by donation
+        assert store.version == version
+    going = threading.Event()
+    for on in acting:
+        assert store.latest(on).version == 2
+        for version in (1, 2):
+            snapshot = store.wait_for(version, on, going)
+            assert snapshot is not None and snapshot.version == version
+            assert_close(jax.tree.map(np.asarray, snapshot.state), kept[version], 0)
+            assert {d for x in jax.tree.leaves(snapshot.state) for d in x.devices()} == set(on.devices.flat)
+    with pytest.raises(IndexError):
+        store.wait_for(0, acting[0], going)
+
+
+def test_waiting_for_a_version_ends_with_it_or_with_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxrl_dist.actors.pool.WAKE_SECONDS", 100.0)  # not by looking again and again
+    job, on, stopping = base("impala", 1), make_mesh(1), threading.Event()
+    store, found = ParamStore([on]), []
+
+    def wait(version: int) -> threading.Thread:
+        thread = threading.Thread(target=lambda: found.append(store.wait_for(version, on, stopping)))
+        thread.start()
+        time.sleep(0.05)
+        assert thread.is_alive()
+        return thread
+
+    thread = wait(0)
+    store.publish(job.initial_state())
+    thread.join(5)
+    assert found.pop().version == 0
+    thread = wait(1)
+    stopping.set()
+    store.wake()
+    thread.join(5)
+    assert found == [None]
+
+
+# --- Lag and counts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, lag", [("impala", 0), ("impala", 1), ("impala", 3), ("dqn", 1)])
+def test_lockstep_keeps_the_lag_exactly(name: str, lag: int) -> None:
+    """As soon as there are so many versions, whichever thread is slow."""
+    rng = random_sleeps(0.003)
+    for iteration, report in enumerate(take(asynchronous(make(name, hook=rng, lag=lag)), 7)):
+        assert lags(report) == {min(iteration, lag): ACTORS}
+        assert report.metrics["async/lag"] == report.metrics["async/lag_max"] == min(iteration, lag)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_older_experience_than_allowed_is_dropped(plan: str) -> None:
+    """And all that was sent is accounted for in every report; in the last one, nothing is left."""
+    slow = {"actor-0": 0.01}
+    job = make("a2c", iterations=12, max_lag=1, hook=lambda thread, steps: time.sleep(slow.get(thread, 0.0)))
+    reports = list(PLANS[plan](job))
+    for report in reports:
+        sent, trained, dropped, queued = (report.metrics[f"async/{x}"] for x in ("sent", "trained", "dropped", "queue"))
+        assert sent == trained + dropped + queued
+        assert 0 <= queued <= 2 * ACTORS
+        assert report.metrics["async/lag_max"] <= 1
+    assert queued == 0 and dropped > 0
+    assert sum(sum(lags(report).values()) for report in reports) == trained
+    assert trained == reports[-1].iteration * (ACTORS if plan == "asynchronous" else 1)
+
+
+def test_without_a_limit_nothing_is_dropped_before_the_stop() -> None:
+    *reports, last = list(asynchronous(make(iterations=12, hook=random_sleeps(0.002))))
+    for report in reports:
+        assert report.metrics["async/dropped"] == 0
+        assert report.metrics["async/sent"] == report.metrics["async/trained"] + report.metrics["async/queue"]
+    assert last.metrics["async/sent"] == last.metrics["async/trained"] + last.metrics["async/dropped"]
+    assert last.metrics["async/dropped"] <= 2 * ACTORS
+    assert last.env_steps >= 12 * STEPS
+
+
+def test_the_last_report_comes_after_the_actors() -> None:
+    """So they take nothing from the evaluation."""
+    before = set(threading.enumerate())
+    for report in asynchronous(make(iterations=3)):
+        if report.env_steps >= 3 * STEPS:
+            assert set(threading.enumerate()) <= before
+
+
+def test_a_slow_learner_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    compiled = asynchronous_module.compile_update
+
+    def slowed(*args: Any, **kinds: Any) -> Any:
+        return Wrapped(compiled(*args, **kinds), lambda call: time.sleep(0.05))
+
+    monkeypatch.setattr(asynchronous_module, "compile_update", slowed)
+    run = asynchronous(make(hook=lambda thread, steps: made.append(steps)))
+    queues = []
+    for report in itertools.islice(run, 8):
+        queues.append(report.metrics["async/queue"])
+        assert len(made) <= (report.metrics["async/trained"] + 2 * ACTORS) * LENGTH
+    assert max(queues) == 2 * ACTORS
+    run.close()  # type: ignore[attr-defined]
+
+
+class Wrapped:
+    """A program that calls ``before`` with the number of each of its calls."""
+
+    def __init__(self, program: Any, before: Callable[[int], None]) -> None:
+        self.compile_seconds = 0.0
+        self._program, self._before, self._calls = program, before, itertools.count()
+
+    def __call__(self, *args: Any) -> Any:
+        self._before(next(self._calls))
+        return self._program(*args)
+
+
+def random_sleeps(most: float) -> Callable[[str, int], None]:
+    """Sleeps of another length each time."""
+    rng = np.random.default_rng()
+    return lambda thread, steps: time.sleep(rng.uniform(0, most))
+
+
+# --- Repeatability and devices ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, env_id",
+    [
+        ("impala", "envpool:CartPole-v1"),
+        ("impala", "gymnasium:CartPole-v1"),
+        ("impala", "gymnax:CartPole-v1"),
+        ("dqn", "envpool:CartPole-v1"),
+    ],
+)
+def test_lockstep_repeats_bit_for_bit(name: str, env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the threads are scheduled."""
+    rollout, sleep = device.DeviceActor.rollout, random_sleeps(0.02)
+
+    def delayed(self: Any, *args: Any) -> Any:
+        sleep("", 0)
+        return rollout(self, *args)
+
+    monkeypatch.setattr(device.DeviceActor, "rollout", delayed)
+    hook = None if env_id.startswith("gymnax") else random_sleeps(0.002)
+    results = []
+    for _ in range(2):
+        *reports, last = asynchronous(make(name, env=find(env_id), hook=hook, iterations=6, interval=2, lag=1))
+        results.append(([numbers(report) for report in [*reports, last]], last.variables()))
+    assert results[0][0] == results[1][0]
+    jax.tree.map(np.testing.assert_array_equal, results[0][1], results[1][1])
+    assert results[0][0][-1]["loss/total"] is not None
+
+
+def placed(tree: Any) -> set[jax.Device]:
+    return {on for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) for on in x.devices()}
+
+
+def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two acting and six learning devices as one for both, and each array where it belongs."""
+    devices = jax.devices()
+    acting, learning = devices[:2], devices[2:8]
+    seen: dict[str, set[Any]] = {"actor": set(), "rollout": set()}
+    rollout = host.HostActor.rollout
+
+    def watched(self: Any, *args: Any) -> Any:
+        result = rollout(self, *args)
+        actor = self._core, self._stacks, self._initial_core, args[0]
+        seen["actor"].add((threading.current_thread().name, *placed(actor)))
+        seen["rollout"].add((threading.current_thread().name, *placed(result[0])))
+        return result
+
+    source = find("envpool:CartPole-v1")
+    algorithm = IMPALA(hidden_sizes=(8,), core="gru", core_size=4).make(source.spec)
+    results = []
+    for actors, learners in ((acting, learning), (devices[:1], devices[:1])):
+        options = PoolOptions(num_actors=2, meshes=tuple(meshes.make_mesh([on]) for on in actors), lag=1)
+        job = make_job(algorithm, source, num_envs=12, rollout_length=8, total_env_steps=500, pool=options)
+        run: Any = asynchronous(job._replace(mesh=meshes.make_mesh(learners)))
+        with monkeypatch.context() as patch:
+            if len(learners) > 1:
+                patch.setattr(host.HostActor, "rollout", watched)
+                next(run)
+                inside = run.gi_frame.f_locals
+                assert placed(inside["state"]) == placed(inside["rollout"]) == set(learning)
+                assert placed(inside["metrics"]) == set(learning)
+                assert placed([sample.content for sample in inside["samples"]]) == {learning[0]}
+                for on in options.meshes:
+                    assert placed(inside["store"].latest(on).state) == set(on.devices.flat)
+            *reports, last = run
+            results.append(([numbers(report) for report in [*reports, last]][-4:], last.variables()))
+    assert seen["actor"] == seen["rollout"] == {("actor-0", acting[0]), ("actor-1", acting[1])}
+    assert_close(results[0][1], results[1][1], 1e-4)
+    for split, together in zip(results[0][0], results[1][0], strict=True):
+        assert split.keys() == together.keys()
+        for name, value in split.items():
+            assert value == (together[name] and pytest.approx(together[name], rel=1e-4, abs=1e-4)), name
+
+
+# --- Time and compilation -----------------------------------------------------------------------------
+
+
+def test_the_stages_of_a_thread_sum_to_its_time_and_nothing_compiles_late(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor with actors that are late and with environments that are made anew."""
+    broken = breaks(("actor-3", 40))
+
+    def hook(thread: str, steps: int) -> None:
+        time.sleep(0.02 if thread == "actor-0" else 0.002)
+        broken(thread, steps)
+
+    job = make(hook=hook, iterations=12, learners=2, interval=2, gather=2, gather_deadline=0.001, max_restarts=9)
+    run: Any = asynchronous(job)
+    next(run)
+    jax.config.update("jax_log_compiles", True)
+    try:
+        with caplog.at_level(logging.DEBUG):
+            for report in run:
+                metrics = report.metrics
+                learner = sum(value for name, value in metrics.items() if name.startswith("time/learner/"))
+                assert learner == pytest.approx(report.wall_time_s, rel=0.05)
+                inside = run.gi_frame.f_locals
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    assert metrics["async/restarts"] == 1 and metrics["async/lag_max"] > 1
+    acting = report.wall_time_s - metrics["time/learner/starting_s"]
+    for stages in inside["pool"].stages:
+        assert sum(stages.seconds.values()) == pytest.approx(acting, rel=0.05)
+    assert sum(v for n, v in metrics.items() if n.startswith("time/actor/")) == pytest.approx(acting, rel=0.05)
+    assert metrics["time/learner/compiling_s"] > 0.1
+    assert [record.message for record in caplog.records if "ompil" in record.message] == []
+
+
+# --- What is left behind ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["impala", "a2c"])
+def test_leaving_the_loop_leaves_nothing(name: str) -> None:
+    """No thread (EnvPool's own C++ threads included) and no array, however often."""
+    job = make(name)
+    take(PLAN_OF[name](job), 1)  # what is compiled stays
+    gc.collect()
+    arrays, threads = len(jax.live_arrays()), native_threads()
+    for _ in range(100):
+        take(PLAN_OF[name](job), 1)
+    until(lambda: native_threads() <= threads)
+    assert len(jax.live_arrays()) <= arrays
+
+
+def native_threads() -> int:
+    import psutil
+
+    return psutil.Process().num_threads()
+
+
+# --- Late actors --------------------------------------------------------------------------------------
+
+
+def rate(slow: float, **options: Any) -> tuple[float, list[Report]]:
+    """Iterations a second, where one actor's steps take ``slow`` times as long, and the reports."""
+    seconds = {"actor-2": 0.01 * slow}
+    job = make(hook=lambda thread, steps: time.sleep(seconds.get(thread, 0.01)), **options)
+    reports = take(asynchronous(job), 16)
+    times = [report.wall_time_s for report in reports]
+    return 1 / statistics.median(b - a for a, b in itertools.pairwise(times[2:])), reports
+
+
+def test_gather_does_not_wait_for_a_slow_actor() -> None:
+    """Whose rollouts are learnt from late, or dropped if they are then too old."""
+    even, _ = rate(1, gather=3, gather_deadline=1.0)
+    uneven, reports = rate(10, gather=3, gather_deadline=0.005)
+    assert uneven > 0.7 * even
+    assert any(sum(lags(report).values()) == 3 for report in reports)
+    assert any(max(lags(report)) >= 4 for report in reports)
+    assert all(report.metrics["async/dropped"] == 0 for report in reports)
+    _, reports = rate(10, gather=3, gather_deadline=0.005, max_lag=2)
+    assert reports[-1].metrics["async/dropped"] >= 1
+    assert all(max(lags(report)) <= 2 for report in reports)
+
+
+@pytest.mark.parametrize("name", ["impala", "a2c"])
+def test_a_rollout_that_did_not_come_changes_nothing(name: str) -> None:
+    """The update is that of a batch without it."""
+    job = base(name, 1)
+    algorithm, key = with_sgd(job.algorithm), jax.random.key(5)
+    none = EpisodeStats(*np.zeros(5))
+    samples = [Sample(i, 0, [random_rollout(algorithm, job.source.spec, LENGTH, SIZE, i)], none, 0) for i in range(2)]
+    updated = []
+    for there in ((samples[0], None, samples[1]), samples):
+        (rollout,) = joiner(job.mesh)(there)
+        learner = learner_of(algorithm, job.source.spec, SIZE * len(there), LENGTH)
+        state = jax.jit(learner.init)(jax.random.key(0))
+        state = state._replace(variables=state.variables._replace(params=perturbed(state.variables.params)))
+        state, metrics = compile_update(learner, job.mesh)(state, rollout, key)
+        updated.append((state.variables, dict(metrics)))
+        assert rollout.valid.shape == (LENGTH, SIZE * len(there))
+    assert_close(updated[0], updated[1], 1e-5)
+
+
+def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
+    class Store:
+        version = 3
+
+    def samples(actor: int) -> list[Sample]:
+        return [Sample(actor, version, (), EpisodeStats(*np.zeros(5)), 7) for version in (0, 0, actor + 2)]
+
+    job = make(num_actors=2, max_lag=0, gather=2)
+    fake: Any = type("Pool", (), {"streams": flow.Parallel([samples(0), samples(1)], in_flight=3)})
+    tally = Tally(fake, Store(), 0)  # type: ignore[arg-type]
+    (found,) = rounds(job, fake, tally)
+    assert found[0] is None and found[1] is not None and found[1].version == 3
+    assert tally.env_steps == 6 * 7 and tally._dropped == 5
+
+
+# --- Restarts -----------------------------------------------------------------------------------------
+
+
+def breaks(*when: tuple[str, int]) -> Callable[[str, int], None]:
+    """Fails at these steps of these actors' environments, each once."""
+    left = set(when)
+
+    def hook(thread: str, steps: int) -> None:
+        if (thread, steps) in left:
+            left.remove((thread, steps))
+            raise EnvError(f"broken at step {steps}")
+
+    return hook
+
+
+@pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
+def test_environments_that_fail_are_made_anew(env_id: str) -> None:
+    hook = breaks(("actor-0", 3), ("actor-2", 5), ("actor-0", 11))
+    job = make(env=find(env_id), hook=hook, iterations=6, max_restarts=2)
+    restarts = [report.metrics["async/restarts"] for report in asynchronous(job)]
+    assert restarts == sorted(restarts) and restarts[-1] == 3
+
+
+def test_too_many_restarts_end_the_run() -> None:
+    hook = breaks(("actor-0", 3), ("actor-0", 5), ("actor-0", 7))
+    with pytest.raises(EnvError, match="broken at step 7"):
+        list(asynchronous(make(hook=hook, iterations=10, max_restarts=2)))
+
+
+def test_gymnasium_that_crashes_by_chance_goes_on() -> None:
+    source = find("faulty:make", {"p_crash": "0.02", "p_crash_reset": "0.1", "p_stall": "0", "p_stall_reset": "0"})
+    *_, last = asynchronous(make(env=source, iterations=10, max_restarts=1000))
+    assert last.metrics["async/restarts"] >= 2
+    with pytest.raises(EnvError, match="simulated crash"):
+        list(asynchronous(make(env=source, iterations=10)))
+
+
+def restarting(hook: Callable[[str, int], None], limit: int) -> RestartingEnv:
+    source = find("envpool:CartPole-v1")
+    hooked = Hooked(source, hook)
+    return RestartingEnv(source.spec, SIZE, lambda restarts: hooked.host(SIZE, restarts), limit, threading.Event())
+
+
+def test_an_invalid_action_is_no_failure_of_the_environment() -> None:
+    env = restarting(lambda thread, steps: None, 5)
+    env.reset()
+    with pytest.raises(ValueError, match="lies outside"):
+        env.step(np.array([0, 7]))
+    assert env.restarts == 0
+    env.close()
+
+
+def test_a_pool_that_closes_does_not_wait_for_the_rollout() -> None:
+    env = restarting(lambda thread, steps: None, 5)
+    env.reset()
+    env._stopping.set()
+    with pytest.raises(RuntimeError, match="being closed"):
+        env.step(np.zeros(SIZE, np.int32))
+    assert env.restarts == 0
+    env.close()
+
+
+def test_an_environment_that_cannot_be_made_is_tried_so_often() -> None:
+    made: list[int] = []
+
+    def fail(restarts: int) -> HostEnv:
+        made.append(restarts)
+        raise EnvError("it cannot be made")
+
+    env = RestartingEnv(base("impala", 1).source.spec, SIZE, fail, 3, threading.Event())
+    with pytest.raises(EnvError, match="it cannot be made"):
+        env.reset()
+    assert made == [0, 1, 2, 3]
+
+
+def test_a_restart_is_a_step_that_is_not_valid() -> None:
+    """Its observation is the first of the new environments, as of any reset, and the step before has its successor."""
+    job, on = base("impala", 1), make_mesh(1)
+    env = restarting(breaks(("MainThread", 3)), 1)
+    programs = host.compile_acting(job.algorithm, on, LENGTH, jax.random.key(0))
+    actor = host.HostActor(job.algorithm, env, on, LENGTH, programs)
+    variables = meshes.place(jax.jit(job.algorithm.init)(jax.random.key(0)), on, meshes.REPLICATED)
+    zero = np.int32(0), jax.numpy.zeros(())
+    rollout, episodes, valid = actor.rollout(variables, *zero)
+    actor.close()
+    expected = np.ones((LENGTH, SIZE), bool)
+    expected[3] = False
+    np.testing.assert_array_equal(rollout.valid, expected)
+    assert valid == (LENGTH - 1) * SIZE and episodes.episodes == 0
+    assert not (np.asarray(rollout.terminated) | np.asarray(rollout.truncated)).any()
+    np.testing.assert_array_equal(rollout.reward[:, 0], [1, 1, 1, 0, 1, 1, 1, 1])
+    fresh = find("envpool:CartPole-v1").host(SIZE, 1)
+    np.testing.assert_array_equal(rollout.obs[4], fresh.reset())
+    fresh.close()
+    assert (np.abs(np.asarray(rollout.obs[3] - rollout.obs[2])) > 0).any()
+
+
+def test_learning_cuts_at_a_restart() -> None:
+    """Rewards of 1, values as given, discount 0.5, and environments lost at step 2: a hand-made example."""
+    reward = np.array([[1.0], [1.0], [0.0], [1.0]], np.float32)
+    never = np.zeros((4, 1), bool)
+    valid = np.array([[True], [True], [False], [True]])
+    values = np.array([[4.0], [8.0], [16.0], [32.0], [64.0]], np.float32)
+    outcomes = reward, never, never, valid
+    # Step 1 bootstraps from obs[2], worth 16; step 3 from obs[4], worth 64.
+    one = [1 + 0.5 * 8 - 4, 1 + 0.5 * 16 - 8, 0, 1 + 0.5 * 64 - 32]
+    expected = [one[0] + 0.5 * one[1], one[1], 0, one[3]]
+    np.testing.assert_allclose(returns.gae(*outcomes, values, 0.5, 1.0)[:, 0], expected)
+    np.testing.assert_allclose(returns.n_step(*outcomes, values, 0.5, 3)[:, 0], expected + values[:-1, 0])
+    vs, advantage = returns.vtrace(*outcomes, values, np.zeros((4, 1), np.float32), 0.5)
+    np.testing.assert_allclose(vs[:, 0], expected + values[:-1, 0])
+    np.testing.assert_allclose(advantage[:, 0], expected)
+    # As replayed windows of three steps from 0, of two steps from 1 and from 0, of one step from 3.
+    for first, length, total, factor, last in (
+        (0, 3, 1.5, 0.25, 1),
+        (1, 2, 1, 0.5, 0),
+        (0, 2, 1.5, 0.25, 1),
+        (3, 1, 1, 0.5, 0),
+    ):
+        window = (x[first : first + length] for x in outcomes)
+        found = returns.window_return(*window, 0.5)
+        np.testing.assert_allclose([float(x[0]) for x in found], [total, factor, last])
+
+
+# --- Faults -------------------------------------------------------------------------------------------
+
+
+def surfaces(run: Iterator[Report], at: list[float], where: str) -> None:
+    """The error reaches the caller in time, with its traceback, and leaves no thread."""
+    with pytest.raises(ZeroDivisionError, match="injected") as caught:
+        list(run)
+    assert time.perf_counter() - at[0] < 2.0
+    assert where in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("actor-")])
+
+
+@functools.cache
+def compile_first(plan: str, name: str = "a2c") -> None:
+    """So that the times that follow are not those of the compiler."""
+    take(PLANS[plan](make(name)), 2)
+
+
+def fails_in_an_actor(plan: str, seed: int) -> None:
+    rng, at = np.random.default_rng(seed), []
+    where = f"actor-{rng.integers(ACTORS)}", int(rng.integers(60))
+
+    def broken_step(thread: str, steps: int) -> None:
+        if (thread, steps) == where:
+            at.append(time.perf_counter())
+            raise ZeroDivisionError("injected")
+
+    compile_first(plan)
+    options = {"lag": 1} if seed % 2 and plan == "asynchronous" else {}
+    surfaces(PLANS[plan](make("a2c", hook=broken_step, **options)), at, "broken_step")
+
+
+def fails_in_the_learner(plan: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fatal, at = int(np.random.default_rng(seed).integers(12)), []
+
+    def broken_update(call: int) -> None:
+        if call == fatal:
+            at.append(time.perf_counter())
+            raise ZeroDivisionError("injected")
+
+    module, name = {
+        "asynchronous": (asynchronous_module, "compile_update"),
+        "gradients": (gradients_module, "compile_apply"),
+    }[plan]
+    compile_first(plan)
+    compiled = getattr(module, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, lambda *args, **kinds: Wrapped(compiled(*args, **kinds), broken_update))
+        surfaces(PLANS[plan](make("a2c")), at, "broken_update")
+
+
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_error_in_an_actor_ends_the_run(plan: str, seed: int) -> None:
+    fails_in_an_actor(plan, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails_in_the_learner(plan, seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+@pytest.mark.parametrize("lag", [None, 1])
+def test_an_environment_that_hangs_ends_the_run(lag: int | None, seed: int) -> None:
+    """Within the time-out, and a few seconds for what else there is to close."""
+    after = int(np.random.default_rng(seed).integers(50))
+    source = find("faulty:hanging", {"after": str(after)}, timeout=2.0)
+    compile_first("asynchronous", "impala")
+    faulty.HANGING_SINCE.clear()
+    with pytest.raises(TimeoutError, match="within 2 s"):
+        list(asynchronous(make(env=source, lag=lag)))
+    assert time.perf_counter() - min(faulty.HANGING_SINCE) < 2.0 + 5.0
+
+
+# --- Gradients ----------------------------------------------------------------------------------------
+
+
+def test_one_gradient_is_one_update() -> None:
+    """Of one actor's rollout: what a learner that holds the rollout itself makes of it."""
+    job = base("a2c", 2)
+    algorithm, spec = with_sgd(job.algorithm), job.source.spec
+    rollout, key = random_rollout(algorithm, spec, LENGTH, ACTORS * SIZE), jax.random.key(3)
+    learner = learner_of(algorithm, spec, ACTORS * SIZE, LENGTH, 2)
+
+    def start() -> Any:
+        state = jax.jit(learner.init)(jax.random.key(0))
+        return state._replace(variables=state.variables._replace(params=perturbed(state.variables.params)))
+
+    on = make_mesh(1)
+    grads, metrics = compile_gradient(algorithm, on)(start(), rollout, key, np.int32(4))
+    grads = meshes.place(grads, job.mesh, meshes.REPLICATED)
+    applied = compile_apply(algorithm, job.mesh, ACTORS * SIZE * LENGTH)(start(), grads)
+    updated, expected = compile_update(learner, job.mesh)(start(), rollout, key)
+    assert_close(applied, updated, 1e-5)
+    assert_close(dict(metrics), dict(expected), 1e-5)
+    moved = jax.tree.map(lambda a, b: bool((np.asarray(a) != b).any()), applied.variables, start().variables)
+    assert any(jax.tree.leaves(moved))
+
+
+def test_gradients_are_little_older_than_there_are_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As no actor goes on while its gradient waits, however slow the learner."""
+    compiled = gradients_module.compile_apply
+
+    def slowed(*args: Any) -> Any:
+        return Wrapped(compiled(*args), lambda call: time.sleep(0.03))
+
+    monkeypatch.setattr(gradients_module, "compile_apply", slowed)
+    *_, last = take(gradients(make("a2c")), 4)
+    assert last.metrics["async/lag"] <= ACTORS + 0.5
+
+
+def test_windows_are_all_that_lie_in_the_rollout() -> None:
+    job = base("dqn", 1)
+    rollout = random_rollout(job.algorithm, job.source.spec, LENGTH, SIZE)
+    for length in (1, 3, LENGTH):
+        found = gradient_learner.windows(rollout, length)
+        assert found.core == found.final_core == ()
+        index = 0
+        for first in range(LENGTH - length + 1):
+            for env in range(SIZE):
+                for name in ("obs", "action", "reward", "terminated", "truncated", "valid"):
+                    whole = getattr(rollout, name)
+                    expected = whole[first : first + length + (name == "obs"), env]
+                    np.testing.assert_array_equal(getattr(found, name)[:, index], expected)
+                index += 1
+        assert found.reward.shape == (length, index)
+
+
+def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
+    """Async DQN: the mean over all windows of the rollout, but for those that begin on a reset step."""
+    job = base("dqn", 1)
+    algorithm, spec = job.algorithm, job.source.spec
+    rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
+    state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
+    _, metrics = compile_gradient(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
+    windows = gradient_learner.windows(rollout, algorithm.window or 0)
+    keys = jax.random.split(jax.random.key(2), windows.reward.shape[1])
+    batch = algorithm.postprocess(state.variables, state.target, windows, keys)
+    losses, mask, _ = algorithm.loss(state.variables, state.target, batch, keys, np.float32(0))
+    np.testing.assert_array_equal(mask, windows.valid[0])
+    assert 0 < mask.sum() < mask.size
+    assert float(metrics["loss/total"]) == pytest.approx(float(losses[mask].mean()), rel=1e-5)
+
+
+# --- Replay beside actors -------------------------------------------------------------------------------
+
+
+def test_actors_find_the_priorities_that_the_learner_would() -> None:
+    job = base("dqn", 1)
+    config = dataclasses.replace(CONFIGS["dqn"], n_step=3, priority_exponent=0.6)
+    algorithm, spec = config.make(job.source.spec), job.source.spec
+    rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
+    state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
+    found = compile_priority(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
+    assert found.shape == (LENGTH, SIZE) and np.isnan(found[:2]).all()
+    for end in (2, LENGTH - 1):
+        piece = jax.tree.map(lambda x: x[end - 2 : end + 1], rollout._replace(obs=(), core=(), final_core=()))
+        piece = piece._replace(obs=rollout.obs[end - 2 : end + 2])
+        keys = jax.random.split(jax.random.key(2), SIZE)
+        batch = algorithm.postprocess(state.variables, state.target, piece, keys)
+        _, _, aux = algorithm.loss(state.variables, state.target, batch, keys, np.float32(0))
+        np.testing.assert_allclose(found[end], (aux.priority + 1e-6) ** 0.6, rtol=1e-4)
+    too_long = dataclasses.replace(config, n_step=LENGTH + 1).make(spec)
+    assert np.isnan(compile_priority(too_long, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))).all()
+
+
+def test_a_learner_that_runs_freely_does_not_wait_for_slow_actors() -> None:
+    """It makes more updates than the ratio asks for, from the first on, and still sees what goes wrong."""
+
+    def slow(thread: str, steps: int) -> None:
+        time.sleep(0.01)
+        if steps == 12 * LENGTH:
+            raise RuntimeError("broken on purpose")
+
+    made: list[Report] = []
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        made.extend(asynchronous(make("dqn", hook=slow, free_running=True)))
+    for iteration, report in enumerate(made, 1):
+        assert report.metrics["async/trained"] == ACTORS * iteration
+    assert made[0].updates == 0  # the memory is still filling
+    assert made[-1].updates > 3 * 2 * (len(made) - 1)

@@ -1,0 +1,182 @@
+"""How actions are tried: noise, ladders of epsilons, scales of continuous actions, random beginnings."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from probes import box, spec
+
+from jaxrl_dist import exploration
+from jaxrl_dist.actors.common import after_step
+from jaxrl_dist.algorithms.ddpg import DDPG
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.replayed import ActionScale
+from jaxrl_dist.algorithms.sac import SAC
+from jaxrl_dist.algorithms.td3 import TD3
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.types import Box, MultiDiscrete, Timestep
+
+LOW, HIGH = np.array([-1, 0.1], np.float32), np.array([3, 0.7], np.float32)
+CONTINUOUS = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))
+MANY = 20_000
+
+# --- Epsilon ------------------------------------------------------------------------------------------
+
+
+def test_ape_x_ladder() -> None:
+    """Section 4 of Horgan et al. (2018): epsilon ** (1 + alpha i / (N - 1)), of 0.4 and 7."""
+    expected = [0.4 ** (1 + 7 * i / 359) for i in range(360)]
+    np.testing.assert_allclose(exploration.ape_x_epsilon(360), expected, rtol=1e-5)
+    np.testing.assert_allclose(exploration.ape_x_epsilon(1), [0.4], rtol=1e-6)
+
+
+def test_each_environment_keeps_its_epsilon() -> None:
+    algorithm = DQN(hidden_sizes=(8,), epsilon_ladder=True, epsilon_start=1.0).make(spec())
+    variables, epsilon = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
+    obs, keys = jnp.ones((MANY, 3)), jax.random.split(jax.random.key(1), MANY)
+    greedy, _, _ = algorithm.policy(variables, obs[:4], epsilon, None, 0.0)
+    action, core, _ = jax.jit(algorithm.policy)(variables, obs, jnp.tile(epsilon, MANY // 4), keys, 0.0)
+    explored = np.mean(np.asarray(action != greedy[0]).reshape(-1, 4), axis=0)
+    np.testing.assert_allclose(explored, np.float32(0.4) ** (1 + 7 * np.arange(4) / 3) * 2 / 3, atol=0.01)
+    kept = after_step(algorithm, core[:4], epsilon, action[:4], step(valid=[True, False, True, False]))
+    np.testing.assert_array_equal(kept, epsilon)
+
+
+def step(valid: list[bool]) -> Timestep:
+    """What matters of a step to the policy's state."""
+    return Timestep((), jnp.zeros(len(valid)), *[jnp.zeros(len(valid), bool)] * 2, jnp.array(valid))
+
+
+# --- Noise --------------------------------------------------------------------------------------------
+
+
+def test_ornstein_uhlenbeck_noise_is_stationary_and_correlated() -> None:
+    """An autoregressive process: variance std^2 / (1 - a^2) and autocorrelation a^k, with a = 1 - theta."""
+
+    def advance(noise: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        noise = exploration.ornstein_uhlenbeck(noise, jax.random.split(key, 64), 0.2)
+        return noise, noise
+
+    keys = jax.random.split(jax.random.key(0), 2050)
+    path = np.asarray(jax.lax.scan(advance, jnp.zeros((64, 3)), keys)[1][50:], np.float64)
+    np.testing.assert_allclose(path.mean(), 0.0, atol=0.02)
+    variance = 0.04 / (1 - 0.85**2)
+    np.testing.assert_allclose(np.square(path).mean(axis=(0, 1)), variance, rtol=0.05)
+    for lag in (1, 5, 10):
+        correlation = (path[lag:] * path[:-lag]).mean() / variance
+        np.testing.assert_allclose(correlation, 0.85**lag, atol=0.03)
+    independent = (path[:, :, 0] * path[:, :, 1]).mean() / variance
+    np.testing.assert_allclose(independent, 0.0, atol=0.03)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "ornstein_uhlenbeck"])
+def test_noise_is_added_and_begins_anew_with_each_episode(noise: Any) -> None:
+    config = TD3(hidden_sizes=(8,), noise=noise, noise_std=0.1, learning_starts=0)
+    algorithm, obs, keys = config.make(CONTINUOUS), jnp.ones((4, 3)), jax.random.split(jax.random.key(1), 4)
+    variables, scale = algorithm.init(jax.random.key(0)), ActionScale.of(config, CONTINUOUS)
+    start = algorithm.initial_core(4)
+    core = jax.tree.map(lambda x: x + 0.3, start)
+    greedy, untouched, _ = algorithm.policy(variables, obs, core, None, 0.0)
+    action, core, _ = algorithm.policy(variables, obs, core, keys, 0.0)
+    drawn = 0.1 * np.stack([jax.random.normal(key, (2,)) for key in keys])
+    if noise == "ornstein_uhlenbeck":
+        drawn += 0.85 * 0.3
+        np.testing.assert_allclose(untouched, 0.3, rtol=1e-6)
+        np.testing.assert_allclose(core, drawn, atol=1e-6)
+        kept = after_step(algorithm, core, start, action, step(valid=[True, False, True, False]))
+        np.testing.assert_array_equal(kept, np.where([[True], [False], [True], [False]], core, 0.0))
+    np.testing.assert_allclose(scale.from_env(action) - scale.from_env(greedy), drawn, atol=1e-5)
+
+
+# --- Scales -------------------------------------------------------------------------------------------
+
+
+def test_action_scale() -> None:
+    scale = ActionScale.of(TD3(), CONTINUOUS)
+    ends = jnp.array([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]])
+    np.testing.assert_array_equal(scale.to_env(ends)[:2], [LOW, HIGH])
+    np.testing.assert_allclose(scale.to_env(ends)[2], (LOW + HIGH) / 2, rtol=1e-6)
+    inside = np.random.default_rng(0).uniform(-1, 1, (MANY, 2)).astype(np.float32)
+    action = np.asarray(scale.to_env(inside))
+    assert np.all((action >= LOW) & (action <= HIGH))
+    np.testing.assert_allclose(scale.from_env(action), inside, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "action, message",
+    [
+        (None, "td3 needs .* which Test-v0 has not; dqn, rainbow, pqn, sac and ppo handle discrete ones"),
+        (MultiDiscrete((2, 3)), "td3 needs actions that are vectors of numbers, .*; ppo handles vectors of integers"),
+        (box(2, 2, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 has not"),
+        (box(2, dtype=np.int32, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 has not"),
+        (box(2), "td3 needs bounded actions, which Test-v0 has not; ppo handles unbounded ones"),
+    ],
+)
+def test_actions_without_a_scale_are_refused(action: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TD3().make(spec(action=action))
+
+
+# --- Policies -----------------------------------------------------------------------------------------
+
+POLICIES = {
+    "sac": SAC(hidden_sizes=(8,), learning_starts=1000),
+    "td3": TD3(hidden_sizes=(8,), learning_starts=1000, noise_std=0.3),
+    "ddpg": DDPG(hidden_sizes=(8,), learning_starts=1000, noise_std=0.3),
+}
+
+
+@functools.cache
+def acting(name: str) -> Any:
+    """``(keys, env_step) -> actions`` of a policy whose greedy action lies close to the upper bounds."""
+    algorithm = POLICIES[name].make(CONTINUOUS)
+    variables = algorithm.init(jax.random.key(0))
+    head = variables.params["actor"]["head"]["params"]
+    head["bias"] = head["bias"].at[:2].set(1.0)
+    obs, core = jnp.ones((MANY, 3)), algorithm.initial_core(MANY)
+    return jax.jit(lambda keys, env_step: algorithm.policy(variables, obs, core, keys, env_step)[0])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_random_actions_before_learning(name: str) -> None:
+    """Uniform in each component and independent, then no more; greedy actions are the same all the time."""
+    act = acting(name)
+    keys = jax.random.split(jax.random.key(1), MANY)
+    random, learned = np.asarray(act(keys, 999.0)), np.asarray(act(keys, 1000.0))
+    share = (random - LOW) / (HIGH - LOW)
+    for component in share.T:
+        assert scipy.stats.kstest(component, "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(share.T)[0, 1]) < 0.03
+    assert scipy.stats.kstest((learned[:, 0] - LOW[0]) / (HIGH - LOW)[0], "uniform").pvalue < 1e-9
+    np.testing.assert_array_equal(act(None, 999.0), act(None, 1000.0))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_actions_stay_within_bounds(name: str) -> None:
+    act = acting(name)
+    sampled, greedy = np.asarray(act(jax.random.split(jax.random.key(2), MANY), 1000.0)), np.asarray(act(None, 1000.0))
+    assert sampled.dtype == np.float32
+    assert np.all((sampled >= LOW) & (sampled <= HIGH)) and np.all((greedy > LOW) & (greedy < HIGH))
+    assert np.unique(greedy, axis=0).shape == (1, 2) and len(np.unique(sampled, axis=0)) > MANY / 2
+    # The sampled ones lie around the greedy one.
+    assert np.all(np.abs(np.median(sampled, axis=0) - greedy[0]) < 0.05 * (HIGH - LOW))
+
+
+def test_random_discrete_actions_before_learning() -> None:
+    algorithm = SAC(hidden_sizes=(8,), learning_starts=1000).make(spec())
+    variables = algorithm.init(jax.random.key(0))
+    bias = variables.params["actor"]["head"]["params"]["bias"]
+    variables.params["actor"]["head"]["params"]["bias"] = bias + jnp.array([0.0, 1.0, 2.0])
+    obs, keys = jnp.zeros((MANY, 3)), jax.random.split(jax.random.key(1), MANY)
+    act = jax.jit(algorithm.policy)
+    counts = [np.bincount(act(variables, obs, (), keys, env_step)[0], minlength=3) for env_step in (999.0, 1000.0)]
+    assert scipy.stats.chisquare(counts[0]).pvalue > 1e-3
+    probs = np.exp([0, 1, 2]) / np.exp([0, 1, 2]).sum()
+    assert scipy.stats.chisquare(counts[1], probs * MANY).pvalue > 1e-3
+    np.testing.assert_array_equal(algorithm.policy(variables, obs[:2], (), None, 0.0)[0], 2)

@@ -1,0 +1,354 @@
+"""R2D2 against a naive loop in float64, and replayed sequences against what acting stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import assert_close, box, make_mesh, random_rollout, spec
+
+import jaxrl_dist
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import networks, replay
+from jaxrl_dist.actors import device
+from jaxrl_dist.actors.common import Share
+from jaxrl_dist.algorithms.r2d2 import R2D2
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.envs import find
+from jaxrl_dist.learners import off_policy, sgd
+from jaxrl_dist.types import Box, EnvSpec, Rollout
+
+SPEC = spec()
+N = 16
+NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
+
+
+def network_of(config: R2D2, env: EnvSpec = SPEC) -> networks.RecurrentQNetwork:
+    return networks.recurrent_q_network(
+        config, env.observation, env.action.n, core_size=config.core_size, dueling=config.dueling
+    )
+
+
+# --- The loss -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def problem(config: R2D2) -> tuple[Any, Any, Any, Rollout]:
+    """Variables, another target network and windows, some of which run over an episode's end."""
+    algorithm = config.make(SPEC)
+    variables = algorithm.init(jax.random.key(0))
+    target = algorithm.init(jax.random.key(1)).params
+    assert algorithm.window is not None
+    windows = random_rollout(algorithm, SPEC, algorithm.window, N)
+    return algorithm, variables, target, windows._replace(reward=10 * windows.reward, core=(), final_core=())
+
+
+def losses(config: R2D2, variables: Any, target: Any, windows: Rollout) -> Any:
+    algorithm = config.make(SPEC)
+    keys = jax.random.split(jax.random.key(0), N)
+    batch = algorithm.postprocess(variables, target, windows, keys)
+    return algorithm.loss(variables, target, batch, keys, jnp.zeros(()))
+
+
+def naive_values(params: Any, windows: Rollout, env: int, dueling: bool) -> np.ndarray:
+    """The values ``[W + 1, A]`` of one window, by Cho et al. (2014), equations 5 to 8, in the form of cuDNN."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    dense, cell = params["torso"]["params"]["Dense_0"], params["gru"]["params"]
+    core, q = windows.extras["core"][0, env].astype(np.float64), []
+
+    def linear(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ cell[name]["kernel"] + cell[name].get("bias", 0)
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    for t in range(len(windows.obs)):
+        x = np.maximum(windows.obs[t, env] @ dense["kernel"] + dense["bias"], 0)
+        r, z = (sigmoid(linear(f"i{gate}", x) + linear(f"h{gate}", core)) for gate in "rz")
+        core = (1 - z) * np.tanh(linear("in", x) + r * linear("hn", core)) + z * core
+        advantage, *value = (core @ head["params"]["kernel"] + head["params"]["bias"] for head in params["heads"])
+        q.append(value[0] + advantage - advantage.mean() if dueling else advantage)
+        if t < len(windows.valid) and not windows.valid[t, env]:
+            core = np.zeros_like(core)
+    return np.stack(q)
+
+
+def squash(x: float) -> float:
+    return float(np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x)
+
+
+def unsquash(x: float) -> float:
+    """The inverse, equation in proposition A.2 of Pohlen et al. (2018)."""
+    return float(np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"double": False, "dueling": False},
+        {"rescale_values": False, "n_step": 1},
+        {"burn_in": 0, "max_priority_share": 0.3},
+    ],
+    ids=str,
+)
+def test_loss_is_that_of_a_naive_loop(flags: dict[str, Any]) -> None:
+    config = R2D2(**{**NET, "burn_in": 3, "sequence_length": 6, "n_step": 3, "discount": 0.9, **flags})
+    _, variables, target, w = problem(config)
+    found, mask, aux = (jax.device_get(x) for x in losses(config, variables, target, w))
+    h, h_inverse = (squash, unsquash) if config.rescale_values else (float, float)
+    compared = crossed = 0
+    for i in range(N):
+        online, bootstrap = (naive_values(params, w, i, config.dueling) for params in (variables.params, target))
+        errors = []
+        for k in range(config.sequence_length):
+            start = t = config.burn_in + k
+            assert mask[i, k] == w.valid[start, i]
+            if not w.valid[start, i]:
+                continue
+            total, factor = 0.0, 1.0
+            for t in range(start, start + config.n_step):
+                total += factor * w.reward[t, i]
+                factor *= config.discount
+                if w.terminated[t, i] or w.truncated[t, i]:
+                    crossed += t < start + config.n_step - 1
+                    break
+            if not w.terminated[t, i]:
+                best = (online if config.double else bootstrap)[t + 1].argmax()
+                total += factor * h_inverse(bootstrap[t + 1, best])
+            errors.append(abs(h(total) - online[start, w.action[start, i]]))
+            np.testing.assert_allclose(found[i, k], 0.5 * errors[-1] ** 2, rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(
+                aux.metrics["q/mean"][i, k], online[start, w.action[start, i]], rtol=1e-4, atol=1e-5
+            )
+            compared += 1
+        eta = config.max_priority_share
+        expected = eta * max(errors) + (1 - eta) * np.mean(errors) if errors else 0.0
+        np.testing.assert_allclose(aux.priority[i], expected, rtol=1e-3, atol=1e-4)
+    assert compared > 50 and (crossed > 5 or config.n_step == 1)
+
+
+def test_burn_in_only_makes_the_core() -> None:
+    """The loss and its gradient are those of a shorter window that starts with the burnt-in core."""
+    config = R2D2(**NET, burn_in=5, sequence_length=4, n_step=2)
+    _, variables, _, w = problem(config)
+    late = w._replace(extras={"core": w.extras["core"][5:]}, **{f: getattr(w, f)[5:] for f in STEPS})
+    core = network_of(config).unroll(variables.params, w.obs[:5], w.extras["core"][0], w.valid[:5])[1]
+    late.extras["core"][0] = core
+
+    def total(params: Any, config: R2D2, windows: Rollout) -> jax.Array:
+        loss, mask, _ = losses(config, variables._replace(params=params), variables.params, windows)
+        return jnp.sum(jnp.where(mask, loss, 0.0))
+
+    short = dataclasses.replace(config, burn_in=0)
+    assert_close(
+        jax.value_and_grad(total)(variables.params, config, w),
+        jax.value_and_grad(total)(variables.params, short, late),
+    )
+
+
+STEPS = ("obs", "action", "reward", "terminated", "truncated", "valid")
+
+
+def test_one_update_is_the_same_on_any_number_of_devices() -> None:
+    config = R2D2(**NET, burn_in=3, sequence_length=6, n_step=3)
+    algorithm, _, _, w = problem(config)
+    state = sgd.init(algorithm, jax.random.key(0))
+    weight = np.random.default_rng(0).random(N).astype(np.float32)
+
+    def update(state: Any, w: Rollout, weight: jax.Array) -> Any:
+        keys = jax.random.split(jax.random.key(0), w.reward.shape[1])
+        batch = algorithm.postprocess(state.variables, state.target, w, keys)
+        return sgd.gradient(algorithm, state, batch, keys, weight)
+
+    results = []
+    for num_devices in (1, 2, 8):
+        specs = (meshes.REPLICATED, meshes.ROLLOUT._replace(core=(), final_core=()), meshes.BATCH)
+        out = (meshes.REPLICATED, meshes.REPLICATED, meshes.BATCH)
+        program = jax.shard_map(update, mesh=make_mesh(num_devices), in_specs=specs, out_specs=out)
+        results.append(jax.device_get(jax.jit(program)(state, w, weight)))
+    assert np.ptp(w.valid.sum(0)) > 0  # so that a mean of the devices' means would differ
+    for other in results[1:]:
+        assert_close(other, results[0])
+
+
+# --- The stored core ----------------------------------------------------------------------------------
+
+ENVS, LENGTH, SLOTS = 8, 20, 90
+ACTING = R2D2(**NET, burn_in=6, sequence_length=8, n_step=3, epsilon_base=1.0, epsilon_exponent=0.0)
+
+
+@functools.cache
+def acted(prioritized: bool) -> tuple[Any, Rollout, replay.Memory]:
+    """Parameters, all that was done with them in CartPole, and a memory that has wrapped around."""
+    env = find("gymnax:CartPole-v1").device()
+    algorithm = ACTING.make(env.spec)
+    assert algorithm.window is not None
+    variables = algorithm.init(jax.random.key(0))
+    everywhere, batch = meshes.REPLICATED, meshes.BATCH
+    rollout = jax.shard_map(
+        lambda *args: device.make_rollout(algorithm, env, LENGTH)(*args)[:2],
+        mesh=make_mesh(1),
+        in_specs=(everywhere, batch, *[everywhere] * 4),
+        out_specs=(batch, meshes.ROLLOUT),
+    )
+    act, add = jax.jit(rollout), jax.jit(replay.add, static_argnums=2)
+    actor = device.init(algorithm, env, Share(0, ENVS, ENVS), jax.random.key(1))
+    memory, parts = None, []
+    for iteration in range(8):
+        actor, experience = act(
+            variables, actor, jax.random.key(2), jax.random.key(3), jnp.int32(iteration), jnp.zeros(())
+        )
+        memory = memory or replay.init(experience, SLOTS, prioritized=prioritized)
+        memory = add(memory, experience, algorithm.window)
+        parts.append(experience._replace(core=(), final_core=()))
+    assert memory is not None
+    whole = jax.tree.map(lambda *x: np.concatenate(x), *[part._replace(obs=part.obs[:-1]) for part in parts])
+    return variables.params, whole._replace(obs=np.concatenate([whole.obs, parts[-1].obs[-1:]])), memory
+
+
+@functools.cache
+def sampled(prioritized: bool, batch_size: int = 2048) -> tuple[Rollout, np.ndarray, np.ndarray]:
+    """Windows, and the environment and the step ``[N]`` at which each of them starts."""
+    _, whole, memory = acted(prioritized)
+    window = ACTING.burn_in + ACTING.sequence_length + ACTING.n_step - 1
+    draw = replay.sample_prioritized if prioritized else replay.sample_uniform
+    sample = jax.shard_map(
+        lambda memory, key: draw(memory, key, batch_size, window)[:2],
+        mesh=make_mesh(1),
+        in_specs=(meshes.BATCH, meshes.REPLICATED),
+        out_specs=(meshes.TIME_BATCH, meshes.BATCH),
+    )
+    windows, index = jax.device_get(jax.jit(sample)(memory, jax.random.key(4)))
+    newest = len(whole.reward)
+    return windows, index.env, newest - 1 - (newest - 1 - index.slot) % SLOTS
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_windows_are_what_acting_did_and_so_are_their_cores(prioritized: bool) -> None:
+    _, whole, _ = acted(prioritized)
+    windows, env, start = sampled(prioritized)
+    length = len(windows.reward)
+    assert start.min() > len(whole.reward) - SLOTS and start.max() == len(whole.reward) - length  # the write head
+    assert windows.valid[0].all()
+    rows = start + np.arange(length + 1)[:, None]
+    np.testing.assert_array_equal(windows.obs, whole.obs[rows, env])
+    for drawn, done in zip(windows[1:7], whole[1:7], strict=True):
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[rows[:-1], env]), drawn, done)
+
+
+def test_the_recomputed_core_is_the_stored_one_at_every_later_step() -> None:
+    """With the parameters that acted, across the ends of episodes."""
+    params, _, _ = acted(False)
+    windows, _, _ = sampled(False)
+    network = network_of(ACTING, find("gymnax:CartPole-v1").spec)
+    stored = windows.extras["core"]
+    assert (~windows.valid).any(0).mean() > 0.3 and np.abs(stored).mean() > 0.05
+    unroll = jax.jit(network.unroll)
+    for t in range(1, len(stored)):
+        _, core = unroll(params, windows.obs[:t], stored[0], windows.valid[:t])
+        np.testing.assert_allclose(core, stored[t], atol=1e-6)
+    np.testing.assert_array_equal(stored[1:][~windows.valid[:-1]], 0.0)
+
+
+def test_sampling_reads_the_core_of_the_first_step_alone() -> None:
+    """A gather of all would not fit what the compiled program allocates."""
+    config = R2D2(hidden_sizes=(8,), core_size=4096)
+    algorithm = config.make(SPEC)
+    windows = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, random_rollout(algorithm, SPEC, 4, ENVS)))
+    memory = jax.eval_shape(lambda: replay.init(windows, SLOTS, prioritized=False))
+
+    def batch(memory: replay.Memory, key: jax.Array) -> Any:
+        windows, _ = replay.sample_uniform(memory, key, 64, 28)
+        return algorithm.postprocess(None, None, windows, None)
+
+    specs = (meshes.BATCH, meshes.REPLICATED)
+    program = jax.shard_map(batch, mesh=make_mesh(1), in_specs=specs, out_specs=meshes.BATCH)
+    compiled = jax.jit(program).lower(memory, jax.eval_shape(lambda: jax.random.key(0))).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 28 * 64 * 4096 * 4 / 10
+
+
+def test_an_episode_begins_without_memory_and_with_the_same_epsilon() -> None:
+    algorithm = R2D2(**NET, epsilon_base=0.5, epsilon_exponent=3.0).make(SPEC)
+    core, epsilon = algorithm.initial_core(4)
+    np.testing.assert_array_equal(core, np.zeros((4, 4)))
+    np.testing.assert_allclose(epsilon, [0.5, 0.25, 0.125, 0.0625])
+    variables = algorithm.init(jax.random.key(0))
+    many = (jnp.zeros((20_000, 4)), jnp.tile(epsilon, 5_000))
+    obs, keys = jnp.ones((20_000, 3)), jax.random.split(jax.random.key(1), 20_000)
+    greedy, *_ = algorithm.policy(variables, obs[:1], algorithm.initial_core(1), None, 0.0)
+    action, _, extras = algorithm.policy(variables, obs, many, keys, 0.0)
+    explored = np.mean(np.asarray(action != greedy).reshape(5_000, 4), axis=0)
+    np.testing.assert_allclose(explored, epsilon * 2 / 3, atol=0.02)
+    assert_close(extras, {"core": many[0]})
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_step_with_reset_core_equals_unroll(dueling: bool) -> None:
+    network = network_of(R2D2(**NET, dueling=dueling))
+    params = network.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    obs, valid = rng.normal(size=(9, 5, 3)).astype(np.float32), rng.random((9, 5)) < 0.7
+    core = initial = network.initial_core(5)
+    rows = []
+    for x, ok in zip(obs, valid, strict=True):
+        q, core = network.step(params, x, core)
+        core = networks.reset_core(core, initial, ok)
+        rows.append(q)
+    assert_close(network.unroll(params, obs, initial, valid), (jnp.stack(rows), core))
+
+
+# --- Runs ---------------------------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {**NET, "burn_in": 2, "sequence_length": 4, "n_step": 2, "batch_size": 8}
+
+
+@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+def test_a_run_on_two_devices(plan: str) -> None:
+    """With normalisation and scaling, which wrap the policy's state."""
+    config = R2D2(**TINY, replay_capacity=1024, learning_starts=100, replay_ratio=1 / 16)
+    kind = {"num_envs": 8, "rollout_length": 4, "total_env_steps": 300, "num_devices": 2, "evaluation_episodes": 2}
+    scaling = {"scale_rewards": True, "normalize_observations": True, "report_interval": 64, "plan": plan}
+    first, *_, last = jaxrl_dist.train(jaxrl_dist.Train(config, env="MemoryChain-bsuite", **kind, **scaling))
+    assert first.metrics["loss/q"] is None and first.updates == 0
+    assert last.metrics["loss/q"] is not None and np.isfinite(last.metrics["loss/q"])
+    assert last.updates == 2 * (last.iteration - 3)  # after rollouts of 32 steps, from the first past 100 steps on
+    assert last.evaluation is not None and last.evaluation["episodes"] == 2
+
+
+@pytest.mark.parametrize("family", ["classic_control", "atari"])
+def test_preset_fits_eight_devices(family: str) -> None:
+    shape, dtype = (4, 84, 84), np.dtype(np.uint8)
+    frames = Box(shape, dtype, np.zeros(shape, dtype), np.full(shape, 255, dtype))
+    observation = frames if family == "atari" else None
+    env = dataclasses.replace(spec(observation), family=family)
+    preset = R2D2.preset(env)
+    names = {field.name for field in dataclasses.fields(R2D2)}
+    config = R2D2(**{name: value for name, value in preset.items() if name in names})
+    config.validate()
+    off_policy.check_sizes(config.make(env), preset["num_envs"], preset["rollout_length"], 8)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="r2d2 needs discrete actions, which Test-v0 has not"):
+        R2D2().make(spec(action=box(2, bound=1.0)))
+    algorithm = R2D2(burn_in=40, sequence_length=80, n_step=5, replay_capacity=1024).make(SPEC)
+    message = "--replay-capacity 1024 is too small for 8 environments: .* windows of 124 need 1064 or more"
+    with pytest.raises(ConfigError, match=message):
+        off_policy.check_sizes(algorithm, 8, 8, 1)
+    for name, value, wanted in (
+        ("burn_in", -1, ">= 0"),
+        ("sequence_length", 0, ">= 1"),
+        ("core_size", 0, ">= 1"),
+        ("max_priority_share", 1.5, "<= 1"),
+        ("epsilon_base", -0.1, ">= 0"),
+        ("target_period", 0, ">= 1"),
+    ):
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must be .*{wanted}") as error:
+            R2D2(**{name: value}).validate()
+        assert "\n" not in str(error.value)

@@ -1,0 +1,157 @@
+"""Soft actor-critic against float64 arithmetic on what its networks put out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import perturbed, random_rollout, spec, window_return
+
+from jaxrl_dist import networks
+from jaxrl_dist.algorithms.sac import SAC
+from jaxrl_dist.learners import sgd
+from jaxrl_dist.types import Algorithm, Aux, Box, EnvSpec, Rollout, Variables
+
+LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 2], np.float32)
+CONTINUOUS, DISCRETE = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH)), spec()
+N = 32
+NET: dict[str, Any] = {"hidden_sizes": (8,), "activation": "tanh", "discount": 0.9}
+
+
+class Problem(NamedTuple):
+    """Parameters away from their start, other targets, and windows of which some run over an episode's end."""
+
+    algorithm: Algorithm
+    params: Any
+    target: Any
+    windows: Rollout
+    keys: jax.Array
+    loss: Callable[[Any], tuple[jax.Array, jax.Array, Aux]]
+
+
+@functools.cache
+def problem(config: SAC, env: EnvSpec) -> Problem:
+    algorithm = config.make(env)
+    params = algorithm.init(jax.random.key(0)).params
+    target, params = perturbed(algorithm.initial_target(params), 1), perturbed(params, 2)
+    windows = random_rollout(algorithm, env, config.n_step, N, end_chance=0.4)
+    assert windows.terminated.any() and windows.truncated.any() and not windows.valid[0].all()
+    keys = jax.random.split(jax.random.key(3), N)
+
+    @jax.jit
+    def loss(params: Any) -> tuple[jax.Array, jax.Array, Aux]:
+        variables = Variables(params, ())
+        batch = algorithm.postprocess(variables, target, windows, keys)
+        return algorithm.loss(variables, target, batch, keys, jnp.zeros(()))
+
+    return Problem(algorithm, params, target, windows, keys, loss)
+
+
+def check(p: Problem, discount: float, expect: Callable[..., Any], taken: np.ndarray, target_entropy: float) -> None:
+    """The losses of ``p``, given the naive expectation ``(critic params, obs, keys) -> (value, entropy)``."""
+    w, alpha = p.windows, np.exp(np.float64(p.params["log_temperature"]))
+    next_keys, keys = np.moveaxis(jax.vmap(jax.random.split)(p.keys), 1, 0)
+    reward, bootstrap, last = np.array([window_return(w, i, discount) for i in range(N)]).T
+    value, entropy = expect(p.target, w.obs[last.astype(int) + 1, np.arange(N)], next_keys)
+    error = taken - (reward + bootstrap * (value + alpha * entropy))
+    critic_loss = 0.5 * (error**2).sum(axis=0)
+    value, entropy = expect(p.params["critic"], w.obs[0], keys)
+    actor_loss = -value - alpha * entropy
+    found, mask, aux = p.loss(p.params)
+    np.testing.assert_array_equal(mask, w.valid[0])
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    close(aux.metrics["loss/critic"], critic_loss)
+    close(aux.metrics["loss/actor"], actor_loss)
+    close(aux.metrics["policy/entropy"], entropy)
+    close(aux.priority, np.abs(error).mean(axis=0))
+    temperature_loss = p.params["log_temperature"] * (entropy - target_entropy)
+    close(found, critic_loss + actor_loss + temperature_loss)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_continuous_losses(n: int) -> None:
+    config = SAC(**NET, n_step=n)
+    p = problem(config, CONTINUOUS)
+    actor = networks.policy_network(config, CONTINUOUS.observation, 4)
+    critic = networks.critic_network(config, CONTINUOUS.observation, 2, action_size=2)
+
+    def q(params: Any, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+        return np.asarray(critic.apply(params, obs, np.asarray(action, np.float32)), np.float64)
+
+    def expect(params: Any, obs: np.ndarray, keys: Any) -> tuple[np.ndarray, np.ndarray]:
+        mean, raw = np.split(np.asarray(actor.apply(p.params["actor"], obs), np.float64), 2, axis=-1)
+        log_std = -5 + 7 * (np.tanh(raw) + 1) / 2
+        noise = np.stack([jax.random.normal(key, (2,)) for key in keys])
+        squashed = np.tanh(mean + np.exp(log_std) * noise)
+        density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - squashed**2)
+        return q(params, obs, squashed).min(axis=0), -density.sum(axis=-1)
+
+    taken = q(p.params["critic"], p.windows.obs[0], (p.windows.action[0] - LOW) / (HIGH - LOW) * 2 - 1)
+    check(p, config.discount, expect, taken, target_entropy=-2)
+
+
+def test_discrete_losses() -> None:
+    config = SAC(**NET, n_step=2, target_entropy=0.7)
+    p = problem(config, DISCRETE)
+    actor = networks.policy_network(config, DISCRETE.observation, 3)
+    critic = networks.critic_network(config, DISCRETE.observation, 2, num_actions=3)
+
+    def expect(params: Any, obs: np.ndarray, keys: Any) -> tuple[np.ndarray, np.ndarray]:
+        logits = np.asarray(actor.apply(p.params["actor"], obs), np.float64)
+        probs = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+        q = np.asarray(critic.apply(params, obs), np.float64).min(axis=0)
+        return (probs * q).sum(axis=-1), -(probs * np.log(probs)).sum(axis=-1)
+
+    taken = np.asarray(critic.apply(p.params["critic"], p.windows.obs[0]), np.float64)
+    check(p, config.discount, expect, taken[:, np.arange(N), p.windows.action[0]], target_entropy=0.7)
+
+
+@pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_each_loss_moves_its_own_parameters_only(env: EnvSpec) -> None:
+    """And by its slope along a random direction, so no gradient is cut off that belongs there."""
+    p = problem(SAC(**NET, n_step=2, target_entropy=0.7), env)
+
+    @jax.jit
+    def parts(params: Any) -> dict[str, jax.Array]:
+        found, _, aux = p.loss(params)
+        critic, actor = aux.metrics["loss/critic"], aux.metrics["loss/actor"]
+        losses = {"critic": critic, "actor": actor, "log_temperature": found - critic - actor}
+        return {name: x.mean() for name, x in losses.items()}
+
+    gradients = jax.jit(jax.jacrev(parts))(p.params)
+    rng = np.random.default_rng(0)
+    for part, gradient in gradients.items():
+        for group, slopes in gradient.items():
+            assert all(np.any(x != 0) == (group == part) for x in jax.tree.leaves(slopes)), (part, group)
+        direction = jax.tree.map(lambda x: 1e-3 * rng.standard_normal(x.shape).astype(x.dtype), p.params[part])
+        ahead, behind = (
+            parts(p.params | {part: jax.tree.map(lambda x, d: x + sign * d, p.params[part], direction)})[part]
+            for sign in (1, -1)
+        )
+        slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: np.vdot(g, d), gradient[part], direction)))
+        np.testing.assert_allclose((ahead - behind) / 2, slope, rtol=0.02)
+
+
+def test_a_fixed_temperature_stays() -> None:
+    p = problem(SAC(**NET, temperature=0.3), CONTINUOUS)
+    assert p.algorithm.init(jax.random.key(0)).params["log_temperature"] == pytest.approx(np.log(0.3))
+    gradient = jax.grad(lambda params: p.loss(params)[0].sum())(p.params)
+    assert gradient["log_temperature"] == 0 and np.any(gradient["actor"]["head"]["params"]["kernel"] != 0)
+
+
+def test_an_update_moves_each_group_at_its_own_rate() -> None:
+    """The first step of Adam is the step size, and the targets follow the critics only."""
+    config = SAC(**NET, learning_rate=1e-2, actor_learning_rate=1e-3, target_rate=0.1)
+    algorithm = config.make(CONTINUOUS)
+    state = sgd.init(algorithm, jax.random.key(0))
+    after = jax.jit(functools.partial(sgd.apply, algorithm))(state, jax.tree.map(jnp.ones_like, state.variables.params))
+    before, params = state.variables.params, after.variables.params
+    for group, rate in {"critic": 1e-2, "log_temperature": 1e-2, "actor": 1e-3}.items():
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(b - a, rate, atol=1e-6), params[group], before[group])
+    expected = jax.tree.map(lambda new, old: 0.1 * new + 0.9 * old, params["critic"], before["critic"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target, expected)

@@ -1,0 +1,164 @@
+"""TD3 and DDPG against float64 arithmetic on what their networks put out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import rlax
+from probes import perturbed, random_rollout, spec, window_return
+
+from jaxrl_dist import networks
+from jaxrl_dist.algorithms.ddpg import DDPG
+from jaxrl_dist.algorithms.td3 import TD3
+from jaxrl_dist.learners import sgd
+from jaxrl_dist.types import Box, Variables
+
+LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 2], np.float32)
+ENV = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))
+N = 32
+NET: dict[str, Any] = {"hidden_sizes": (8,), "activation": "tanh", "discount": 0.9}
+CONFIGS = {
+    "td3": TD3(**NET, target_noise=0.5, target_noise_clip=0.4),
+    "td3-n-step": TD3(**NET, n_step=3, num_critics=3, target_noise=0.8),
+    "ddpg": DDPG(**NET, n_step=2),
+}
+
+
+@functools.cache
+def problem(name: str) -> tuple[Any, ...]:
+    """Parameters away from their start, other targets, windows over ends of episodes, keys, and the loss of params."""
+    config = CONFIGS[name]
+    algorithm = config.make(ENV)
+    params = algorithm.init(jax.random.key(0)).params
+    target, params = perturbed(algorithm.initial_target(params), 1), perturbed(params, 2)
+    windows = random_rollout(algorithm, ENV, config.n_step, N, end_chance=0.4)
+    assert windows.terminated.any() and windows.truncated.any() and not windows.valid[0].all()
+    keys = jax.random.split(jax.random.key(3), N)
+
+    @jax.jit
+    def loss(params: Any) -> Any:
+        variables = Variables(params, ())
+        batch = algorithm.postprocess(variables, target, windows, keys)
+        return algorithm.loss(variables, target, batch, keys, jnp.zeros(()))
+
+    return config, params, target, windows, keys, loss
+
+
+def networks_of(config: TD3) -> tuple[networks.Network, networks.Network]:
+    actor = networks.policy_network(config, ENV.observation, 2)
+    return actor, networks.critic_network(config, ENV.observation, config.num_critics, action_size=2)
+
+
+def best_action(config: TD3, params: Any, obs: np.ndarray) -> np.ndarray:
+    return np.tanh(np.asarray(networks_of(config)[0].apply(params["actor"], obs), np.float64))
+
+
+def q_values(config: TD3, params: Any, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+    critic = networks_of(config)[1]
+    return np.asarray(critic.apply(params["critic"], obs, np.asarray(action, np.float32)), np.float64)
+
+
+def scaled(action: np.ndarray) -> np.ndarray:
+    return (action - LOW) / (HIGH - LOW) * 2 - 1
+
+
+@functools.cache
+def td_error(name: str) -> np.ndarray:
+    """The errors ``[num_critics, N]``."""
+    config, params, target, w, keys, _ = problem(name)
+    reward, bootstrap, last = np.array([window_return(w, i, config.discount) for i in range(N)]).T
+    next_obs = w.obs[last.astype(int) + 1, np.arange(N)]
+    next_action = best_action(config, target, next_obs)
+    if name != "ddpg":
+        noise = config.target_noise * np.stack([jax.random.normal(key, (2,)) for key in keys])
+        clip = config.target_noise_clip
+        blurred = next_action + np.clip(noise, -clip, clip)
+        assert (np.abs(noise) > clip).any() and (np.abs(blurred) > 1).any()
+        next_action = np.clip(blurred, -1, 1)
+    next_q = q_values(config, target, next_obs, next_action).min(axis=0)
+    return q_values(config, params, w.obs[0], scaled(w.action[0])) - (reward + bootstrap * next_q)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_losses(name: str) -> None:
+    config, params, _, w, _, loss = problem(name)
+    error = td_error(name)
+    actor_loss = -q_values(config, params, w.obs[0], best_action(config, params, w.obs[0]))[0]
+    found, mask, aux = loss(params)
+    np.testing.assert_array_equal(mask, w.valid[0])
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    close(aux.metrics["loss/critic"], (error**2).sum(axis=0))
+    close(aux.metrics["loss/actor"], actor_loss)
+    close(aux.priority, np.abs(error).mean(axis=0))
+    close(found, (error**2).sum(axis=0) + actor_loss)
+
+
+@pytest.mark.parametrize("name", ["td3", "ddpg"])
+def test_gradients(name: str) -> None:
+    """The critics' is that of a regression on fixed targets, the actor's that of rlax's; neither has any other."""
+    config, params, _, w, _, loss = problem(name)
+    actor, critic = networks_of(config)
+    found = jax.jit(jax.grad(lambda params: loss(params)[0].sum()))(params)
+
+    def critic_loss(params: Any) -> jax.Array:
+        q = critic.apply(params, w.obs[0], scaled(w.action[0]))
+        return jnp.vdot(2 * td_error(name).astype(np.float32), q)
+
+    def actor_loss(actor_params: Any) -> jax.Array:
+        action = jnp.tanh(actor.apply(actor_params, w.obs[0]))
+        slope = jax.grad(lambda action: critic.apply(params["critic"], w.obs[0], action)[0].sum())(action)
+        return jax.vmap(rlax.dpg_loss)(action, slope).sum()
+
+    expected = {
+        "actor": jax.jit(jax.grad(actor_loss))(params["actor"]),
+        "critic": jax.grad(critic_loss)(params["critic"]),
+    }
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), found, expected)
+
+
+def test_actor_and_targets_move_every_other_update() -> None:
+    """Bit for bit; the actor's optimiser knows nothing of the updates between."""
+    algorithm = TD3(**NET).make(ENV)
+    state = sgd.init(algorithm, jax.random.key(0))
+    apply = jax.jit(functools.partial(sgd.apply, algorithm))
+    rng = np.random.default_rng(0)
+
+    def moved(before: Any, after: Any) -> bool:
+        """Whether every array has, or else none."""
+        changes = {bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)}
+        (change,) = changes
+        return change
+
+    actors, gradients = [state.variables.params["actor"]], []
+    for update in (1, 2, 3, 4):
+        grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), state.variables.params)
+        before, state = state, apply(state, grads)
+        params = before.variables.params, state.variables.params
+        assert moved(params[0]["critic"], params[1]["critic"])
+        assert moved(params[0]["actor"], params[1]["actor"]) == (update % 2 == 0)
+        assert moved(before.target, state.target) == (update % 2 == 0)
+        if update % 2 == 0:
+            actors.append(params[1]["actor"])
+            gradients.append(grads["actor"])
+            expected = jax.tree.map(lambda new, old: 0.005 * new + 0.995 * old, params[1], before.target)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.target, expected)
+    adam = optax.adam(1e-3)
+    opt_state = adam.init(actors[0])
+    for actor, after, grads in zip(actors[:-1], actors[1:], gradients, strict=True):
+        updates, opt_state = adam.update(grads, opt_state)
+        jax.tree.map(lambda a, b, u: np.testing.assert_allclose(a, b + u, atol=1e-6), after, actor, updates)
+
+
+def test_ddpg_has_one_critic_and_moves_all_at_every_update() -> None:
+    algorithm = DDPG(**NET).make(ENV)
+    state = sgd.init(algorithm, jax.random.key(0))
+    assert len(state.variables.params["critic"]) == 1
+    after = jax.jit(functools.partial(sgd.apply, algorithm))(state, jax.tree.map(jnp.ones_like, state.variables.params))
+    for before, now in ((state.variables, after.variables), (state.target, after.target)):
+        assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(now), strict=True))
