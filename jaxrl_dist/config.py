@@ -226,6 +226,7 @@ RUN_DEFAULTS: dict[str, Any] = {
     "num_envs": 8,
     "rollout_length": 32,
     "plan": "on_device",
+    "num_actors": 2,
     "report_interval": 10_000,
     "evaluation_episodes": 100,
     "normalize_observations": False,
@@ -285,7 +286,7 @@ class Train(Generic[Config]):
     """Fraction of a GPU's memory to reserve at the start; None: JAX's own (0.75)."""
     init_from: str | None = None
     """Run directory whose trained variables to start from."""
-    num_actors: int = 2
+    num_actors: int = PRESET
     """Actor threads of the plans 'asynchronous' and 'gradients', each with its share of the environments."""
     actor_devices: str | None = None
     """Devices that act in those plans, such as 0,1 or 0-3; None: those that learn."""

@@ -120,7 +120,7 @@ def add(
     if priority is not None:
         known = jnp.full(starts.shape, jnp.nan).at[:, :num_steps].set(priority.T)
         fresh = jnp.where(jnp.isnan(known), fresh, known)
-        largest = jnp.maximum(memory.priorities.largest, jnp.max(jnp.where(starts, fresh, 0.0), axis=1))
+        largest = jnp.maximum(memory.priorities.largest, jnp.max(jnp.where(starts, fresh, 0.0)))
         memory = memory._replace(priorities=memory.priorities._replace(largest=largest))
     fresh = jnp.where(starts, fresh, 0.0)
     return _set_priority(memory, jnp.arange(len(memory.added))[:, None], where[None], fresh)
@@ -145,8 +145,10 @@ def sample_uniform(
     def draw(attempt: jax.Array) -> Index:
         keys = rng.per_index(jax.random.fold_in(key, attempt), examples)
         draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-        stratum = jnp.arange(batch_size, dtype=jnp.float32) + draws[:, 0]
-        env = jnp.minimum((stratum * (num_envs / batch_size)).astype(jnp.int32), num_envs - 1)
+        # floor((example + draw) * num_envs / batch_size), rounded alike whatever the number of examples before.
+        whole, rest = jnp.divmod(jnp.arange(batch_size, dtype=jnp.int32) * num_envs, batch_size)
+        rest = rest.astype(jnp.float32) / batch_size + draws[:, 0] * (num_envs / batch_size)
+        env = jnp.minimum(whole + rest.astype(jnp.int32), num_envs - 1)
         return Index(env, (oldest + (draws[:, 1] * live).astype(jnp.int32)) % slots)
 
     def on_reset(index: Index) -> jax.Array:

@@ -20,6 +20,8 @@ class Stream(enum.IntEnum):
     ENV = 2
     LEARN = 3
     EVALUATE = 4
+    PRIORITIZE = 5
+    LEARN_MORE = 6
 
 
 def stream(seed: int | jax.Array, name: Stream) -> jax.Array:

@@ -92,6 +92,8 @@ def prepare(config: Train[Any]) -> Run:
     source = find_env(config)
     config = resolve(config, source.spec)
     config.validate()
+    if config.atari_preset != source.atari_preset:  # the algorithm's preset asks for another than the usual
+        source = find_env(config)
     job = make_job(config, source)
     if config.plan == "asynchronous" and lags(job):
         warnings.warn(
@@ -182,6 +184,8 @@ def resolve(config: Train[Any], spec: EnvSpec) -> Train[Any]:
         preset |= algorithms.PRESETS.get(config.algorithm, (None, {}))[1]
     if spec.backend == "envpool" and spec.family == "atari":
         preset.setdefault("atari_preset", "baselines")
+    else:
+        preset.pop("atari_preset", None)
     run = {name: value for name, value in preset.items() if name in RUN_FIELDS and getattr(config, name) is None}
     algorithm = config.algorithm
     if by_name:
@@ -278,6 +282,8 @@ def pool_options(config: Train[Any], algorithm: Algorithm, learners: Sequence[ja
         if getattr(config, name) is not None and config.lockstep:
             raise ConfigError(f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out")
     if config.plan == "gradients":
+        if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
+            raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")
         gradient_learner.check_sizes(algorithm, config.rollout_length)
         for name in ("normalize_observations", "scale_rewards", "lockstep"):
             if getattr(config, name):
@@ -288,12 +294,16 @@ def pool_options(config: Train[Any], algorithm: Algorithm, learners: Sequence[ja
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
     if config.free_running and config.lockstep:
         raise ConfigError("--free-running depends on the threads' timing, and --lockstep is to rule that out")
-    acting = parse_devices("actor_devices", config.actor_devices)
+    acting = learners
+    if (numbers := parse_devices("actor_devices", config.actor_devices)) is not None:
+        acting = numbered("actor_devices", numbers)
+        if len(acting) > config.num_actors:
+            raise ConfigError(
+                f"--actor-devices {config.actor_devices} are more than --num-actors {config.num_actors} can use"
+            )
     return PoolOptions(
         num_actors=config.num_actors,
-        meshes=tuple(
-            meshes.make_mesh([device]) for device in (numbered("actor_devices", acting) if acting else learners)
-        ),
+        meshes=tuple(meshes.make_mesh([device]) for device in acting[: config.num_actors]),
         lag=config.lag if config.lockstep else None,
         max_lag=config.max_lag,
         gather=config.gather,

@@ -262,15 +262,13 @@ class TrainState(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """Pure functions that train; they run under ``jax.shard_map``, which ``learners.sharded`` arranges.
-
-    ``update(state, rollout, key)`` is built from the halves ``gradient`` and ``apply``.
-    """
+    """Pure functions that train; they run under ``jax.shard_map``, which ``learners.sharded`` arranges."""
 
     init: Callable[[jax.Array], TrainState]
-    update: Callable[[TrainState, Rollout, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]]
-    gradient: Callable[..., tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]]
-    apply: Callable[[TrainState, PyTree], TrainState]
+    """``(key) -> state``."""
+    update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
+    """``(state, rollout, key) -> (state, metrics)``; where experience is replayed by priority, a fourth argument
+    ``[T, B]`` may say those of the windows that end with each step."""
     learn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
     """``(state, key) -> (state, metrics)``: the updates of one more iteration from what the memory holds already; None
     without a memory."""

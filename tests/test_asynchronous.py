@@ -765,7 +765,9 @@ def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
     state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
     _, metrics = compile_gradient(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
-    windows = gradient_learner.windows(rollout, algorithm.window or 0)
+    length = algorithm.window or 0
+    windows = gradient_learner.windows(gradient_learner._extended(rollout, length - 1), length)
+    assert windows.reward.shape == (length, LENGTH * SIZE)
     keys = jax.random.split(jax.random.key(2), windows.reward.shape[1])
     batch = algorithm.postprocess(state.variables, state.target, windows, keys)
     losses, mask, _ = algorithm.loss(state.variables, state.target, batch, keys, np.float32(0))

@@ -225,22 +225,23 @@ def test_new_windows_get_the_priority_that_comes_with_them(window: int) -> None:
     rng = np.random.default_rng(1)
     memory = replay.init(whole, slots, prioritized=True)
     expected: dict[tuple[int, int], float] = {}
-    largest = np.ones(ENVS)
+    largest = 1.0
     for start in range(0, 48, chunk):
         priority = rng.uniform(0.1, 3.0, (chunk, ENVS)).astype(np.float32)
         priority[: window - 1] = np.nan
         priority[rng.random(priority.shape) < 0.2] = np.nan
         memory = replay.add(memory, cut(whole, start, start + chunk), window, priority=jnp.asarray(priority))
+        came: list[float] = []
         for env in range(ENVS):
             known = {
                 start + t - window + 1: priority[t, env]
                 for t in range(chunk)
                 if (env, start + t - window + 1) in startable(cut(whole, 0, start + chunk), slots, window)
             }
-            largest_before = largest[env]
-            largest[env] = max(largest_before, *[p for p in known.values() if not np.isnan(p)], 0.0)
             for step, p in known.items():
-                expected[env, step] = largest_before if np.isnan(p) else p
+                expected[env, step] = largest if np.isnan(p) else p
+            came += [p for p in known.values() if not np.isnan(p)]
+        largest = max(largest, *came)
         live = startable(cut(whole, 0, start + chunk), slots, window)
         table = np.zeros((ENVS, slots), np.float32)
         for env, step in live:

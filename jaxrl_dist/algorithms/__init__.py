@@ -38,7 +38,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "apex-ddpg": (
         "ddpg",  # section 4.2
-        {"plan": "asynchronous", "num_envs": 8, "rollout_length": 4, "n_step": 5, "priority_exponent": 0.6},
+        {"plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6},
     ),
     "a3c": ("a2c", {"plan": "gradients", "num_actors": 4, "scale_rewards": False}),
     "async-dqn": (

@@ -138,7 +138,9 @@ class DQN(ReplayConfig):
                 projected = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(returned, probs, atoms)
                 projected = jax.lax.stop_gradient(projected)
                 losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
-                priority = losses
+                # Hessel et al. (2018), section 4: the divergence, which is 0 where the target is met.
+                entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
+                priority = jnp.maximum(losses - entropy, 0.0)
             taken = jnp.take_along_axis(values(online), batch["action"][:, None], axis=1)[:, 0]
             metrics = {"loss/q": losses, "q/mean": taken}
             return losses, batch["valid"], Aux(metrics, jax.lax.stop_gradient(priority))

@@ -82,7 +82,12 @@ class ActionScale(NamedTuple):
             raise ConfigError(f"{name} needs actions that are vectors of numbers, which {spec.id} has not{hint}")
         if not np.isfinite([space.low, space.high]).all():
             raise ConfigError(f"{name} needs bounded actions, which {spec.id} has not; ppo handles unbounded ones")
-        return cls(np.asarray(space.low, np.float32), np.asarray(space.high, np.float32))
+        low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+        with np.errstate(over="ignore"):
+            spans = np.isfinite(high - low) & (high > low)
+        if not spans.all():
+            raise ConfigError(f"{name} needs actions between two bounds, but those of {spec.id} are {low} and {high}")
+        return cls(low, high)
 
     @property
     def size(self) -> int:

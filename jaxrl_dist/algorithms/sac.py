@@ -103,6 +103,8 @@ class SAC(ReplayConfig):
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
             temperature = jnp.exp(frozen["log_temperature"])
+            if self.temperature is not None:  # whatever the variables say that training started from
+                temperature = jnp.float32(self.temperature)
 
             # Equations 2, 3 and 5, with the smaller of two critics.
             outputs = actor.apply(frozen["actor"], batch["next_obs"])

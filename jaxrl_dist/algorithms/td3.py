@@ -92,7 +92,8 @@ class TD3(ReplayConfig):
             else:
                 noise = self.noise_std * exploration.gaussian(keys, scale.size)
             noisy = scale.to_env(jnp.clip(action + noise, -1.0, 1.0))
-            return jnp.where(env_step < self.learning_starts, scale.uniform(keys), noisy), core, {}
+            random = scale.uniform(jax.vmap(jax.random.fold_in, (0, None))(keys, 1))
+            return jnp.where(env_step < self.learning_starts, random, noisy), core, {}
 
         def postprocess(
             variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array

@@ -18,7 +18,8 @@ def gradient(
 ) -> tuple[PyTree, Mapping[str, jax.Array]]:
     """Differentiates the loss of one rollout, once.
 
-    An algorithm that replays windows learns from all those that lie in the rollout instead.
+    An algorithm that replays windows learns from those that begin with each of its steps; where the rollout ends, they
+    are shorter (Mnih et al. 2016, algorithm S2).
 
     Args:
       number: of the rollout, which makes its keys different from those of all others.
@@ -29,7 +30,7 @@ def gradient(
     key = jax.random.fold_in(key, number)
     if algorithm.replay is not None:
         assert algorithm.window is not None, "replay needs windows of a fixed length"
-        rollout = windows(rollout, algorithm.window)
+        rollout = windows(_extended(rollout, algorithm.window - 1), algorithm.window)
     keys = rng.per_index(jax.random.fold_in(key, 0), mesh.global_index(rollout.reward.shape[1]))
     batch = algorithm.postprocess(state.variables, state.target, rollout, keys)
     num_examples = len(jax.tree.leaves(batch)[0])
@@ -42,6 +43,17 @@ def apply(algorithm: Algorithm, state: TrainState, grads: PyTree, steps: int) ->
     """One update with a gradient of a rollout of so many env steps."""
     state = sgd.apply(algorithm, state, grads)
     return state._replace(iteration=state.iteration + 1, env_step=state.env_step + steps)
+
+
+def _extended(rollout: Rollout, steps: int) -> Rollout:
+    """The rollout and so many steps that are not valid, before which ``returns`` cuts."""
+
+    def extend(x: jax.Array) -> jax.Array:
+        return jnp.concatenate([x, jnp.zeros_like(x, shape=(steps, *x.shape[1:]))])
+
+    obs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], steps, axis=0)]), rollout.obs)
+    rest = jax.tree.map(extend, rollout._replace(obs=(), core=(), final_core=()))
+    return rest._replace(obs=obs)
 
 
 def windows(rollout: Rollout, length: int) -> Rollout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -78,9 +77,9 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
         return jax.lax.cond(ready, learn, wait, state, key)
 
     def learn_more(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
-        return learn(state, jax.random.fold_in(jax.random.fold_in(key, state.iteration), state.updates))
+        return learn(state, jax.random.fold_in(key, state.updates))
 
-    return Learner(init, update, partial(sgd.gradient, algorithm), partial(sgd.apply, algorithm), learn_more)
+    return Learner(init, update, learn_more)
 
 
 PRIORITY_EPSILON = 1e-6
@@ -108,9 +107,10 @@ def initial_priority(
     if window > num_steps:
         return unknown
     pieces = windows(rollout, window)
-    keys = rng.per_index(jax.random.fold_in(key, number), mesh.global_index(pieces.reward.shape[1]))
-    batch = algorithm.postprocess(state.variables, state.target, pieces, keys)
-    _, _, aux = algorithm.loss(state.variables, state.target, batch, keys, state.env_step)
+    key, examples = jax.random.fold_in(key, number), mesh.global_index(pieces.reward.shape[1])
+    postprocess_keys, loss_keys = (rng.per_index(jax.random.fold_in(key, use), examples) for use in range(2))
+    batch = algorithm.postprocess(state.variables, state.target, pieces, postprocess_keys)
+    _, _, aux = algorithm.loss(state.variables, state.target, batch, loss_keys, state.env_step)
     assert aux.priority is not None, "prioritised replay needs a loss that returns Aux.priority"
     return jnp.concatenate([mesh.vary(unknown), powered_priority(plan, aux.priority).reshape(-1, num_envs)])
 

@@ -74,12 +74,7 @@ def on_policy(algorithm: Algorithm) -> Learner:
         )
         return state, jax.tree.map(jnp.mean, metrics)
 
-    return Learner(
-        init=partial(sgd.init, algorithm),
-        update=update,
-        gradient=partial(sgd.gradient, algorithm),
-        apply=partial(sgd.apply, algorithm),
-    )
+    return Learner(partial(sgd.init, algorithm), update)
 
 
 def examples_per_env(algorithm: Algorithm, rollout_length: int) -> int:

@@ -41,7 +41,7 @@ def asynchronous(job: Job) -> Iterator[Report]:
             updates = int(state.updates)
             if samples is None:
                 assert more is not None
-                state, metrics = jax.block_until_ready(more(state, learn_key))
+                state, metrics = jax.block_until_ready(more(state, job.key(Stream.LEARN_MORE)))
             else:
                 tally.learn(samples)
                 rollout, *priority = join(samples)
@@ -70,6 +70,7 @@ def rounds(job: Job, pool: ActorPool, tally: Tally) -> Iterator[Sequence[Sample 
     options = job.pool
     if options.lag is None and options.gather is None and job.algorithm.replay is None:
         yield from flow.batch(filter(tally.fresh, flow.gather_async(pool.streams)), options.num_actors)
+        return
     complete = flow.gather_sync(pool.streams, options.gather, options.gather_deadline)
     while True:
         while options.free_running and tally.learning and not pool.streams.complete():

@@ -37,7 +37,7 @@ def sender(job: common.Job, priority: Finish | None = None) -> Finish:
 
 def prioritize(job: common.Job, on: Mesh) -> Finish:
     """What finds the initial priorities of the windows in a rollout, on the device that acted."""
-    program, key = compile_priority(job.algorithm, on), meshes.place(job.key(Stream.LEARN), on, meshes.REPLICATED)
+    program, key = compile_priority(job.algorithm, on), meshes.place(job.key(Stream.PRIORITIZE), on, meshes.REPLICATED)
     return lambda snapshot, rollout, number: program(snapshot.state, rollout, key, number)
 
 
