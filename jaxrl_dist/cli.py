@@ -14,7 +14,17 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxrl_dist.config import PLANS, ConfigError, ConfigWarning, EnvError, Train, check_range, did_you_mean, split_env
+from jaxrl_dist.config import (
+    PLANS,
+    ConfigError,
+    ConfigWarning,
+    EnvError,
+    EnvWarning,
+    Train,
+    check_range,
+    did_you_mean,
+    split_env,
+)
 
 HELP = """\
 usage: jaxrl-dist COMMAND ...
@@ -50,10 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):  # Python flushes once more at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
-    except EnvError as error:  # whose own traceback tells its author more than our line does
-        print(*getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+    except (OSError, EnvError) as error:
+        for note in getattr(error, "__notes__", ()):  # an environment's traceback tells its author more than our line
+            print(note, file=sys.stderr)
+        if isinstance(error, OSError) and error.filename:
+            return _fail(f"{error.filename}: {error.strerror}", 1)
         return _fail(str(error), 1)
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's name for it
@@ -127,7 +138,7 @@ def train_command(args: Sequence[str]) -> None:
 
     _find_modules(flags.value_of(args, "--env"))
     command = flags.resolve_flags(algorithm, layers, preset)
-    _train(command.train(), quiet=command.quiet)
+    _train(algorithm, command.train(), quiet=command.quiet)
 
 
 def _find_modules(env: str | None) -> None:
@@ -136,20 +147,19 @@ def _find_modules(env: str | None) -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _train(config: Train[Any], *, quiet: bool) -> None:
-    from jaxrl_dist import algorithms, metrics, training
+def _train(name: str, config: Train[Any], *, quiet: bool) -> None:
+    from jaxrl_dist import metrics, training
     from jaxrl_dist.console import Display
 
     if config.run_dir is None:
-        name = algorithms.name_of(config.algorithm)
         config = dataclasses.replace(config, run_dir=metrics.default_run_dir(config.env, name, config.seed))
     with _warnings_of_one_line(quiet):
         run = training.prepare(config)
-    display = Display(config.evaluation_episodes, quiet=quiet)
-    reports = run.reports(display.evaluating)
-    display.console.print(f"{run.describe()}\nwriting {config.run_dir}")
-    for report in display.watch(reports, config.total_env_steps):
-        last = report
+        display = Display(config.evaluation_episodes, quiet=quiet)
+        reports = run.reports(display.evaluating)
+        display.console.print(f"{run.describe(name)}\nwriting {config.run_dir}")
+        for report in display.watch(reports, config.total_env_steps):
+            last = report
     seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
     rate = last.env_steps / max(seconds - compiling, 1e-9)
     display.console.print(
@@ -167,12 +177,13 @@ def _warnings_of_one_line(quiet: bool) -> Iterator[None]:
         show = warnings.showwarning
 
         def one_line(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if not issubclass(category, ConfigWarning):
+            if not issubclass(category, ConfigWarning | EnvWarning):
                 show(message, category, *where, **more)
             elif not quiet:
                 print(f"jaxrl-dist: warning: {message}", file=sys.stderr)
 
-        warnings.simplefilter("always", ConfigWarning)
+        for kind in (ConfigWarning, EnvWarning):
+            warnings.simplefilter("always", kind)
         warnings.showwarning = one_line
         yield
 
@@ -196,13 +207,15 @@ class Evaluate:
     """Seed of the environments."""
     env: str | None = None
     """Environment to play instead of the run's; to be named again if it is of the form my_module:make."""
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment, instead of the run's."""
 
 
 def evaluate_command(args: Sequence[str]) -> None:
-    """``evaluate RUN_DIR [--episodes N] [--seed S] [--env ENV]``."""
+    """``evaluate RUN_DIR [FLAGS]``."""
     from jaxrl_dist import flags
 
-    flags.check_flags(args, ("episodes", "seed", "env"))
+    flags.check_flags(args, ("episodes", "seed", "env", "env_options"))
     asked = flags.run_tyro(Evaluate, args, prog="jaxrl-dist evaluate")
     if not asked.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
@@ -215,7 +228,7 @@ def evaluate_command(args: Sequence[str]) -> None:
     from jaxrl_dist.evaluate import evaluate
     from jaxrl_dist.policy import load_policy
 
-    policy = load_policy(asked.run_dir, env=asked.env)
+    policy = load_policy(asked.run_dir, env=asked.env, env_options=asked.env_options or None)
     display = Display(asked.episodes)
     with display.live:
         played = evaluate(
@@ -243,7 +256,7 @@ def list_command(args: Sequence[str]) -> None:
     elif what == "algorithms":
         from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 
-        lines = [f"{name:9} {config_class(name).__doc__}" for name in ALGORITHMS]
+        lines = [f"{name:9} {config_class(name).__doc__.splitlines()[0]}" for name in ALGORITHMS]
         lines += [f"{name:9} {algorithm}, --plan {fields['plan']}" for name, (algorithm, fields) in PRESETS.items()]
     else:
         lines = [f"{name:12} {text}" for name, text in PLANS.items()]

@@ -24,6 +24,10 @@ class ConfigWarning(UserWarning):
     """What the user asked for can be done, and may not be what was meant; the message is one line."""
 
 
+class EnvWarning(UserWarning):
+    """An environment failed, and the run goes on without it; the message is one line."""
+
+
 class EnvError(RuntimeError):
     """An environment's own code failed; the message is one line, and a note holds the original traceback."""
 
@@ -36,6 +40,11 @@ class EnvError(RuntimeError):
 def flag(name: str) -> str:
     """The command-line spelling of a field: ``num_envs`` -> ``--num-envs``."""
     return "--" + name.replace("_", "-")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 device``, ``2 devices``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -84,6 +93,30 @@ def check_range(
                 raise ConfigError(f"{flag(name)} must be {wanted}, not {x}")
 
 
+def check_used(config: Any, *names: str, there: bool, needed: str) -> None:
+    """Checks that the named fields have their defaults unless what they belong to is ``there``.
+
+    Raises:
+      ConfigError: naming the field's flag and what is ``needed``.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in names:
+        if not there and getattr(config, name) != defaults[name]:
+            raise ConfigError(f"{flag(name)} does nothing without {needed}")
+
+
+def check_divides(name: str, value: int, *divisors: tuple[int, str]) -> None:
+    """Checks that a field divides over each of the divisors, such as ``(8, "devices")``.
+
+    Raises:
+      ConfigError: naming the first over which it does not, and the nearest values that divide over all.
+    """
+    for divisor, what in divisors:
+        if value % divisor:
+            near = multiples_near(value, math.lcm(*[divisor for divisor, _ in divisors]))
+            raise ConfigError(f"{flag(name)} {value} does not divide over {divisor} {what}; nearest that work: {near}")
+
+
 BACKENDS = ("gymnax", "envpool", "gymnasium")
 """Where environments come from; an id without a prefix is looked for in this order."""
 
@@ -116,10 +149,11 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
         return None
     numbers: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first) < 10**6):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < 10**6):
             raise ConfigError(f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {text!r}")
-        numbers += range(int(first), int(last or first) + 1)
+        numbers += range(int(first), int(last) + 1)
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"{flag(name)} {text} names a device twice")
     return numbers
@@ -210,6 +244,8 @@ class ReplayConfig(TorsoConfig):
         check_range(self, "replay_capacity", low=1)
         check_range(self, "learning_starts", low=0)
         check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
+        prioritized = self.priority_exponent is not None
+        check_used(self, "importance_exponent", there=prioritized, needed="--priority-exponent")
 
 
 Config = TypeVar("Config")
@@ -286,8 +322,8 @@ class Train(Generic[Config]):
     """Fraction of a GPU's memory to reserve at the start; None: JAX's own (0.75)."""
     init_from: str | None = None
     """Run directory whose trained variables to start from."""
-    num_actors: int = PRESET
-    """Actor threads of the plans 'asynchronous' and 'gradients', each with its share of the environments."""
+    num_actors: int | None = PRESET
+    """Actor threads of the plans 'asynchronous' and 'gradients', each with a share of the environments; 2 or 4."""
     actor_devices: str | None = None
     """Devices that act in those plans, such as 0,1 or 0-3; None: those that learn."""
     learner_devices: str | None = None

@@ -9,6 +9,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from jaxrl_dist.config import counted
 from jaxrl_dist.types import Report
 
 PLAIN_SECONDS = 2.0
@@ -44,6 +45,8 @@ class Display:
         # Without a total the bar pulses, which is all there is to say while XLA compiles.
         training = self.live.add_task("compiling", total=None, status="")
         with self.live:
+            if not self.console.is_terminal:
+                self.console.print("compiling")
             shown = -PLAIN_SECONDS
             for report in reports:
                 status = self._status(report)
@@ -73,4 +76,6 @@ class Display:
         value = report.metrics.get("episode/return")
         self._return = self._return if value is None else value  # the newest there is: episodes may be long
         shown = "-" if self._return is None else f"{self._return:.4g}"
-        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {shown}"
+        restarts = int(report.metrics.get("async/restarts") or 0)
+        again = f"  {counted(restarts, 'restart')}" if restarts else ""
+        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {shown}{again}"

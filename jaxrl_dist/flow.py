@@ -71,6 +71,12 @@ class Parallel(Generic[Item]):
                 items or index not in self._running for index, items in enumerate(self._items)
             )
 
+    def wait(self) -> None:
+        """Waits until that is so."""
+        with self._changed:
+            while not self.complete():
+                self._changed.wait(WAKE_SECONDS)
+
     def _run(self, index: int, stream: Iterable[Item]) -> None:
         try:
             iterator = iter(stream)

@@ -71,6 +71,7 @@ class RunFiles:
     def finish(self, last: Report) -> None:
         """Writes ``summary.json``: rates leave compilation and evaluation out."""
         compile_seconds = last.metrics["time/compile_s"] or 0.0
+        restarts = last.metrics.get("async/restarts")
         write_json(
             self.path / SUMMARY,
             {
@@ -79,6 +80,7 @@ class RunFiles:
                 "wall_time_s": last.wall_time_s,
                 "compile_time_s": compile_seconds,
                 "env_steps_per_second": last.env_steps / max(last.wall_time_s - compile_seconds, 1e-9),
+                **({} if restarts is None else {"restarts": int(restarts)}),
                 "evaluation": last.evaluation,
             },
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -65,17 +66,26 @@ class Policy:
         return action, core
 
 
-def load_policy(run_dir: str | pathlib.Path, algorithm: type | None = None, *, env: str | None = None) -> Policy:
+def load_policy(
+    run_dir: str | pathlib.Path,
+    algorithm: type | None = None,
+    *,
+    env: str | None = None,
+    env_options: dict[str, str] | None = None,
+) -> Policy:
     """Loads the policy that a finished run has trained.
 
     Args:
       algorithm: the config class that was trained, if it is not one of ours. No file can name code to run.
       env: the environment, if another than the run's is meant or the run's is of the form ``my_module:make``.
+      env_options: the environment's options, if others than the run's are meant.
 
     Raises:
       ConfigError: ``run_dir`` holds no finished run, is damaged, or its environment cannot be found here.
     """
     config = read_config(pathlib.Path(run_dir), algorithm, env)
+    if env_options is not None:
+        config = dataclasses.replace(config, env_options=env_options)
     source = find_env(config)
     config = resolve(config, source.spec)
     shapes = jax.eval_shape(make_algorithm(config, source.spec).init, jax.random.key(0))

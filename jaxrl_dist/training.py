@@ -22,9 +22,11 @@ from jaxrl_dist.config import (
     ConfigError,
     ConfigWarning,
     Train,
+    check_divides,
+    check_used,
+    counted,
     did_you_mean,
     flag,
-    multiples_near,
     parse_devices,
 )
 from jaxrl_dist.envs import EnvSource
@@ -38,6 +40,8 @@ from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
 from jaxrl_dist.types import Algorithm, Box, EnvSpec, Learner, Replay, Report, Rollout
 
+THREADED_PLANS = ("asynchronous", "gradients")
+"""Plans whose actors run in threads."""
 _PLANS: dict[str, Plan] = {
     "on_device": on_device,
     "synchronous": synchronous,
@@ -95,13 +99,17 @@ def prepare(config: Train[Any]) -> Run:
     if config.atari_preset != source.atari_preset:  # the algorithm's preset asks for another than the usual
         source = find_env(config)
     job = make_job(config, source)
-    if config.plan == "asynchronous" and lags(job):
-        warnings.warn(
-            f"{algorithms.name_of(config.algorithm)} takes all experience for that of the newest policy, and under "
-            "--plan asynchronous some is older: it may learn worse, or not at all; impala and appo correct for that",
-            ConfigWarning,
-            stacklevel=2,
+    if config.plan not in THREADED_PLANS and config.num_actors is not None:
+        text = (
+            f"--num-actors {config.num_actors} changes nothing under --plan {config.plan}, which has no actor threads"
         )
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    if config.plan == "asynchronous" and lags(job):
+        text = (
+            f"{algorithms.name_of(config.algorithm)} takes all experience for that of the newest policy, and under "
+            "--plan asynchronous some is older: it may learn worse, or not at all; impala and appo correct for that"
+        )
+        warnings.warn(text, ConfigWarning, stacklevel=2)
     return Run(config, job)
 
 
@@ -146,14 +154,17 @@ class Run(NamedTuple):
             if files:
                 files.close()
 
-    def describe(self) -> str:
-        """One line on what runs where, for people."""
-        config, devices = self.config, self.job.mesh.devices.flat
-        actors = f"{config.num_actors} actors, " if config.plan in ("asynchronous", "gradients") else ""
+    def describe(self, name: str | None = None) -> str:
+        """One line on what runs where, for people; ``name`` is what they call the algorithm."""
+        config, learning = self.config, self.job.mesh.devices.size
+        devices = counted(learning, f"{self.job.mesh.devices.flat[0].platform} device")
+        if config.plan in THREADED_PLANS:
+            acting = f" on {len(self.job.pool.meshes)}" if config.actor_devices else ""
+            learner = "learner on " if config.actor_devices else ""
+            devices = f"{counted(self.job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"
         return (
-            f"{algorithms.name_of(config.algorithm)} on {config.env}, plan {config.plan}, {actors}"
-            f"{len(devices)} {devices[0].platform} device{'s' if len(devices) > 1 else ''}, "
-            f"{config.num_envs} environments x {config.rollout_length} steps an iteration"
+            f"{name or algorithms.name_of(config.algorithm)} on {config.env}, plan {config.plan}, {devices}, "
+            f"{counted(config.num_envs, 'environment')} x {counted(config.rollout_length, 'step')} an iteration"
         )
 
 
@@ -187,6 +198,8 @@ def resolve(config: Train[Any], spec: EnvSpec) -> Train[Any]:
     else:
         preset.pop("atari_preset", None)
     run = {name: value for name, value in preset.items() if name in RUN_FIELDS and getattr(config, name) is None}
+    if run.get("plan", config.plan) not in THREADED_PLANS:
+        run.pop("num_actors", None)
     algorithm = config.algorithm
     if by_name:
         algorithm = kind(**{name: value for name, value in preset.items() if name not in RUN_FIELDS})
@@ -227,6 +240,7 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
         source.device()
     algorithm = make_algorithm(config, source.spec)
     devices = learner_devices(config)
+    pool = pool_options(config, algorithm, devices, on_device=source.spec.backend == "gymnax")
     learner = make_learner(config, algorithm, source.spec, len(devices))
     init_variables = None
     if config.init_from is not None:
@@ -243,34 +257,32 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
         report_interval=config.report_interval,
         seed=config.seed,
         init_variables=init_variables,
-        pool=pool_options(config, algorithm, devices),
+        pool=pool,
     )
 
 
-def pool_options(config: Train[Any], algorithm: Algorithm, learners: Sequence[jax.Device]) -> PoolOptions:
+def pool_options(
+    config: Train[Any], algorithm: Algorithm, learners: Sequence[jax.Device], *, on_device: bool
+) -> PoolOptions:
     """How the actors of a resolved config run beside the learner, for plans that have any.
 
     Raises:
       ConfigError: flags that do not fit the plan, the algorithm or each other.
     """
-    threaded = config.plan in ("asynchronous", "gradients")
-    fields = {field.name: field.default for field in dataclasses.fields(Train)}
-    for name in ("actor_devices", "max_lag", "lockstep", "gather", "on_actor_error"):
-        if getattr(config, name) != fields[name] and not threaded:
-            raise ConfigError(f"{flag(name)} is for --plan asynchronous and gradients, not for {config.plan}")
-    for name, needed, there in (
-        ("lag", "--lockstep", config.lockstep),
-        ("gather_deadline", "--gather", config.gather is not None),
-        ("max_restarts", "--on-actor-error restart", config.on_actor_error == "restart"),
-    ):
-        if getattr(config, name) != fields[name] and not there:
-            raise ConfigError(f"{flag(name)} does nothing without {needed}")
-    if threaded and config.num_envs % config.num_actors:
-        near = multiples_near(config.num_envs, config.num_actors)
-        raise ConfigError(
-            f"--num-envs {config.num_envs} does not divide over --num-actors {config.num_actors}; nearest that work: "
-            f"{near}"
-        )
+    threaded = config.plan in THREADED_PLANS
+    names = ("actor_devices", "max_lag", "lockstep", "gather", "on_actor_error")
+    check_used(config, *names, there=threaded, needed=f"--plan {' or '.join(THREADED_PLANS)}")
+    check_used(config, "lag", there=config.lockstep, needed="--lockstep")
+    check_used(config, "gather_deadline", there=config.gather is not None, needed="--gather")
+    check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")
+    check_used(config, "on_actor_error", there=not on_device, needed="environments on the host: gymnax's cannot fail")
+    if config.free_running and (config.plan != "asynchronous" or algorithm.replay is None):
+        raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
+    if not threaded:
+        return PoolOptions()
+    assert config.num_actors is not None, "the preset has it"
+    learning = [] if config.plan == "gradients" else [(len(learners), "devices")]
+    check_divides("num_envs", config.num_envs, *learning, (config.num_actors, "actors (--num-actors)"))
     if config.gather is not None and config.gather > config.num_actors:
         raise ConfigError(f"--gather {config.gather} is more than --num-actors {config.num_actors}")
     for name in ("gather", "max_lag"):
@@ -284,14 +296,12 @@ def pool_options(config: Train[Any], algorithm: Algorithm, learners: Sequence[ja
     if config.plan == "gradients":
         if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
             raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")
-        gradient_learner.check_sizes(algorithm, config.rollout_length)
         for name in ("normalize_observations", "scale_rewards", "lockstep"):
             if getattr(config, name):
                 raise ConfigError(f"{flag(name)} does not work with --plan gradients; --plan asynchronous does")
         if config.gather is not None:
             raise ConfigError("--gather does not work with --plan gradients, which takes each gradient as it comes")
-    if config.free_running and (config.plan != "asynchronous" or algorithm.replay is None):
-        raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
+        gradient_learner.check_sizes(algorithm, config.rollout_length)
     if config.free_running and config.lockstep:
         raise ConfigError("--free-running depends on the threads' timing, and --lockstep is to rule that out")
     acting = learners
@@ -366,7 +376,9 @@ def local_devices(count: int | None) -> list[jax.Device]:
     devices = jax.local_devices()
     if count is not None and count > len(devices):
         hint = f"; JAX_NUM_CPU_DEVICES={count} forces as many" if devices[0].platform == "cpu" else ""
-        raise ConfigError(f"--num-devices {count}, but there are {len(devices)} {devices[0].platform} devices{hint}")
+        raise ConfigError(
+            f"--num-devices {count}, but there are {counted(len(devices), devices[0].platform + ' device')}{hint}"
+        )
     return devices[:count]
 
 
@@ -392,10 +404,8 @@ def numbered(name: str, numbers: Sequence[int]) -> list[jax.Device]:
     """
     devices = jax.local_devices()
     if max(numbers) >= len(devices):
-        raise ConfigError(
-            f"{flag(name)} names device {max(numbers)}, but there are {len(devices)} {devices[0].platform} devices, "
-            "counted from 0"
-        )
+        there = counted(len(devices), f"{devices[0].platform} device")
+        raise ConfigError(f"{flag(name)} names device {max(numbers)}, but there are {there}, counted from 0")
     return [devices[number] for number in numbers]
 
 

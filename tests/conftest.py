@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+
 import jax
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

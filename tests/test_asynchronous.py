@@ -27,7 +27,7 @@ from jaxrl_dist.actors.pool import ActorPool, ParamStore, PoolOptions, Restartin
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.impala import IMPALA
-from jaxrl_dist.config import EnvError
+from jaxrl_dist.config import EnvError, EnvWarning
 from jaxrl_dist.envs import EnvSource, HostEnv, find
 from jaxrl_dist.learners import gradients as gradient_learner
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
@@ -38,6 +38,8 @@ from jaxrl_dist.plans.common import Job
 from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.samples import Tally, joiner
 from jaxrl_dist.types import EnvSpec, EpisodeStats, Report, Timestep
+
+pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.config.EnvWarning")  # of environments that are to fail
 
 ACTORS, SIZE, LENGTH = 4, 2, 8
 STEPS = ACTORS * SIZE * LENGTH  # of one iteration
@@ -526,8 +528,14 @@ def test_environments_that_fail_are_made_anew(env_id: str) -> None:
 
 def test_too_many_restarts_end_the_run() -> None:
     hook = breaks(("actor-0", 3), ("actor-0", 5), ("actor-0", 7))
-    with pytest.raises(EnvError, match="broken at step 7"):
+    with (
+        pytest.warns(
+            EnvWarning, match=r"^actor 0 goes on with new environments \(restart 2 of 2\): .*broken at step 5"
+        ),
+        pytest.raises(EnvError, match="broken at step 7") as caught,
+    ):
         list(asynchronous(make(hook=hook, iterations=10, max_restarts=2)))
+    assert caught.value.__notes__ == ["(of the 2 environments of actor 0, after 2 restarts)"]
 
 
 def test_gymnasium_that_crashes_by_chance_goes_on() -> None:
@@ -541,7 +549,9 @@ def test_gymnasium_that_crashes_by_chance_goes_on() -> None:
 def restarting(hook: Callable[[str, int], None], limit: int) -> RestartingEnv:
     source = find("envpool:CartPole-v1")
     hooked = Hooked(source, hook)
-    return RestartingEnv(source.spec, SIZE, lambda restarts: hooked.host(SIZE, restarts), limit, threading.Event())
+    return RestartingEnv(
+        source.spec, SIZE, lambda restarts: hooked.host(SIZE, restarts), limit, threading.Event(), "me"
+    )
 
 
 def test_an_invalid_action_is_no_failure_of_the_environment() -> None:
@@ -570,7 +580,7 @@ def test_an_environment_that_cannot_be_made_is_tried_so_often() -> None:
         made.append(restarts)
         raise EnvError("it cannot be made")
 
-    env = RestartingEnv(base("impala", 1).source.spec, SIZE, fail, 3, threading.Event())
+    env = RestartingEnv(base("impala", 1).source.spec, SIZE, fail, 3, threading.Event(), "actor 5")
     with pytest.raises(EnvError, match="it cannot be made"):
         env.reset()
     assert made == [0, 1, 2, 3]

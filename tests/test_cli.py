@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -166,11 +167,11 @@ BAD = {
     PONG + "--env-options stack_nm=2": "did you mean 'stack_num'?",
     PONG + "--env-options num_envs=2": "has no option 'num_envs'",
     # actors in threads
-    CARTPOLE + "--actor-devices 0": "--actor-devices is for --plan asynchronous and gradients, not for on_device",
-    CARTPOLE + "--max-lag 1": "--max-lag is for --plan asynchronous and gradients",
-    CARTPOLE + "--lockstep": "--lockstep is for --plan asynchronous and gradients",
-    CARTPOLE + "--gather 1": "--gather is for --plan asynchronous and gradients",
-    CARTPOLE + "--on-actor-error restart": "--on-actor-error is for --plan asynchronous and gradients",
+    CARTPOLE + "--actor-devices 0": "--actor-devices does nothing without --plan asynchronous or gradients",
+    CARTPOLE + "--max-lag 1": "--max-lag does nothing without --plan asynchronous or gradients",
+    CARTPOLE + "--lockstep": "--lockstep does nothing without --plan asynchronous or gradients",
+    CARTPOLE + "--gather 1": "--gather does nothing without --plan asynchronous or gradients",
+    CARTPOLE + "--on-actor-error restart": "--on-actor-error does nothing without --plan asynchronous or gradients",
     IMPALA + "--actor-devices 0,0": "--actor-devices 0,0 names a device twice",
     IMPALA + "--actor-devices 2-4,3": "names a device twice",
     IMPALA + "--actor-devices 3-1": "must be device numbers such as 0,1 or 2-7, not '3-1'",
@@ -180,7 +181,7 @@ BAD = {
     IMPALA + "--learner-devices 2-8": "--learner-devices names device 8, but there are 8 cpu devices",
     IMPALA + "--learner-devices 2-7 --num-devices 8": "contradicts --num-devices 8",
     IMPALA + "--learner-devices 2-7": "--num-envs 16 does not divide over 6 devices; nearest that work: 12 or 18",
-    IMPALA + "--num-actors 3": "--num-envs 16 does not divide over --num-actors 3; nearest that work: 15 or 18",
+    IMPALA + "--num-actors 3": "16 does not divide over 3 actors (--num-actors); nearest that work: 24",
     IMPALA + "--num-actors 0": "--num-actors must be >= 1",
     IMPALA + "--gather 3": "--gather 3 is more than --num-actors 2",
     IMPALA + "--gather 1 --lockstep": "--gather depends on the threads' timing, and --lockstep is to rule that out",
@@ -188,6 +189,7 @@ BAD = {
     IMPALA + "--lag 2": "--lag does nothing without --lockstep",
     IMPALA + "--gather-deadline 2": "--gather-deadline does nothing without --gather",
     IMPALA + "--max-restarts 2": "--max-restarts does nothing without --on-actor-error restart",
+    IMPALA + "--on-actor-error restart": "--on-actor-error does nothing without environments on the host",
     "train apex --env CartPole-v1 --gather 1": "what dqn replays must be without gaps",
     "train apex --env CartPole-v1 --max-lag 1": "what dqn replays must be without gaps",
     A3C + "--lockstep": "--lockstep does not work with --plan gradients; --plan asynchronous does",
@@ -195,6 +197,12 @@ BAD = {
     A3C + "--scale-rewards": "--scale-rewards does not work with --plan gradients",
     A3C + "--gather 1": "--gather does not work with --plan gradients, which takes each gradient as it comes",
     CARTPOLE + "--plan gradients": "--num-epochs times --num-minibatches is 16; 1 works, or an algorithm without them",
+    A3C + "--actor-devices 0-7": "--actor-devices 0-7 are more than --num-actors 4 can use",
+    IMPALA + "--actor-devices 0-": "must be device numbers such as 0,1 or 2-7, not '0-'",
+    DQN + "--importance-exponent 0.5": "--importance-exponent does nothing without --priority-exponent",
+    DQN + "--value-max 5": "--value-max does nothing without --num-atoms above 1",
+    "train apex --env CartPole-v1 --epsilon-end 0.1": "--epsilon-end does nothing without --no-epsilon-ladder",
+    "train async-dqn --env CartPole-v1 --priority-exponent 0.5": "--plan gradients replays nothing",
     "train async-dqn --env CartPole-v1 --n-step 9": "do not fit into --rollout-length 8; --rollout-length 9 or more",
     # files and directories
     CARTPOLE + "--run-dir {runs}/done": "holds a run already",
@@ -419,7 +427,8 @@ def test_an_error_in_an_actor_is_one_line_after_its_traceback(attempt: int, tmp_
     *before, line = done.stderr.splitlines()
     assert line.startswith("jaxrl-dist: error: gymnasium:faulty:make: environment")
     assert line.endswith("in step: RuntimeError: simulated crash")
-    assert before[0].startswith("Traceback") and before[-1] == "RuntimeError: simulated crash"
+    assert before[0].startswith("Traceback") and before[-2] == "RuntimeError: simulated crash"
+    assert re.fullmatch(r"\(of the 4 environments of actor [01]\)", before[-1])
     assert done.stderr.count("Traceback") == 1 and "Traceback" not in done.stdout
 
 

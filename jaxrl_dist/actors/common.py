@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import time
 from typing import NamedTuple
 
@@ -22,14 +21,18 @@ class Stages:
     """Where the time of a thread goes: every moment is of one stage, so that they sum to the whole."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = collections.defaultdict(float)
+        self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def mark(self, stage: str) -> None:
         """Says what the time since the last mark was for."""
         now = time.perf_counter()
-        self.seconds[stage] += now - self._last
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
+
+    def merge(self, stage: str) -> None:
+        """Says that all the time so far was for this."""
+        self.seconds = {stage: sum(self.seconds.values())}
 
 
 class Share(NamedTuple):

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.common import Share, Stages
+from jaxrl_dist.config import EnvError, EnvWarning, counted
 from jaxrl_dist.envs import EnvSource, HostEnv
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, TrainState, Variables
@@ -157,7 +159,7 @@ class ActorPool:
         return sum(env.restarts for env in self._restarting)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds that an actor has spent on each stage, the mean over actors."""
+        """Seconds that an actor has spent on each stage, the mean over actors; "start" goes up to its first sample."""
         names = dict.fromkeys(name for stages in self.stages for name in list(stages.seconds))
         return {
             f"time/actor/{name}_s": sum(stages.seconds.get(name, 0.0) for stages in self.stages) / len(self.stages)
@@ -184,7 +186,9 @@ class ActorPool:
             seeds = np.random.SeedSequence((job.seed, index, restarts)).generate_state(1)
             return job.source.host(share.size, int(seeds[0]) & 0x7FFFFFFF)
 
-        env = RestartingEnv(job.source.spec, share.size, make, self._options.max_restarts, self._stopping)
+        env = RestartingEnv(
+            job.source.spec, share.size, make, self._options.max_restarts, self._stopping, f"actor {index}"
+        )
         self._restarting.append(env)
         try:
             return host.HostActor(job.algorithm, env, on, job.rollout_length, programs, share, stages)
@@ -210,6 +214,8 @@ class ActorPool:
                 number = iteration * np.int32(self._options.num_actors) + np.int32(index)
                 content = jax.block_until_ready(finish[place](snapshot, rollout, number))
                 stages.mark("sending")
+                if not iteration:  # which has compiled the programs
+                    stages.merge("start")
                 try:
                     yield Sample(index, snapshot.version, content, episodes, steps)
                 finally:  # which may be a stop
@@ -236,17 +242,25 @@ class RestartingEnv:
     """
 
     def __init__(
-        self, spec: EnvSpec, num_envs: int, make: Callable[[int], HostEnv], limit: int, stopping: threading.Event
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        make: Callable[[int], HostEnv],
+        limit: int,
+        stopping: threading.Event,
+        owner: str,
     ) -> None:
         """``make`` gets the number of restarts so far; ``limit`` is the most there may be.
 
-        Once ``stopping`` is set, each step is refused: a rollout may be long.
+        Once ``stopping`` is set, each step is refused: a rollout may be long. ``owner`` is whose environments they are,
+        for messages.
         """
         self.spec, self.num_envs = spec, num_envs
         self.restarts = 0
         self._make = make
         self._limit = limit
         self._stopping = stopping
+        self._owner = owner
         self._env: HostEnv | None = None
 
     def reset(self) -> PyTree:
@@ -279,8 +293,13 @@ class RestartingEnv:
             none) and where nobody waits any more.
         """
         if self.restarts >= self._limit or isinstance(error, ValueError) or self._stopping.is_set():
+            again = f", after {counted(self.restarts, 'restart')}" if self.restarts else ""
+            error.add_note(f"(of the {counted(self.num_envs, 'environment')} of {self._owner}{again})")
             raise error
         self.restarts += 1
+        failure = str(error) if isinstance(error, EnvError | TimeoutError) else f"{type(error).__name__}: {error}"
+        text = f"{self._owner} goes on with new environments (restart {self.restarts} of {self._limit}): {failure}"
+        warnings.warn(text, EnvWarning, stacklevel=2)
 
     def close(self) -> None:
         env, self._env = self._env, None

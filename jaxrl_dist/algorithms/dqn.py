@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_dist.config import ConfigError, ReplayConfig, check_range
+from jaxrl_dist.config import ConfigError, ReplayConfig, check_range, check_used
 
 if TYPE_CHECKING:
     import jax
@@ -61,6 +61,9 @@ class DQN(ReplayConfig):
         check_range(self, "target_period", "num_atoms", low=1)
         check_range(self, "epsilon_steps", low=0)
         check_range(self, "value_min", "value_max", low=-1e9, high=1e9)
+        check_used(self, "value_min", "value_max", there=self.num_atoms > 1, needed="--num-atoms above 1")
+        annealed = not self.epsilon_ladder
+        check_used(self, "epsilon_start", "epsilon_end", "epsilon_steps", there=annealed, needed="--no-epsilon-ladder")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
 

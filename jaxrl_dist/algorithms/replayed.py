@@ -66,8 +66,8 @@ class ActionScale(NamedTuple):
     high: np.ndarray  # [A] float32
 
     @classmethod
-    def of(cls, config: object, spec: EnvSpec) -> ActionScale:
-        """The scale of an environment.
+    def of(cls, config: object, spec: EnvSpec, needed: str = "vectors of numbers") -> ActionScale:
+        """The scale of an environment; ``needed`` says which actions the algorithm can handle.
 
         Raises:
           ConfigError: its actions are no vectors of numbers, or unbounded.
@@ -79,7 +79,7 @@ class ActionScale(NamedTuple):
                 MultiDiscrete: "; ppo handles vectors of integers",
             }
             hint = others.get(type(space), "")
-            raise ConfigError(f"{name} needs actions that are vectors of numbers, which {spec.id} has not{hint}")
+            raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} has not{hint}")
         if not np.isfinite([space.low, space.high]).all():
             raise ConfigError(f"{name} needs bounded actions, which {spec.id} has not; ppo handles unbounded ones")
         low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)

@@ -181,7 +181,7 @@ def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
     from jaxrl_dist.algorithms.replayed import ActionScale
     from jaxrl_dist.distributions import TanhNormal
 
-    scale = ActionScale.of(config, spec)
+    scale = ActionScale.of(config, spec, "categories or vectors of numbers")
     critic = networks.critic_network(config, spec.observation, 2, action_size=scale.size)
 
     def distribution(outputs: jax.Array) -> TanhNormal:

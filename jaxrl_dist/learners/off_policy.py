@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import mesh, replay, rng
-from jaxrl_dist.config import ConfigError, multiples_near
+from jaxrl_dist.config import ConfigError, check_divides
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.learners.gradients import windows
 from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
@@ -150,14 +150,9 @@ def check_sizes(
     """
     plan, window = algorithm.replay, algorithm.window
     assert plan is not None and window is not None
-    for flag, value, divisor, of in (
-        ("--num-envs", num_envs, num_devices, "devices"),
-        ("--batch-size", plan.batch_size, num_devices, "devices"),
-        ("--replay-capacity", plan.capacity, num_envs, "environments"),
-    ):
-        if value % divisor:
-            near = multiples_near(value, divisor)
-            raise ConfigError(f"{flag} {value} does not divide over {divisor} {of}; nearest that work: {near}")
+    check_divides("num_envs", num_envs, (num_devices, "devices"))
+    check_divides("batch_size", plan.batch_size, (num_devices, "devices"))
+    check_divides("replay_capacity", plan.capacity, (num_envs, "environments"))
     updates_per_iteration(plan, num_envs * rollout_length)
     least = num_envs * (rollout_length + window + frame_stack)
     if plan.capacity < least:

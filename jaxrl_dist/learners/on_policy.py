@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.config import ConfigError, multiples_near
+from jaxrl_dist.config import ConfigError, check_divides
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.types import Algorithm, Learner, Rollout, TrainState
 
@@ -93,11 +93,7 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
     Raises:
       ConfigError: naming both numbers and the nearest that work.
     """
-    if num_envs % num_devices:
-        raise ConfigError(
-            f"--num-envs {num_envs} does not divide over {num_devices} devices; "
-            f"nearest that work: {multiples_near(num_envs, num_devices)}"
-        )
+    check_divides("num_envs", num_envs, (num_devices, "devices"))
     local, examples = num_envs // num_devices, examples_per_env(algorithm, rollout_length)
 
     def divides(num_minibatches: int) -> bool:

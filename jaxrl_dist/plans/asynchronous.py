@@ -31,11 +31,13 @@ def asynchronous(job: Job) -> Iterator[Report]:
     store.publish(state)
     more = compile_learn(job.learner, job.mesh) if options.free_running else None
     programs = [update] if more is None else [update, more]
-    clock.ready(*programs)
     send = [sender(job, prioritize(job, on) if prioritized else None) for on in options.meshes]
     with ActorPool(job.actor_job(), options, store, send) as pool:
         tally = Tally(pool, store, options.max_lag)
         stages.mark("starting")
+        pool.streams.wait()
+        clock.ready(*programs)
+        stages.mark("actors_starting")
         for samples in rounds(job, pool, tally):
             stages.mark("waiting")
             updates = int(state.updates)

@@ -137,7 +137,7 @@ def report(
     )
 
 
-def mean(sums: Mapping[str, jax.Array], count: int | jax.Array) -> dict[str, float | None]:
+def mean(sums: Mapping[str, jax.Array | float], count: int | jax.Array) -> dict[str, float | None]:
     """The mean of each metric over ``count`` iterations in which something was learnt; None if there were none."""
     sums, count = jax.device_get((dict(sums), count))
     return {name: float(value / count) if count else None for name, value in sums.items()}

@@ -31,10 +31,12 @@ def gradients(job: Job) -> Iterator[Report]:
     apply, state = compile_apply(job.algorithm, job.mesh, steps), job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)
-    clock.ready(apply)
     with ActorPool(job.actor_job(), options, store, [differentiate(job, on) for on in options.meshes]) as pool:
         tally = Tally(pool, store, options.max_lag)
         stages.mark("starting")
+        pool.streams.wait()
+        clock.ready(apply)
+        stages.mark("actors_starting")
         for sample in filter(tally.fresh, flow.gather_async(pool.streams)):
             stages.mark("waiting")
             grads, metrics = sample.content

@@ -68,6 +68,10 @@ def joiner(mesh: Mesh) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
     return join
 
 
+_FETCH = 1000
+"""Iterations whose metrics may lie on the devices until they are added up."""
+
+
 class Tally:
     """Counts samples, and what has been learnt from them since the last report."""
 
@@ -81,8 +85,9 @@ class Tally:
     def _restart(self) -> None:
         self._lags: collections.Counter[int] = collections.Counter()
         self._episodes: list[EpisodeStats] = []
-        self._names: tuple[str, ...] = ()
-        self._metrics: list[Mapping[str, jax.Array]] = []
+        self._metrics: list[Mapping[str, jax.Array]] = []  # not on the host yet
+        self._sums: dict[str, float] = {}
+        self._learned = 0
         self.iterations = 0
 
     def fresh(self, sample: Sample) -> bool:
@@ -107,9 +112,19 @@ class Tally:
     def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
         """Ends an iteration; not ``counts``: nothing was learnt, as a replay memory is still filling."""
         self.learning = counts
-        self._names = tuple(metrics)
+        for name in metrics:
+            self._sums.setdefault(name, 0.0)
         if counts:
             self._metrics.append(metrics)
+            if len(self._metrics) == _FETCH:
+                self._fetch()
+
+    def _fetch(self) -> None:
+        for metrics in jax.device_get(self._metrics):
+            for name, value in metrics.items():
+                self._sums[name] += float(value)
+        self._learned += len(self._metrics)
+        self._metrics = []
 
     def drop(self, samples: int) -> None:
         """Says that so many were left behind."""
@@ -140,11 +155,10 @@ class Tally:
             "async/learner_idle": seconds.get("waiting", 0.0) / max(sum(seconds.values()), 1e-9),
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }
-        learned = jax.device_get(self._metrics)
-        sums = {name: sum(each[name] for each in learned) for name in self._names}
+        self._fetch()
         episodes = stack_episodes(self._episodes).merge()
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
-        learning = {**common.mean(sums, len(learned)), **metrics}
+        learning = {**common.mean(self._sums, self._learned), **metrics}
         report = common.report(state, self.env_steps, clock, learning, episodes, times)
         self._restart()
         return report
