@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,8 @@ from jaxrl_dist.config import (
     RUN_DEFAULTS,
     ConfigError,
     ConfigWarning,
+    EnvError,
+    EnvWarning,
     Train,
     check_divides,
     check_used,
@@ -143,16 +145,27 @@ class Run(NamedTuple):
                     files.write(report)
                 if files and last:  # before the evaluation, which may be long
                     checkpoint.save_variables(files.path, report.variables())
-                if last and config.evaluation_episodes:
-                    variables, episodes = report.variables(), config.evaluation_episodes
-                    played = evaluate(job.algorithm, variables, job.source, episodes, config.seed, progress=evaluating)
-                    report = dataclasses.replace(report, evaluation=played.summary())
-                if files and last:
                     files.finish(report)
+                if last and config.evaluation_episodes:
+                    report = dataclasses.replace(report, evaluation=self._evaluate(report, evaluating))
+                    if files:
+                        files.finish(report)
                 yield report
         finally:
             if files:
                 files.close()
+
+    def _evaluate(self, report: Report, progress: Callable[[int], None]) -> Mapping[str, float | int] | None:
+        """Plays greedy episodes; None if their environments fail and training forgives that."""
+        config, job = self
+        try:
+            episodes, seed = config.evaluation_episodes, config.seed
+            return evaluate(job.algorithm, report.variables(), job.source, episodes, seed, progress=progress).summary()
+        except (EnvError, TimeoutError) as error:
+            if config.on_actor_error == "raise":
+                raise
+            warnings.warn(f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2)
+            return None
 
     def describe(self, name: str | None = None) -> str:
         """One line on what runs where, for people; ``name`` is what they call the algorithm."""

@@ -18,8 +18,8 @@ import pytest
 import runs
 
 import jaxrl_dist
-from jaxrl_dist import checkpoint, metrics
-from jaxrl_dist.config import ConfigError
+from jaxrl_dist import checkpoint, cli, metrics, training
+from jaxrl_dist.config import ConfigError, EnvError
 from jaxrl_dist.types import Report, Variables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +50,21 @@ def test_a_run_leaves_config_metrics_summary_and_variables(command: str) -> None
     assert summary["env_steps_per_second"] == pytest.approx(summary["env_steps"] / seconds)
     assert summary["evaluation"].keys() == {"episodes", "return_mean", "return_std", "length_mean"}
     assert summary["evaluation"]["episodes"] == 2
+
+
+def test_an_evaluation_that_fails_costs_the_evaluation_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*args: Any, **kinds: Any) -> None:
+        raise EnvError("broken")
+
+    monkeypatch.setattr(training, "evaluate", fail)
+    command = f"train impala --env envpool:CartPole-v1 {runs.TINY} --run-dir {tmp_path}/"
+    assert cli.main(f"{command}raise".split()) == 1
+    assert cli.main(f"{command}restart --on-actor-error restart".split()) == 0
+    for name in ("raise", "restart"):
+        summary = runs.read_json(tmp_path / name / "summary.json")
+        assert summary["evaluation"] is None and summary["env_steps"] >= 384
+        assert summary["restarts"] == 0
+        jaxrl_dist.load_policy(tmp_path / name)
 
 
 def test_where_no_episode_ended_there_is_null() -> None:
