@@ -10,7 +10,7 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -32,6 +32,7 @@ usage: jaxrl-dist COMMAND ...
   train ALGO --env ID [FLAGS]        train; `jaxrl-dist train ALGO --help` lists the flags
   train --config FILE [FLAGS]        train again as a run's config.json says, but for the flags given
   evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
+  plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
   list algorithms|envs|plans         what there is
   --version                          which jaxrl-dist this is
 
@@ -81,7 +82,7 @@ def _run(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
         return
-    commands = {"train": train_command, "evaluate": evaluate_command, "list": list_command}
+    commands = {"train": train_command, "evaluate": evaluate_command, "plot": plot_command, "list": list_command}
     if args[0] == "--version":
         print(f"jaxrl-dist {version()}")
     elif args[0] in commands:
@@ -240,6 +241,33 @@ def evaluate_command(args: Sequence[str]) -> None:
             progress=display.evaluating,
         )
     display.console.print(_played(played.summary()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draws learning curves of runs, over the seeds of each configuration."""
+
+    run_dirs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN_DIR ...")]] = ()
+    """Directories of runs; those that differ in their seed alone are put together."""
+    out: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "curves.png"
+    """The picture to write, in the format of its ending: png, pdf, svg ..."""
+    metric: str = "episode/return"
+    """A metric of metrics.jsonl."""
+    x: Literal["steps", "time"] = "steps"
+    """What the horizontal axis shows: environment steps or seconds."""
+
+
+def plot_command(args: Sequence[str]) -> None:
+    """``plot RUN_DIR ... [-o FILE]``."""
+    from jaxrl_dist import flags
+
+    flags.check_flags(args, ("out", "metric", "x"))
+    asked = flags.run_tyro(Plot, args, prog="jaxrl-dist plot")
+
+    from jaxrl_dist.plot import plot
+
+    plot(asked.run_dirs, asked.out, metric=asked.metric, x=asked.x)
+    print(f"wrote {asked.out}")
 
 
 def list_command(args: Sequence[str]) -> None:
