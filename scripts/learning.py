@@ -29,6 +29,12 @@ POINTS = 50
 """Of a curve: each is the mean return of the episodes that ended in a fiftieth of the run."""
 
 
+def spelled(name: str, value: object) -> str:
+    """A field as on the command line."""
+    name = name.replace("_", "-")
+    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
+
+
 class Bar(NamedTuple):
     """What an algorithm must reach with its default flags: ``needed`` of ``seeds`` runs at ``threshold`` or better."""
 
@@ -46,7 +52,7 @@ class Bar(NamedTuple):
 
     def command(self) -> str:
         """The command line of one run."""
-        flags = "".join(f" --{name.replace('_', '-')} {value}" for name, value in self.flags.items())
+        flags = "".join(f" {spelled(name, value)}" for name, value in self.flags.items())
         devices = f"JAX_NUM_CPU_DEVICES={self.devices} " if self.devices > 1 else ""
         return f"{devices}jaxrl-dist train {self.algorithm} --env {self.env} --total-env-steps {self.steps}{flags}"
 
@@ -70,6 +76,7 @@ def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **mo
 
 
 MEMORY, SYNCHRONOUS = {"core": "gru"}, {"plan": "synchronous"}
+LAG: dict[str, Any] = {"lockstep": True, "lag": 8, "num_envs": 32, "rollout_length": 32}
 BARS = (
     Bar("ppo-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 10, 10),
     Bar("ppo-envpool-cartpole", "ppo", "envpool:CartPole-v1", 150_000, 475, 5, 5),
@@ -96,6 +103,18 @@ BARS = (
     *both("sac", "sac", "Pendulum-v1", 30_000, -170, mean=-150),
     *both("sac-discrete", "sac", "CartPole-v1", 100_000, 150),
     *both("impala", "impala", "CartPole-v1", 500_000, 475),
+    Bar("impala-lag-cartpole", "impala", "gymnax:CartPole-v1", 300_000, 475, 3, 3, LAG),
+    Bar(
+        "impala-lag-uncorrected-cartpole",
+        "impala",
+        "gymnax:CartPole-v1",
+        300_000,
+        100,
+        2,
+        3,
+        LAG | {"correction": False},
+        at_most=True,
+    ),
     *both("appo", "appo", "CartPole-v1", 300_000, 475),
     Bar("apex-envpool-cartpole", "apex", "envpool:CartPole-v1", 250_000, 450, 5, 5),
     Bar("a3c-envpool-cartpole", "a3c", "envpool:CartPole-v1", 200_000, 150, 5, 5),
