@@ -18,6 +18,7 @@ from jaxrl_dist.config import (
     PLANS,
     ConfigError,
     ConfigWarning,
+    DivergedError,
     EnvError,
     EnvWarning,
     Train,
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):  # Python flushes once more at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (OSError, EnvError) as error:
+    except (OSError, EnvError, DivergedError) as error:
         for note in getattr(error, "__notes__", ()):  # an environment's traceback tells its author more than our line
             print(note, file=sys.stderr)
         if isinstance(error, OSError) and error.filename:

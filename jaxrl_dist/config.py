@@ -28,6 +28,10 @@ class EnvWarning(UserWarning):
     """An environment failed, and the run goes on without it; the message is one line."""
 
 
+class DivergedError(RuntimeError):
+    """Training has gone wrong by itself; the message is one line."""
+
+
 class EnvError(RuntimeError):
     """An environment's own code failed; the message is one line, and a note holds the original traceback."""
 

@@ -30,7 +30,7 @@ TIME_BATCH = PartitionSpec(None, DATA)
 """As ``[T, B, ...]``: the second axis divided over the devices."""
 ROLLOUT: Any = Rollout._make([TIME_BATCH] * 7 + [BATCH] * 2)
 """Where the fields of a rollout lie."""
-STATE: Any = TrainState._make([REPLICATED] * 6 + [BATCH])
+STATE: Any = TrainState._make([REPLICATED] * 7 + [BATCH])
 """Where the fields of a train state lie."""
 
 

@@ -258,6 +258,7 @@ class TrainState(NamedTuple):
     updates: jax.Array  # int32 scalar, gradient steps so far
     iteration: jax.Array  # int32 scalar, rollouts consumed so far; keys derive from it
     env_step: jax.Array  # float32 scalar, nominal env steps so far, for schedules
+    skipped: jax.Array  # int32 scalar, the latest gradients, one after another, that were not finite
     memory: PyTree = ()  # [B, ...], divided over the mesh: replayed experience; () if none
 
 

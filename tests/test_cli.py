@@ -525,6 +525,12 @@ def test_a_failure_on_the_way_is_one_line(
     assert err.startswith(f"jaxrl-dist: error: {message}") and err.count("\n") == 1
 
 
+def test_a_run_that_diverges_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--learning-rate 1e38 --num-devices 1 --num-envs 4 --rollout-length 8 --num-minibatches 2 --total-env-steps 4000"
+    assert cli.main(f"train ppo --env gymnax:CartPole-v1 {flags} --run-dir {tmp_path / 'run'}".split()) == 1
+    assert "error: training has diverged by environment step" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: list[str]) -> None:
         raise RuntimeError("a bug")

@@ -36,8 +36,9 @@ ALLOWED: dict[str, str] = {
     "plans": "config types rng mesh replay envs learners actors flow metrics",
     "training": "config types rng mesh replay envs actors learners algorithms flags evaluate metrics checkpoint plans",
     "policy": "config types envs flags checkpoint training",
-    "console": "types",
-    "cli": "config envs algorithms flags evaluate metrics training policy console",
+    "console": "config types",
+    "plot": "config metrics",
+    "cli": "config envs algorithms flags evaluate metrics training policy console plot",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
 

@@ -362,3 +362,39 @@ def test_sizes_that_are_refused() -> None:
     check_sizes(gru, 32, 8, 8)
     with pytest.raises(ConfigError, match=r"^--num-minibatches 4 .* 2 x 1 examples .*nearest that work: 2$"):
         check_sizes(gru, 16, 8, 8)
+
+
+# --- Gradients that are not finite --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("algorithm", [PPO(**NET, num_epochs=2), DQN(**MEMORY)], ids=["ppo", "dqn"])
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(algorithm: Any, num_devices: int) -> None:
+    made = algorithm.make(DISCRETE)
+    good = random_rollout(made, DISCRETE, NUM_STEPS, NUM_ENVS, seed=0)
+    bad = good._replace(reward=np.full_like(good.reward, np.nan))
+    before, _ = updated(made, [good], num_devices)
+    after, metrics = updated(made, [good, bad], num_devices)
+    kept = ("variables", "opt_state", "target")
+    for name in kept:
+        for old, new in zip(*(jax.tree.leaves(getattr(state, name)) for state in (before, after)), strict=True):
+            np.testing.assert_array_equal(old, new)
+    assert before.skipped == 0
+    assert after.skipped > 0
+    assert metrics["gradient/skipped"] == 1.0
+    again, metrics = updated(made, [good, bad, good] if made.replay is None else [good], num_devices)
+    assert again.skipped == 0
+    assert metrics["gradient/skipped"] == 0.0
+
+
+def test_ten_in_a_row_are_the_end() -> None:
+    made = PG(**NET).make(DISCRETE)
+    good = random_rollout(made, DISCRETE, NUM_STEPS, NUM_ENVS, seed=0)
+    bad = good._replace(reward=np.full_like(good.reward, np.nan))
+    nine, _ = updated(made, [bad] * (sgd.MAX_SKIPPED - 1) + [good], 1)
+    assert nine.skipped == 0
+    ten, _ = updated(made, [bad] * sgd.MAX_SKIPPED + [good], 1)
+    assert ten.skipped == sgd.MAX_SKIPPED + 1
+    initial, _ = compiled(made, 1, DISCRETE)
+    for old, new in zip(*(jax.tree.leaves(state.variables) for state in (initial, ten)), strict=True):
+        np.testing.assert_array_equal(old, new)

@@ -48,7 +48,8 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
         state = sgd.apply(algorithm, state, grads)
         if plan.priority_exponent is not None:
             assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
-            powered = powered_priority(plan, priority)
+            # What has no priority, such as where the loss overflows, gets the least there is: it can still be drawn.
+            powered = powered_priority(plan, jnp.where(jnp.isfinite(priority), priority, 0.0))
             state = state._replace(memory=replay.set_priority(state.memory, index, powered))
         return state, metrics
 

@@ -11,6 +11,9 @@ import optax
 from jaxrl_dist.mesh import global_sum
 from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
+MAX_SKIPPED = 10
+"""Gradients in a row that may not be finite; then training has diverged, and a run ends."""
+
 
 def init(algorithm: Algorithm, key: jax.Array) -> TrainState:
     """The state before the first update."""
@@ -22,6 +25,7 @@ def init(algorithm: Algorithm, key: jax.Array) -> TrainState:
         updates=jnp.zeros((), jnp.int32),
         iteration=jnp.zeros((), jnp.int32),
         env_step=jnp.zeros((), jnp.float32),
+        skipped=jnp.zeros((), jnp.int32),
     )
 
 
@@ -55,17 +59,27 @@ def gradient(
         return means["loss/total"], (means, aux.priority)
 
     grads, (metrics, priority) = jax.grad(mean_loss, has_aux=True)(state.variables.params)
-    return grads, {**metrics, "gradient/norm": optax.tree.norm(grads)}, priority
+    norm = optax.tree.norm(grads)
+    metrics |= {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}
+    return grads, metrics, priority
 
 
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
-    """One update: a step of the optimiser, then of the target."""
+    """One update: a step of the optimiser, then of the target.
+
+    A gradient that is not finite changes nothing but the counts, and after ``MAX_SKIPPED`` of them no other does.
+    """
+    finite = jnp.isfinite(optax.tree.norm(grads)) & (state.skipped < MAX_SKIPPED)
+    old = state.variables.params, state.opt_state, state.target
     updates, opt_state = algorithm.optimizer.update(grads, state.opt_state, state.variables.params)
     params = optax.apply_updates(state.variables.params, updates)
     count = state.updates + 1
+    new = params, opt_state, algorithm.target(params, state.target, count)
+    params, opt_state, target = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
     return state._replace(
         variables=state.variables._replace(params=params),
-        target=algorithm.target(params, state.target, count),
+        target=target,
         opt_state=opt_state,
         updates=count,
+        skipped=jnp.where(finite, 0, state.skipped + 1),
     )

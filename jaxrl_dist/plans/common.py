@@ -13,7 +13,9 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
+from jaxrl_dist.config import DivergedError
 from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.types import Algorithm, EpisodeStats, Learner, Report, TrainState, Variables
 
 
@@ -122,7 +124,16 @@ def report(
     episodes: EpisodeStats,
     stage_seconds: Mapping[str, float] = {},
 ) -> Report:
-    """Brings one interval's numbers to the host; ``stage_seconds`` says where the time since the start went."""
+    """Brings one interval's numbers to the host; ``stage_seconds`` says where the time since the start went.
+
+    Raises:
+      DivergedError: too many gradients in a row were not finite.
+    """
+    if int(state.skipped) >= MAX_SKIPPED:
+        raise DivergedError(
+            f"training has diverged by environment step {env_steps:,}: {MAX_SKIPPED} gradients in a row were not "
+            "finite; a smaller --learning-rate may help, or smaller rewards and observations"
+        )
     episodes, updates = jax.device_get(episodes), int(state.updates)
     rates = clock.rates(env_steps, updates)
     if not state.memory:
