@@ -12,12 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxrl_dist.config import CheckpointError as CheckpointError
     from jaxrl_dist.config import ConfigError as ConfigError
     from jaxrl_dist.config import EnvError as EnvError
     from jaxrl_dist.config import Train as Train
     from jaxrl_dist.policy import Policy as Policy
     from jaxrl_dist.policy import load_policy as load_policy
     from jaxrl_dist.training import preset as preset
+    from jaxrl_dist.training import resume as resume
     from jaxrl_dist.training import train as train
     from jaxrl_dist.types import Algorithm as Algorithm
     from jaxrl_dist.types import Report as Report
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Algorithm": "types",
+    "CheckpointError": "config",
     "ConfigError": "config",
     "EnvError": "config",
     "Policy": "policy",
@@ -33,6 +36,7 @@ _PUBLIC = {
     "Train": "config",
     "load_policy": "policy",
     "preset": "training",
+    "resume": "training",
     "train": "training",
 }
 

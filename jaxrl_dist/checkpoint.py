@@ -1,81 +1,396 @@
-"""Saving and loading trained variables: arrays in orbax's format, and nothing that runs when it is read."""
+"""Checkpoints: arrays in orbax's format and JSON, a checksum of every file, and nothing that runs when it is read.
+
+A run directory keeps one in ``checkpoints/<env steps>`` for each time that it saved its whole state, and in
+``checkpoints/final`` what it has trained. Each is a directory of its own::
+
+    arrays/        orbax's files: arrays by name, such as state/variables/params/policy/Dense_0/kernel
+    run.json       counts, times, config and versions; not in final
+    manifest.json  the SHA-256 of each of these files; a changed bit passes orbax unseen
+
+It is written under another name, brought to the disk, and then renamed: what has the name is whole.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import json
 import logging
+import os
 import pathlib
-from collections.abc import Iterator
+import shutil
+import stat
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_dist.config import ConfigError
-from jaxrl_dist.metrics import write_json
-from jaxrl_dist.types import PyTree, Variables
+from jaxrl_dist.config import CheckpointError, ConfigError, FileWarning
+from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
-FINAL = pathlib.Path("checkpoints", "final")
-"""Where a run directory keeps its trained variables."""
-MANIFEST = FINAL.with_suffix(".json")
-"""The SHA-256 of each file of them; written last, so it says that they are whole. A changed bit passes orbax unseen."""
+FOLDER = "checkpoints"
+FINAL = "final"
+ARRAYS, RUN, MANIFEST = "arrays", "run.json", "manifest.json"
+FORMAT = 1
+"""Of a checkpoint; a reader refuses a number that it does not know."""
+_MAX_FILES = 10_000
+_MAX_JSON = 2**26
+_SLACK = 2**16  # bytes of what is no array
 
 
-def _named(tree: PyTree) -> dict[str, Any]:
-    """Each array of a tree by its path, such as ``params/policy/Dense_0/kernel``."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+# --- Writing ------------------------------------------------------------------------------------------
 
 
 def save_variables(run_dir: str | pathlib.Path, variables: Variables) -> None:
-    """Writes the variables into a run directory.
+    """Writes what a run has trained into its directory.
 
     Raises:
       OSError: the directory cannot be written.
     """
+    _write(pathlib.Path(run_dir, FOLDER, FINAL), variables, None)
+
+
+class Saver:
+    """Writes a run's checkpoints in a thread of its own, and keeps the newest of them and the best.
+
+    The best is the one whose report had the highest mean return of training episodes.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, keep: int) -> None:
+        self._folder, self._keep = run_dir / FOLDER, keep
+        self._returns: dict[int, float | None] = {}
+        for path in saved(run_dir):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                self._returns[int(path.name)] = json.loads((path / RUN).read_bytes())["episode_return"]
+        for path in self._folder.glob(".*"):  # what a session that was killed left half written or half deleted
+            shutil.rmtree(path, ignore_errors=True)
+        _remove(self._folder / FINAL)  # of a session that came to its end, and will be gone beyond
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._writing: concurrent.futures.Future[None] | None = None
+
+    def busy(self) -> bool:
+        """Whether a checkpoint is still being written; if it failed, warns."""
+        if self._writing is not None and self._writing.done():
+            writing, self._writing = self._writing, None
+            if (error := writing.exception()) is not None:
+                warnings.warn(f"the run goes on without a checkpoint: {error}", FileWarning, stacklevel=2)
+        return self._writing is not None
+
+    def save(self, checkpoint: Checkpoint, about: Mapping[str, Any], episode_return: float | None) -> None:
+        """Begins to write a checkpoint, as soon as the one before is written.
+
+        Args:
+          about: of the run, for ``run.json``.
+        """
+        content = {**about, "progress": checkpoint.progress, "episode_return": episode_return}
+        if self._writing is not None:
+            concurrent.futures.wait([self._writing])
+            self.busy()
+        self._writing = self._thread.submit(self._save, checkpoint, content)
+
+    def _save(self, checkpoint: Checkpoint, content: dict[str, Any]) -> None:
+        steps = checkpoint.env_steps
+        _write(self._folder / f"{steps:012d}", checkpoint._replace(progress={}), content)
+        self._returns[steps] = content["episode_return"]
+        there = [int(path.name) for path in saved(self._folder.parent)]
+        # Later ones are of a session that this one did not go on from: they were damaged.
+        ours = [number for number in there if number <= steps]
+        known = [number for number in ours if self._returns.get(number) is not None]
+        best = max(known, key=lambda number: (self._returns[number], number), default=None)
+        for number in set(there) - {best, *ours[: self._keep]}:
+            _remove(self._folder / f"{number:012d}")
+
+    def finish(self) -> None:
+        """Waits until all is written.
+
+        Raises:
+          OSError: the last checkpoint could not be written.
+        """
+        if self._writing is not None:
+            self._writing.result()
+
+    def close(self) -> None:
+        """Ends the thread, once it has written what it is at."""
+        self._thread.shutdown()
+        self.busy()
+
+
+def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) -> None:
+    """Writes a whole checkpoint or none; one of the same name is replaced."""
     import orbax.checkpoint as ocp  # here, not above: it takes half a second
 
-    path = pathlib.Path(run_dir, FINAL).resolve()
-    arrays = {name: np.asarray(leaf) for name, leaf in _named(variables).items()}
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.new")
+    arrays = {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
     try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        _check_room(temporary / "room", sum(array.nbytes for array in arrays.values()))
         with _silence(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            checkpointer.save(path, args=ocp.args.StandardSave(arrays))
+            checkpointer.save(temporary / ARRAYS, args=ocp.args.StandardSave(arrays))
+        if about is not None:
+            (temporary / RUN).write_text(json.dumps(about, indent=2), encoding="utf-8")
+        files = {file.relative_to(temporary).as_posix(): _sha256(file) for file in _plain_files(temporary)}
+        manifest = {"format": FORMAT, "sha256": files}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        for part in (*temporary.rglob("*"), temporary):
+            _sync(part)
+        _remove(path)
+        temporary.rename(path)
+        _sync(path.parent)
     except Exception as error:  # orbax and tensorstore raise many kinds where a disk is full
+        shutil.rmtree(temporary, ignore_errors=True)
         raise OSError(f"{path} cannot be written: {_first_line(error)}") from error
-    files = {file.relative_to(path).as_posix(): _sha256(file) for file in sorted(path.rglob("*")) if file.is_file()}
-    write_json(pathlib.Path(run_dir, MANIFEST), {"sha256": files})
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Deletes a checkpoint, if it is there, so that no half of it ever has its name."""
+    doomed = path.with_name(f".{path.name}.old")
+    shutil.rmtree(doomed, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _check_room(path: pathlib.Path, size: int) -> None:
+    """Asks the disk for so many bytes, and gives them back: orbax is not quiet when it finds none.
+
+    Raises:
+      OSError: it does not have them.
+    """
+    number = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.posix_fallocate(number, 0, size + _SLACK)
+    finally:
+        os.close(number)
+    path.unlink()
+
+
+def _sync(path: pathlib.Path) -> None:
+    """Brings a file, or the names in a directory, to the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+# --- Reading ------------------------------------------------------------------------------------------
 
 
 def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
-    """Reads the variables of a run directory into the structure of ``like`` (shapes and dtypes suffice).
+    """Reads what a run has trained, or has so far, into the structure of ``like`` (shapes and dtypes suffice).
 
     Raises:
-      ConfigError: there are none, they cannot be read, or they are of another network.
+      ConfigError: there is nothing, it cannot be read, or it is of another network.
+    """
+    final = pathlib.Path(run_dir, FOLDER, FINAL)
+    if not pathlib.Path(run_dir).is_dir():
+        raise ConfigError(f"there is no run directory {run_dir}")
+    if os.path.lexists(final):
+        _verify(final, like)
+        return _restore(final, like)
+
+    def read(path: pathlib.Path) -> Variables:
+        _verify(path, None)
+        return _restore(path, like, "state/variables/")
+
+    try:
+        return _newest(run_dir, read)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+
+
+def load(run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any]], bool]) -> Checkpoint:
+    """Reads the newest checkpoint of a run that is whole, with a warning for each newer one that is not.
+
+    Args:
+      like: shapes and dtypes.
+      check: looks at ``run.json`` first, and says whether there is a replay memory. A ``ConfigError`` of it comes out
+        as it is; anything else that goes wrong is the checkpoint's fault.
+
+    Raises:
+      CheckpointError: none can be read.
+    """
+
+    def read(path: pathlib.Path) -> Checkpoint:
+        _verify(path, like)
+        about = _read_json(path / RUN)
+        try:
+            with_memory = check(about)
+        except ConfigError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _DamageError(f"{path / RUN} is damaged: {type(error).__name__}: {_first_line(error)}") from None
+        wanted = like if with_memory else like._replace(state=like.state._replace(memory=()))
+        return _restore(path, wanted._replace(progress={}))._replace(progress=about["progress"])
+
+    return _newest(run_dir, read)
+
+
+def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoints in a run directory, whole or not, newest first."""
+    folder = pathlib.Path(run_dir, FOLDER)
+    if folder.is_symlink():
+        return []
+    return sorted((path for path in folder.glob("[0-9]*") if path.name.isdecimal()), key=_number, reverse=True)
+
+
+def _number(path: pathlib.Path) -> int:
+    return int(path.name)
+
+
+def _newest(run_dir: str | pathlib.Path, read: Callable[[pathlib.Path], Any]) -> Any:
+    """What ``read`` makes of the newest checkpoint that it can read.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    problems = []
+    for path in saved(run_dir):
+        try:
+            found = read(path)
+        except _DamageError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            warnings.warn(f"{problem}; {path} is used instead", FileWarning, stacklevel=3)
+        return found
+    if problems:
+        more = f" (and {len(problems) - 1} older ones are no better)" if len(problems) > 1 else ""
+        raise CheckpointError(f"{problems[0]}{more}")
+    raise CheckpointError(f"{run_dir} holds no trained variables: its {FOLDER} directory has no checkpoint")
+
+
+class _DamageError(ConfigError):
+    """A checkpoint is not what was written, or of another run."""
+
+
+def _verify(path: pathlib.Path, like: PyTree) -> None:
+    """Checks that the files of a checkpoint are those that were written, all of them and no others.
+
+    Args:
+      like: shapes and dtypes of what it holds, by which its size is bounded; None: it is not.
+
+    Raises:
+      ConfigError: one is missing, has changed or has come, or is no plain file.
+    """
+    files = _plain_files(path)
+    room = None if like is None else 2 * sum(_nbytes(leaf) for leaf in jax.tree.leaves(like)) + 2**26
+    if room is not None and (size := sum(file.stat().st_size for file in files)) > room:
+        raise _DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
+    manifest = _read_json(path / MANIFEST)
+    digests = manifest.get("sha256")
+    if manifest.get("format") != FORMAT or not isinstance(digests, dict):
+        raise _DamageError(f"{path / MANIFEST} is damaged: it is no list of format {FORMAT}")
+    there = {file.relative_to(path).as_posix(): file for file in files}
+    del there[MANIFEST]
+    for name in sorted(digests.keys() | there.keys()):
+        if name not in there:
+            raise _DamageError(f"{path / name} is damaged: No such file or directory")
+        if name not in digests:
+            raise _DamageError(f"{path / name} is damaged: it does not belong there")
+        if _sha256(there[name]) != digests[name]:
+            raise _DamageError(f"{path / name} is damaged: it is not what was written")
+
+
+def _plain_files(path: pathlib.Path) -> list[pathlib.Path]:
+    """All files below a directory, none of which may be a link, a pipe or a device."""
+    files, folders = [], [path]
+    try:
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            raise _DamageError(f"{path} is damaged: it is no directory")
+        while folders:
+            for entry in list(os.scandir(folders.pop())):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(pathlib.Path(entry))
+                elif entry.is_file(follow_symlinks=False):
+                    files.append(pathlib.Path(entry))
+                else:
+                    raise _DamageError(f"{entry.path} is damaged: it is no plain file")
+                if len(files) + len(folders) > _MAX_FILES:
+                    raise _DamageError(f"{path} is damaged: it has more than {_MAX_FILES} files")
+    except OSError as error:
+        raise _DamageError(f"{path} is damaged: {error.strerror}") from None
+    return files
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Reads an object from a file of a checkpoint."""
+    try:
+        if path.stat().st_size > _MAX_JSON:
+            raise ValueError("too large")
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("no object")
+        return content
+    except OSError as error:
+        raise _DamageError(f"{path} is damaged: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise _DamageError(f"{path} is damaged: {_first_line(error)}") from None
+
+
+def _restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
+    """Reads arrays into the structure of ``like``.
+
+    Args:
+      prefix: of the names of these arrays, where others are to be left alone; None: there are no others.
     """
     import orbax.checkpoint as ocp
 
-    path = pathlib.Path(run_dir, FINAL).resolve()
-    _check_files(run_dir, path)
-    wanted = {name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in _named(like).items()}
+    path = path.resolve() / ARRAYS
+    wanted = {(prefix or "") + name: _shape(leaf) for name, leaf in _named(like).items()}
+    needed = sum(_nbytes(leaf) for leaf in jax.tree.leaves(like))
+    if needed > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        raise ConfigError(f"{path} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there")
     try:
-        with _silence(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        with _silence(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
             found = {name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in tree.items()}
-            for name in sorted(wanted.keys() | found.keys()):
+            for name in sorted(wanted if prefix else wanted.keys() | found.keys()):
                 if wanted.get(name) != found.get(name):
-                    raise ConfigError(
-                        f"{run_dir} holds another network: {name} is {_describe(found.get(name))} there and "
+                    raise _DamageError(
+                        f"{path.parent} holds another network: {name} is {_describe(found.get(name))} there and "
                         f"{_describe(wanted.get(name))} here"
                     )
             blank = {name: np.zeros(shape, dtype) for name, (shape, dtype) in wanted.items()}
-            arrays = checkpointer.restore(path, args=ocp.args.StandardRestore(blank))
+            how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+            args = ocp.args.PyTreeRestore(blank, restore_args=how, partial_restore=prefix is not None)
+            arrays = checkpointer.restore(path, args=args)
     except ConfigError:
         raise
     except Exception as error:  # orbax and tensorstore raise many kinds for a damaged file
-        raise ConfigError(f"{path} cannot be read: {_first_line(error)}") from error
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in _named(like)])
+        raise _DamageError(f"{path} cannot be read: {_first_line(error)}") from error
+    empty = {name: np.zeros(*_shape(leaf)) for name, leaf in _named(like, empty=True).items()}
+    named = {**empty, **{name: np.asarray(arrays[(prefix or "") + name]) for name in _named(like)}}
+    return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in _names(like)])
+
+
+# --- Both ---------------------------------------------------------------------------------------------
+
+
+def _names(tree: PyTree) -> list[str]:
+    """The path of each array of a tree, such as ``params/policy/Dense_0/kernel``."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+
+
+def _named(tree: PyTree, *, empty: bool = False) -> dict[str, Any]:
+    """The arrays of a tree by their paths; those without a single number, which orbax does not take, if ``empty``."""
+    leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
+    return {name: leaf for name, leaf in leaves if (0 in _shape(leaf)[0]) == empty}
+
+
+def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    return tuple(np.shape(leaf)), np.dtype(leaf.dtype if hasattr(leaf, "dtype") else type(leaf))
+
+
+def _nbytes(leaf: Any) -> int:
+    shape, dtype = _shape(leaf)
+    return int(np.prod(shape, dtype=object)) * dtype.itemsize
 
 
 @contextlib.contextmanager
@@ -87,31 +402,6 @@ def _silence() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
-
-
-def _check_files(run_dir: str | pathlib.Path, path: pathlib.Path) -> None:
-    """Checks that the files are those that were written.
-
-    Raises:
-      ConfigError: there are none, one is missing, or one has changed.
-    """
-    if not pathlib.Path(run_dir).is_dir():
-        raise ConfigError(f"there is no run directory {run_dir}")
-    try:
-        manifest = json.loads(pathlib.Path(run_dir, MANIFEST).read_text(encoding="utf-8"))["sha256"]
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{run_dir} holds no trained variables (no {MANIFEST} in it): no run finished there"
-        ) from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{pathlib.Path(run_dir, MANIFEST)} is damaged: {_first_line(error)}") from None
-    for name, digest in manifest.items():
-        try:
-            intact = _sha256(path / name) == digest
-        except OSError as error:
-            raise ConfigError(f"{path / name} is damaged: {error.strerror}") from None
-        if not intact:
-            raise ConfigError(f"{path / name} is damaged: it is not what was written")
 
 
 def _sha256(file: pathlib.Path) -> str:

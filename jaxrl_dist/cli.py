@@ -1,4 +1,4 @@
-"""The command ``jaxrl-dist``: trains, evaluates and lists."""
+"""The command ``jaxrl-dist``: trains, resumes, evaluates and lists."""
 
 from __future__ import annotations
 
@@ -10,28 +10,38 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from jaxrl_dist import signals
 from jaxrl_dist.config import (
     PLANS,
+    RESUMABLE,
+    CheckpointError,
     ConfigError,
     ConfigWarning,
     DivergedError,
     EnvError,
     EnvWarning,
+    FileWarning,
     Train,
     check_range,
     did_you_mean,
+    flag,
     split_env,
 )
+from jaxrl_dist.signals import Interrupted
+
+if TYPE_CHECKING:
+    from jaxrl_dist.training import Run
 
 HELP = """\
 usage: jaxrl-dist COMMAND ...
 
   train ALGO --env ID [FLAGS]        train; `jaxrl-dist train ALGO --help` lists the flags
   train --config FILE [FLAGS]        train again as a run's config.json says, but for the flags given
+  resume RUN_DIR [FLAGS]             go on with a run; --total-env-steps N with one that is finished
   evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
   plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
   list algorithms|envs|plans         what there is
@@ -46,8 +56,8 @@ algorithms: {algorithms}
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0: done; 1: it failed on the way, such as by a full disk; 2: the input cannot be run; 130: Ctrl-C. All but the
-    first come with one line on stderr, which the traceback of an environment that failed precedes.
+    0: done; 1: it failed on the way, such as by a full disk; 2: the input cannot be run; 130: Ctrl-C; 143: SIGTERM. All
+    but the first come with one line on stderr, which the traceback of an environment that failed precedes.
     """
     try:
         with contextlib.suppress(SystemExit):  # after --help
@@ -56,13 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except ConfigError as error:
         return _fail(str(error), 2)
+    except Interrupted as error:
+        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # whoever read our output has enough, as `head` does
         with contextlib.suppress(OSError, ValueError):  # Python flushes once more at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (OSError, EnvError, DivergedError) as error:
+    except (OSError, EnvError, DivergedError, CheckpointError) as error:
         for note in getattr(error, "__notes__", ()):  # an environment's traceback tells its author more than our line
             print(note, file=sys.stderr)
         if isinstance(error, OSError) and error.filename:
@@ -83,7 +95,13 @@ def _run(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
         return
-    commands = {"train": train_command, "evaluate": evaluate_command, "plot": plot_command, "list": list_command}
+    commands = {
+        "train": train_command,
+        "resume": resume_command,
+        "evaluate": evaluate_command,
+        "plot": plot_command,
+        "list": list_command,
+    }
     if args[0] == "--version":
         print(f"jaxrl-dist {version()}")
     elif args[0] in commands:
@@ -151,17 +169,33 @@ def _find_modules(env: str | None) -> None:
 
 def _train(name: str, config: Train[Any], *, quiet: bool) -> None:
     from jaxrl_dist import metrics, training
-    from jaxrl_dist.console import Display
 
     if config.run_dir is None:
         config = dataclasses.replace(config, run_dir=metrics.default_run_dir(config.env, name, config.seed))
     with _warnings_of_one_line(quiet):
-        run = training.prepare(config)
-        display = Display(config.evaluation_episodes, quiet=quiet)
-        reports = run.reports(display.evaluating)
-        display.console.print(f"{run.describe(name)}\nwriting {config.run_dir}")
+        _show(name, training.prepare(config), quiet=quiet)
+
+
+def _show(name: str, run: Run, *, quiet: bool) -> None:
+    """Runs and shows it."""
+    from jaxrl_dist.console import Display
+
+    config = run.config
+    display = Display(config.evaluation_episodes, quiet=quiet)
+    with signals.stopping() as stop:
+
+        def evaluating(done: int) -> None:
+            stop.hurry()
+            display.evaluating(done)
+
+        reports = run._replace(job=run.job._replace(stop=stop)).reports(evaluating)
+        begun = f", from {run.job.env_steps:,} env steps on" if run.job.resumed else ""
+        display.console.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
         for report in display.watch(reports, config.total_env_steps):
             last = report
+        if stop.number is not None and last.env_steps < config.total_env_steps:
+            message = f"interrupted; `jaxrl-dist resume {config.run_dir}` goes on from {last.env_steps} env steps"
+            raise Interrupted(stop.number, message)
     seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
     rate = last.env_steps / max(seconds - compiling, 1e-9)
     display.console.print(
@@ -172,6 +206,45 @@ def _train(name: str, config: Train[Any], *, quiet: bool) -> None:
         display.console.print(_played(last.evaluation))
 
 
+RESUME_HELP = """\
+usage: jaxrl-dist resume RUN_DIR [FLAGS]
+
+Goes on with a run from the newest of its checkpoints that is whole. Its environment is to be named again, by --env, if
+it is of the form my_module:make. These may change; `jaxrl-dist train ALGO --help` explains them:
+
+  {flags}
+"""
+
+
+def resume_command(args: Sequence[str]) -> None:
+    """``resume RUN_DIR [FLAGS]``."""
+    from jaxrl_dist import flags
+
+    allowed = (*RESUMABLE, "env", "quiet")
+    if any(arg in ("-h", "--help") for arg in args):
+        print(RESUME_HELP.format(flags=" ".join(map(flag, allowed))), end="")
+        return
+    if not args or args[0].startswith("-"):
+        raise ConfigError("which run? Name its directory, as in: jaxrl-dist resume runs/NAME")
+    run_dir, env = pathlib.Path(args[0]), flags.value_of(args, "--env")
+    algorithm, file_args = flags.config_flags(run_dir, env=env)
+    before = flags.parse_train(file_args, flags.plain_defaults(algorithm))
+    given = flags.parse_train(args[1:], before)
+    given.validate()
+    was, now = ({**vars(command), **vars(command.algorithm), "algorithm": None} for command in (before, given))
+    changes = {name: value for name, value in now.items() if value != was[name]}
+    for name in changes:
+        if name not in allowed:
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; see: jaxrl-dist resume --help")
+    _find_modules(env)
+
+    from jaxrl_dist import training
+
+    changes = {name: value for name, value in changes.items() if name in RESUMABLE}
+    with _warnings_of_one_line(given.quiet):
+        _show(algorithm, training.prepare_resume(run_dir, None, env, changes), quiet=given.quiet)
+
+
 @contextlib.contextmanager
 def _warnings_of_one_line(quiet: bool) -> Iterator[None]:
     """Shows our own warnings as we show errors; those of others stay as they are."""
@@ -179,12 +252,12 @@ def _warnings_of_one_line(quiet: bool) -> Iterator[None]:
         show = warnings.showwarning
 
         def one_line(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if not issubclass(category, ConfigWarning | EnvWarning):
+            if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
                 show(message, category, *where, **more)
             elif not quiet:
                 print(f"jaxrl-dist: warning: {message}", file=sys.stderr)
 
-        for kind in (ConfigWarning, EnvWarning):
+        for kind in (ConfigWarning, EnvWarning, FileWarning):
             warnings.simplefilter("always", kind)
         warnings.showwarning = one_line
         yield
@@ -199,7 +272,7 @@ def _played(evaluation: Mapping[str, float | int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Plays greedy episodes with the policy that a finished run has trained."""
+    """Plays greedy episodes with the policy that a run has trained, or has so far."""
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
     """Directory of the run, such as runs/NAME."""

@@ -20,6 +20,10 @@ class ConfigError(ValueError):
     """The user asked for something that cannot be done; the message is one line that says what would work."""
 
 
+class CheckpointError(RuntimeError):
+    """A run has no checkpoint that can be read; the message is one line."""
+
+
 class ConfigWarning(UserWarning):
     """What the user asked for can be done, and may not be what was meant; the message is one line."""
 
@@ -30,6 +34,10 @@ class EnvWarning(UserWarning):
 
 class DivergedError(RuntimeError):
     """Training has gone wrong by itself; the message is one line."""
+
+
+class FileWarning(UserWarning):
+    """A file of a run cannot be written or is damaged, and the run goes on without it; the message is one line."""
 
 
 class EnvError(RuntimeError):
@@ -320,6 +328,12 @@ class Train(Generic[Config]):
     """Environment steps between two reports."""
     evaluation_episodes: int = PRESET
     """Greedy episodes to play at the end; 0: none."""
+    checkpoint_interval: int = 1_000_000
+    """Environment steps between two checkpoints, each taken with the next report; 0: only at the end."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints to keep, beside the one with the highest return."""
+    checkpoint_replay: bool | None = None
+    """Whether checkpoints hold the replay memory, which fills anew else; None: where it is smaller than 2 GB."""
     num_devices: int | None = None
     """Devices to train on; None: all local ones."""
     mem_fraction: float | None = None
@@ -367,6 +381,8 @@ class Train(Generic[Config]):
             steps = self.num_envs * self.rollout_length
             if steps > MAX_STEPS:
                 raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
+        check_range(self, "checkpoint_interval", low=0, high=10**15)
+        check_range(self, "keep_checkpoints", low=1, high=10**6)
         check_range(self, "seed", low=0, high=2**31 - 1)
         check_range(self, "mem_fraction", above=0, high=1)
         check_range(self, "env_timeout", "gather_deadline", above=0, high=10**6)
@@ -377,3 +393,12 @@ class Train(Generic[Config]):
             parse_devices(name, getattr(self, name))
         if hasattr(self.algorithm, "validate"):
             self.algorithm.validate()
+
+
+RESUMABLE = (
+    *("total_env_steps", "report_interval", "evaluation_episodes"),
+    *("checkpoint_interval", "keep_checkpoints", "checkpoint_replay"),
+    *("num_devices", "actor_devices", "learner_devices", "mem_fraction"),
+    *("env_workers", "env_timeout", "on_actor_error", "max_restarts"),
+)
+"""Fields of ``Train`` that may change where a run is resumed."""

@@ -54,7 +54,9 @@ def parse_train(args: Sequence[str], default: Command[Any]) -> Command[Any]:
     algorithm = type(default.algorithm)
     hints = {**get_type_hints(Command), **get_type_hints(algorithm)}
     del hints["algorithm"]
-    check_flags(args, hints, switches=[name for name, hint in hints.items() if hint is bool])
+    switches = [name for name, hint in hints.items() if hint in (bool, bool | None)]
+    check_flags(args, hints, switches)
+    args = _spelled_out(args, [name for name in switches if hints[name] is not bool])
     return run_tyro(
         Command[algorithm],  # type: ignore[valid-type]
         args,
@@ -63,6 +65,14 @@ def parse_train(args: Sequence[str], default: Command[Any]) -> Command[Any]:
         "differ, and config.json names what ran.",
         default=default,
     )
+
+
+def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Gives the switches of these names a value, as tyro wants it for those that may be None."""
+    values = {spelling: flag(name) for name in names for spelling in (flag(name), "--no-" + flag(name)[2:])}
+    known = [(arg.replace("_", "-"), arg) for arg in args]
+    pairs = ([values[name], str(name == values[name])] if name in values else [arg] for name, arg in known)
+    return [part for pair in pairs for part in pair]
 
 
 def resolve_flags(

@@ -11,7 +11,7 @@ import collections
 import itertools
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -39,10 +39,17 @@ class Parallel(Generic[Item]):
         in_flight: int = 1,
         stopping: threading.Event | None = None,
         name: str = "stream",
+        enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``stopping`` is set when the streams are to end; those that wait for something should look at it."""
+        """Starts the threads.
+
+        Args:
+          stopping: set when the streams are to end; those that wait for something should look at it.
+          enough: whether nobody is to wait for items any longer, though the streams go on.
+        """
         self.stopping = stopping or threading.Event()
         self._in_flight = in_flight
+        self._enough = enough
         self._items: list[collections.deque[Item]] = [collections.deque() for _ in streams]
         self._order: collections.deque[int] = collections.deque()  # whose items came when
         self._sent = 0
@@ -67,8 +74,10 @@ class Parallel(Generic[Item]):
     def complete(self) -> bool:
         """Whether nobody who takes one item of each stream will have to wait: they are there, or an error is."""
         with self._changed:
-            return self._error is not None or all(
-                items or index not in self._running for index, items in enumerate(self._items)
+            return (
+                self._error is not None
+                or self._enough()
+                or all(items or index not in self._running for index, items in enumerate(self._items))
             )
 
     def wait(self) -> None:
@@ -116,7 +125,7 @@ class Parallel(Generic[Item]):
           deadline: until when to wait, by ``time.perf_counter``; None: for ever.
 
         Returns:
-          None where none can come any more: none of these streams runs.
+          None where none can come any more, as none of these streams runs, and where that is enough.
 
         Raises:
           Late: the deadline has passed.
@@ -132,7 +141,7 @@ class Parallel(Generic[Item]):
                         self._order.remove(index)
                         self._changed.notify_all()
                         return index, self._items[index].popleft()
-                if self._running.isdisjoint(wanted):
+                if self._running.isdisjoint(wanted) or self._enough():
                     return None
                 left = WAKE_SECONDS if deadline is None else deadline - time.perf_counter()
                 if left <= 0:

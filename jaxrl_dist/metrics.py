@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import importlib.metadata
 import json
 import math
+import os
 import pathlib
 import platform
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
-from jaxrl_dist.config import CONFIG_FILE, ConfigError
+from jaxrl_dist.config import CONFIG_FILE, ConfigError, FileWarning
 from jaxrl_dist.types import Report
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
@@ -24,7 +27,7 @@ def default_run_dir(env: str, algorithm: str, seed: int) -> str:
     return f"runs/{env.replace(':', '-').replace('/', '-')}__{algorithm}__{seed}__{utc}"
 
 
-def claim(run_dir: str) -> pathlib.Path:
+def claim(run_dir: str) -> None:
     """Makes the directory of a new run.
 
     Raises:
@@ -35,27 +38,71 @@ def claim(run_dir: str) -> pathlib.Path:
         path.mkdir(parents=True, exist_ok=True)
         (path / METRICS).touch(exist_ok=False)  # of several processes, one gets the directory
     except FileExistsError:
-        holds = "holds a run already" if path.is_dir() else "is a file"
-        raise ConfigError(f"--run-dir {run_dir} {holds}; name another directory") from None
+        holds = "holds a run already; resume it, or" if path.is_dir() else "is a file;"
+        raise ConfigError(f"--run-dir {run_dir} {holds} name another directory") from None
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
-    return path
+
+
+def lock(run_dir: str) -> IO[bytes]:
+    """Keeps other processes off a run until its ``metrics.jsonl``, which is returned, is closed.
+
+    Raises:
+      ConfigError: it cannot be written, or another process is at it.
+    """
+    path = pathlib.Path(run_dir, METRICS)
+    try:  # through no link: what is opened may be cut
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    file = os.fdopen(number, "r+b", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"another process is at the run in {run_dir}") from None
+    return file
+
+
+def finished(run_dir: pathlib.Path, evaluation_episodes: int) -> bool:
+    """Whether a run has come to its end, its evaluation included."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        summary = json.loads((run_dir / SUMMARY).read_bytes())
+        return summary["evaluation"] is not None or not evaluation_episodes
+    return False
 
 
 class RunFiles:
-    """Writes a run's files as its reports come in.
+    """Writes a run's files as its reports come in."""
 
-    Raises:
-      OSError: a file cannot be written; the error names it.
-    """
+    def __init__(
+        self, run_dir: pathlib.Path, metrics: IO[bytes], config: dict[str, Any], resumed: int | None = None
+    ) -> None:
+        """Takes over from an earlier session, if there was one.
 
-    def __init__(self, run_dir: pathlib.Path, config: dict[str, Any]) -> None:
-        self.path = run_dir
+        Args:
+          metrics: what ``lock`` gave.
+          resumed: the iteration of the last report of an earlier session that counts; later ones will be made again.
+
+        Raises:
+          OSError: a file cannot be written; the error names it.
+        """
+        self.path, self._metrics = run_dir, metrics
+        self._unwritten = b""
+        self._iteration = -1
+        if resumed is not None:
+            self._iteration = resumed
+            with _naming(run_dir / METRICS):
+                metrics.truncate(_end_of(metrics, resumed))
+                metrics.seek(0, os.SEEK_END)
+            (run_dir / SUMMARY).unlink(missing_ok=True)
         write_json(run_dir / CONFIG_FILE, {**config, "versions": versions()})
-        self._metrics = (run_dir / METRICS).open("w", encoding="utf-8")
 
     def write(self, report: Report) -> None:
-        """Adds a line to ``metrics.jsonl``."""
+        """Adds a line to ``metrics.jsonl``; on a full disk it warns, and tries again with the next line."""
+        if report.iteration == self._iteration:
+            return  # a resumed run had nothing left to do
+        self._iteration = report.iteration
         line = {
             "env_steps": report.env_steps,
             "updates": report.updates,
@@ -64,12 +111,23 @@ class RunFiles:
             **report.metrics,
         }
         line = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
-        with _naming(self.path / METRICS):
-            self._metrics.write(json.dumps(line, allow_nan=False) + "\n")
-            self._metrics.flush()
+        self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
+        try:
+            self._write()
+        except OSError as error:
+            text = f"{self.path / METRICS} cannot be written now: {error.strerror}"
+            warnings.warn(text, FileWarning, stacklevel=2)
+
+    def _write(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._metrics.write(self._unwritten) :]
 
     def finish(self, last: Report) -> None:
-        """Writes ``summary.json``: rates leave compilation and evaluation out."""
+        """Writes ``summary.json``: rates leave compilation and evaluation out.
+
+        Raises:
+          OSError: it cannot be written.
+        """
         compile_seconds = last.metrics["time/compile_s"] or 0.0
         restarts = last.metrics.get("async/restarts")
         write_json(
@@ -86,8 +144,26 @@ class RunFiles:
         )
 
     def close(self) -> None:
-        with _naming(self.path / METRICS):
-            self._metrics.close()
+        """Lets other processes at the directory.
+
+        Raises:
+          OSError: lines are left that cannot be written.
+        """
+        with contextlib.closing(self._metrics), _naming(self.path / METRICS):
+            self._write()
+
+
+def _end_of(metrics: IO[bytes], iteration: int) -> int:
+    """The size of ``metrics.jsonl`` up to the last line that is whole and not of a later iteration."""
+    size = 0
+    for line in metrics.read().splitlines(keepends=True):
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # a line that is damaged stays as it is
+            if json.loads(line)["iteration"] > iteration:
+                break
+        if not line.endswith(b"\n"):
+            break
+        size += len(line)
+    return size
 
 
 @contextlib.contextmanager

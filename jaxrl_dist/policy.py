@@ -73,7 +73,7 @@ def load_policy(
     env: str | None = None,
     env_options: dict[str, str] | None = None,
 ) -> Policy:
-    """Loads the policy that a finished run has trained.
+    """Loads the policy that a run has trained, or that its newest checkpoint has.
 
     Args:
       algorithm: the config class that was trained, if it is not one of ours. No file can name code to run.
@@ -81,7 +81,7 @@ def load_policy(
       env_options: the environment's options, if others than the run's are meant.
 
     Raises:
-      ConfigError: ``run_dir`` holds no finished run, is damaged, or its environment cannot be found here.
+      ConfigError: ``run_dir`` holds no trained variables, is damaged, or its environment cannot be found here.
     """
     config = read_config(pathlib.Path(run_dir), algorithm, env)
     if env_options is not None:

@@ -126,6 +126,18 @@ def add(
     return _set_priority(memory, jnp.arange(len(memory.added))[:, None], where[None], fresh)
 
 
+def cut(memory: Memory, window: int, frame_stack: int = 1) -> Memory:
+    """Prepares for environments that start anew: adds a step that is not valid, at which ``returns`` cuts.
+
+    It leads from the last observation, with which the step before it bootstraps, to the first of a new episode.
+    """
+    slot = memory.added[0] % memory.steps.reward.shape[1]
+    last = jax.tree.map(lambda ring: ring[:, slot], memory.steps)
+    obs = jax.tree.map(lambda x: jnp.stack([x, x]), last.obs)
+    blank = jax.tree.map(lambda x: jnp.zeros_like(x)[None], last)
+    return add(memory, blank._replace(obs=obs), window, frame_stack)
+
+
 def sample_uniform(
     memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1
 ) -> tuple[Rollout, Index]:
@@ -231,7 +243,8 @@ def _set_priority(memory: Memory, env: jax.Array, slot: jax.Array, priority: jax
 
 def _kept(rollout: Rollout, frame_stack: int) -> Rollout:
     """What the ring holds of a rollout."""
-    obs = frames.newest(rollout.obs, frame_stack) if frame_stack > 1 else rollout.obs
+    stacked = frame_stack > 1 and not isinstance(rollout.obs, frames.Frame)
+    obs = frames.newest(rollout.obs, frame_stack) if stacked else rollout.obs
     return rollout._replace(obs=obs, core=(), final_core=())
 
 

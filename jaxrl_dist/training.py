@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.common import blank_rollout
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.config import (
+    RESUMABLE,
     RUN_DEFAULTS,
     ConfigError,
     ConfigWarning,
@@ -35,17 +38,17 @@ from jaxrl_dist.envs import EnvSource
 from jaxrl_dist.evaluate import evaluate
 from jaxrl_dist.learners import gradients as gradient_learner
 from jaxrl_dist.learners import normalize, off_policy, on_policy
+from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.asynchronous import asynchronous
-from jaxrl_dist.plans.common import Job, Plan
+from jaxrl_dist.plans.common import Job, Plan, check_progress
 from jaxrl_dist.plans.gradients import gradients
-from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
-from jaxrl_dist.types import Algorithm, Box, EnvSpec, Learner, Replay, Report, Rollout
+from jaxrl_dist.types import Algorithm, Box, Checkpoint, EnvSpec, Learner, Replay, Report, Rollout
 
 THREADED_PLANS = ("asynchronous", "gradients")
 """Plans whose actors run in threads."""
 _PLANS: dict[str, Plan] = {
-    "on_device": on_device,
+    "on_device": on_device.on_device,
     "synchronous": synchronous,
     "asynchronous": asynchronous,
     "gradients": gradients,
@@ -56,12 +59,32 @@ def train(config: Train[Any]) -> Iterator[Report]:
     """Trains, yielding a report each interval; the last one carries the evaluation.
 
     Nothing runs that the caller does not ask for by taking the next report, so leaving the loop stops training. With
-    a ``run_dir``, config, metrics, summary and trained variables are written there.
+    a ``run_dir``, config, metrics, summary, checkpoints and trained variables are written there.
 
     Raises:
       ConfigError: at once, before anything is written, if the config cannot be run.
     """
     return prepare(config).reports()
+
+
+def resume(
+    run_dir: str | pathlib.Path, algorithm: type | None = None, *, env: str | None = None, **changes: Any
+) -> Iterator[Report]:
+    """Goes on with a run from the newest of its checkpoints that is whole, and yields reports as ``train`` does.
+
+    Under the plan ``on_device`` it goes on as if it had never stopped, bit for bit. Where environments are on the host
+    they start anew, and so do actors in threads; two runs that are resumed from equal checkpoints are equal.
+
+    Args:
+      algorithm: the config class that is trained, if it is not one of ours. No file can name code to run.
+      env: the run's environment, to be named again where it is of the form ``my_module:make``.
+      changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``.
+
+    Raises:
+      ConfigError: at once, if the run cannot go on so.
+      CheckpointError: at once, if it has no checkpoint that can be read.
+    """
+    return prepare_resume(pathlib.Path(run_dir), algorithm, env, changes).reports()
 
 
 def preset(algorithm: str, env: str, **changes: Any) -> Train[Any]:
@@ -101,6 +124,7 @@ def prepare(config: Train[Any]) -> Run:
     if config.atari_preset != source.atari_preset:  # the algorithm's preset asks for another than the usual
         source = find_env(config)
     job = make_job(config, source)
+    config = dataclasses.replace(config, checkpoint_replay=keeps_replay(config, job))
     if config.plan not in THREADED_PLANS and config.num_actors is not None:
         text = (
             f"--num-actors {config.num_actors} changes nothing under --plan {config.plan}, which has no actor threads"
@@ -115,6 +139,76 @@ def prepare(config: Train[Any]) -> Run:
     return Run(config, job)
 
 
+def prepare_resume(run_dir: pathlib.Path, algorithm: type | None, env: str | None, changes: Mapping[str, Any]) -> Run:
+    """As ``prepare``, of a run that has begun already; arguments and errors as those of ``resume``."""
+    for name in changes:
+        if name not in RESUMABLE:
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {', '.join(RESUMABLE)} can")
+    config = dataclasses.replace(flags.read_config(run_dir, algorithm, env), **changes)
+    file = metrics.lock(str(run_dir))  # before the checkpoint is read: another process might go on from it
+    try:
+        run = prepare(dataclasses.replace(config, run_dir=str(run_dir), init_from=None))
+        config = dataclasses.replace(run.config, init_from=config.init_from)
+        shapes = _checkpoint_shapes(run.job, run.config.plan)
+        resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, about))
+        done, total = resumed.env_steps, config.total_env_steps
+        if done >= total and ("total_env_steps" in changes or metrics.finished(run_dir, config.evaluation_episodes)):
+            raise ConfigError(f"{run_dir} has done {done} env steps of --total-env-steps {total}; name more to go on")
+        return Run(config, run.job._replace(resumed=resumed), file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
+    """The shapes and dtypes of a checkpoint of this job."""
+    key = jax.random.key(0)
+    state = jax.eval_shape(job.learner.init, key)
+    actor = jax.eval_shape(on_device.start(job), key) if plan == "on_device" else ()
+    return Checkpoint(state, actor, {})
+
+
+def _check_same(config: Train[Any], about: Mapping[str, Any]) -> bool:
+    """Checks that a checkpoint is of a run with this config, and says whether it holds a replay memory.
+
+    Raises:
+      ConfigError: it is not; the message names the field.
+      LookupError, TypeError, ValueError: it is no checkpoint of ours.
+    """
+    check_progress(about["progress"])
+    there, here = about["config"], json.loads(json.dumps(flags.to_json(config)))
+    for part in ("algorithm", "hyperparameters", "run"):
+        old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (there, here))
+        for name in sorted(old.keys() | new.keys()):
+            if name not in RESUMABLE and old.get(name) != new.get(name):
+                raise ConfigError(
+                    f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; it cannot change"
+                )
+    changed = {name for name, version in metrics.versions().items() if about["versions"].get(name) != version}
+    if changed:
+        text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    return bool(there["run"]["checkpoint_replay"])
+
+
+REPLAY_LIMIT = 2 * 10**9
+"""Bytes of a replay memory that checkpoints hold without being told to."""
+
+
+def keeps_replay(config: Train[Any], job: Job) -> bool:
+    """Whether checkpoints hold the replay memory.
+
+    Raises:
+      ConfigError: they are not to, and there is none.
+    """
+    memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
+    if config.checkpoint_replay is not None:
+        if not (config.checkpoint_replay or jax.tree.leaves(memory)):
+            raise ConfigError("--no-checkpoint-replay does nothing without a replay memory")
+        return config.checkpoint_replay
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) < REPLAY_LIMIT
+
+
 def lags(job: Job) -> bool:
     """Whether actors in threads may hand the algorithm experience that is older than it allows for."""
     algorithm, pool = job.algorithm, job.pool
@@ -126,6 +220,7 @@ class Run(NamedTuple):
 
     config: Train[Any]  # resolved: nothing is left open
     job: Job
+    file: IO[bytes] | None = None  # the metrics of a run that is resumed, by which it is locked
 
     def reports(self, evaluating: Callable[[int], None] = lambda done: None) -> Iterator[Report]:
         """As ``train``; ``evaluating`` hears how many evaluation episodes are done.
@@ -133,16 +228,36 @@ class Run(NamedTuple):
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
-        return self._reports(metrics.claim(self.config.run_dir) if self.config.run_dir else None, evaluating)
+        if self.file is None and self.config.run_dir:
+            metrics.claim(self.config.run_dir)
+        return self._reports(evaluating)
 
-    def _reports(self, directory: pathlib.Path | None, evaluating: Callable[[int], None]) -> Iterator[Report]:
-        config, job = self
-        files = metrics.RunFiles(directory, flags.to_json(config)) if directory else None
-        try:
+    def _reports(self, evaluating: Callable[[int], None]) -> Iterator[Report]:
+        config, job = self.config, self.job
+        with contextlib.ExitStack() as stack:
+            files = saver = None
+            if config.run_dir:
+                file = self.file or metrics.lock(config.run_dir)
+                resumed = None if job.resumed is None else job.resumed.progress["reported"]["iteration"]
+                directory, kept = pathlib.Path(config.run_dir), flags.to_json(config)
+                files = stack.enter_context(contextlib.closing(metrics.RunFiles(directory, file, kept, resumed)))
+                saver = stack.enter_context(contextlib.closing(checkpoint.Saver(directory, config.keep_checkpoints)))
+                about = {"config": kept, "versions": metrics.versions()}
+            saved_steps = job.env_steps
             for report in _PLANS[config.plan](job):
                 last = report.env_steps >= config.total_env_steps
-                if files:
+                ends = last or job.stop()
+                if files and saver:
                     files.write(report)
+                    interval = config.checkpoint_interval
+                    due = interval and report.env_steps // interval > saved_steps // interval
+                    # Training does not wait for the disk: while a checkpoint is being written, the next is put off.
+                    if ends or (due and not saver.busy()):
+                        whole = self._trimmed(report.checkpoint())
+                        saver.save(whole, about, report.metrics["episode/return"])
+                        saved_steps = report.env_steps
+                    if ends:
+                        saver.finish()
                 if files and last:  # before the evaluation, which may be long
                     checkpoint.save_variables(files.path, report.variables())
                     files.finish(report)
@@ -151,13 +266,14 @@ class Run(NamedTuple):
                     if files:
                         files.finish(report)
                 yield report
-        finally:
-            if files:
-                files.close()
+
+    def _trimmed(self, whole: Checkpoint) -> Checkpoint:
+        """What a checkpoint is to hold of the state."""
+        return whole if self.config.checkpoint_replay else whole._replace(state=whole.state._replace(memory=()))
 
     def _evaluate(self, report: Report, progress: Callable[[int], None]) -> Mapping[str, float | int] | None:
         """Plays greedy episodes; None if their environments fail and training forgives that."""
-        config, job = self
+        config, job = self.config, self.job
         try:
             episodes, seed = config.evaluation_episodes, config.seed
             return evaluate(job.algorithm, report.variables(), job.source, episodes, seed, progress=progress).summary()

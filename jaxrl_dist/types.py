@@ -273,9 +273,24 @@ class Learner(NamedTuple):
     learn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
     """``(state, key) -> (state, metrics)``: the updates of one more iteration from what the memory holds already; None
     without a memory."""
+    cut: Callable[[PyTree], PyTree] = lambda memory: memory
+    """``(memory) -> memory`` before environments start anew: no window runs from the old episodes into the new."""
 
 
 # --- Reports ------------------------------------------------------------------------------------------
+
+
+class Checkpoint(NamedTuple):
+    """All that a run needs to go on as if it had never stopped: numpy arrays, and what JSON can hold."""
+
+    state: TrainState
+    actor: PyTree  # of environments inside a program; () where they live on the host, and start anew
+    progress: Mapping[str, Any]  # counts, times, and what has happened since the last report; see ``plans.common``
+
+    @property
+    def env_steps(self) -> int:
+        """Valid transitions so far."""
+        return self.progress["env_steps"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,5 +307,7 @@ class Report:
     """Means since the last report; None where there is no value, never NaN for that."""
     variables: Callable[[], Variables]
     """Copies what acts now, as numpy arrays; must be called before the next report is taken."""
+    checkpoint: Callable[[], Checkpoint]
+    """Copies all that a resumed run would start from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
     """Of the last report only: number, mean and standard deviation of the greedy episodes played at the end."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import runs
 
-from jaxrl_dist import cli, metrics, training
+from jaxrl_dist import checkpoint, cli, metrics, training
 from jaxrl_dist.config import ConfigError, ConfigWarning, Train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(content)
     damaged = shutil.copytree(done, folder / "damaged")
-    large = max((damaged / "checkpoints/final").rglob("*"), key=lambda file: file.stat().st_size * file.is_file())
+    large = max((damaged / "checkpoints/final/arrays").rglob("*"), key=lambda x: x.stat().st_size * x.is_file())
     content = bytearray(large.read_bytes())
     content[len(content) // 2] ^= 1
     large.write_bytes(content)
@@ -205,6 +205,10 @@ BAD = {
     "train async-dqn --env CartPole-v1 --priority-exponent 0.5": "--plan gradients replays nothing",
     "train async-dqn --env CartPole-v1 --n-step 9": "do not fit into --rollout-length 8; --rollout-length 9 or more",
     # files and directories
+    CARTPOLE + "--checkpoint-interval -1": "--checkpoint-interval must be >= 0",
+    CARTPOLE + "--keep-checkpoints 0": "--keep-checkpoints must be >= 1",
+    CARTPOLE + "--no-checkpoint-replay": "--no-checkpoint-replay does nothing without a replay memory",
+    CARTPOLE + "--checkpoint-replay --no-checkpoint-replay": "contradicts --checkpoint-replay",
     CARTPOLE + "--run-dir {runs}/done": "holds a run already",
     CARTPOLE + "--run-dir {runs}/done/config.json": "is a file",
     CARTPOLE + "--run-dir {runs}/done/config.json/x": "cannot be written: Not a directory",
@@ -223,6 +227,21 @@ BAD = {
     CARTPOLE + "--init-from {runs}": "holds no trained variables",
     CARTPOLE + "--init-from {runs}/done": "holds another network: params/policy/params/kernel is",
     CARTPOLE + "--init-from {runs}/damaged --hidden-sizes 8": "is damaged",
+    # resume
+    "resume": "which run?",
+    "resume --total-env-steps 5": "which run?",
+    "resume {runs}/nowhere": "there is no {runs}/nowhere",
+    "resume {runs}": "there is no {runs}/config.json",
+    "resume {runs}/truncated": "is not JSON",
+    "resume {runs}/done": "env steps of --total-env-steps 384; name more to go on",
+    "resume {runs}/done --total-env-steps 100": "env steps of --total-env-steps 100; name more to go on",
+    "resume {runs}/done --total-env-steps many": "--total-env-steps: 'many' is no whole number",
+    "resume {runs}/done --sed 1": "did you mean '--seed'?",
+    "resume {runs}/done --seed 1": "--seed cannot change where a run is resumed",
+    "resume {runs}/done --no-normalize-advantages": "--normalize-advantages cannot change where a run is resumed",
+    "resume {runs}/done --env Acrobot-v1": "--env is gymnax:Acrobot-v1, and the run to be resumed has gymnax:Cart",
+    "resume {runs}/done --num-devices 99": "--num-devices 99, but there are 8 cpu devices",
+    "resume {runs}/done {runs}/done": "Unrecognized options",
     # evaluate
     "evaluate": "which run?",
     "evaluate {runs}": "there is no {runs}/config.json",
@@ -243,7 +262,7 @@ def assert_refused(code: int, out: str, err: str, message: str) -> None:
     assert err.startswith("jaxrl-dist: error: ")
     assert err.count("\n") == 1 and err.endswith("\n"), err
     assert message in err
-    assert len(err) < 500 and "--help" not in err.replace("; --help lists all", "").replace("jaxrl-dist --help", "")
+    assert len(err) < 500 and "--help" not in re.sub(r"; --help lists all|jaxrl-dist (resume )?--help", "", err)
 
 
 @pytest.mark.parametrize("command", BAD)
@@ -400,10 +419,13 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err == "jaxrl-dist: error: interrupted\n"
+    assert (
+        err.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` goes on from ") and err.count("\n") == 1
+    )
     assert "Traceback" not in out
     assert len(runs.read_metrics(tmp_path / "x")) > 2
     assert not (tmp_path / "x" / "summary.json").exists()
+    assert len(checkpoint.saved(tmp_path / "x")) == 1
 
 
 FAULTY = {
@@ -449,7 +471,7 @@ def test_ctrl_c_ends_a_run_whose_environments_hang(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err == "jaxrl-dist: error: interrupted\n"
+    assert err.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume ") and err.count("\n") == 1
 
 
 def test_a_lag_that_an_algorithm_does_not_correct_is_worth_a_warning(
@@ -526,8 +548,9 @@ def test_a_failure_on_the_way_is_one_line(
 
 
 def test_a_run_that_diverges_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--learning-rate 1e38 --num-devices 1 --num-envs 4 --rollout-length 8 --num-minibatches 2 --total-env-steps 4000"
-    assert cli.main(f"train ppo --env gymnax:CartPole-v1 {flags} --run-dir {tmp_path / 'run'}".split()) == 1
+    sizes = "--num-devices 1 --num-envs 4 --rollout-length 8 --num-minibatches 2 --total-env-steps 4000"
+    command = f"train ppo --env gymnax:CartPole-v1 --learning-rate 1e38 {sizes} --run-dir {tmp_path / 'run'}"
+    assert cli.main(command.split()) == 1
     assert "error: training has diverged by environment step" in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -409,20 +409,17 @@ def test_an_error_ends_the_threads() -> None:
 
 
 def test_nothing_goes_through_the_host() -> None:
-    """Between two reports of ``on_device``: all that its program needs, it has."""
+    """While the program of ``on_device`` runs: all that it needs, it has."""
     algorithm = PG(hidden_sizes=(4,)).make(find("Clock-v0").spec)
     job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
     program = on_device_module._program(job)
-    env = job.source.device()
-    start = jax.jit(
-        lambda key: on_device_module.device.init(
-            algorithm, env, on_device_module.Share(0, job.num_envs, job.num_envs), key
-        )
-    )
-    actor = meshes.place(start(job.key(on_device_module.Stream.ENV)), job.mesh, meshes.BATCH)
+    actor = jax.jit(on_device_module.start(job))(job.key(on_device_module.Stream.ENV))
+    actor = meshes.place(actor, job.mesh, meshes.BATCH)
     keys = tuple(job.key(stream) for stream in (1, 2, 3))
-    budget = meshes.place(np.int32(10**6), make_mesh(2), meshes.REPLICATED)
-    state, actor, *_ = program(job.initial_state(), actor, keys, budget)
+    state = job.initial_state()
+    since = on_device_module._initial_since(job, state, actor, keys)
+    limits = meshes.place((np.int32(2), np.int32(10**6)), make_mesh(2), meshes.REPLICATED)  # iterations, env steps
+    state, actor, since, _ = program(state, actor, since, keys, *limits)
     with jax.transfer_guard("disallow"):
-        state, *_ = program(state, actor, keys, budget)
+        state, *_ = program(state, actor, since, keys, *limits)
     assert int(state.iteration) == 4

@@ -19,7 +19,7 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import checkpoint, cli, metrics, training
-from jaxrl_dist.config import ConfigError, EnvError
+from jaxrl_dist.config import ConfigError, EnvError, FileWarning
 from jaxrl_dist.types import Report, Variables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,12 +95,12 @@ def test_a_command_can_be_repeated_and_extended(tmp_path: Path) -> None:
 # --- Files --------------------------------------------------------------------------------------------
 
 
-def report(**values: float | None) -> Report:
-    return Report(1, 2, 3, 0.5, {"time/compile_s": None, **values}, lambda: Variables((), ()))
+def report(iteration: int = 3, **values: float | None) -> Report:
+    return Report(1, 2, iteration, 0.5, {"time/compile_s": None, **values}, lambda: Variables((), ()), lambda: None)
 
 
 def test_what_is_no_number_becomes_null(tmp_path: Path) -> None:
-    files = metrics.RunFiles(metrics.claim(str(tmp_path)), {})
+    files = metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {})
     files.write(report(a=float("nan"), b=float("inf"), c=None, d=1.5))
     files.finish(report())
     files.close()
@@ -112,9 +112,9 @@ def test_what_is_no_number_becomes_null(tmp_path: Path) -> None:
 
 
 def test_every_line_is_on_the_disk_when_write_returns(tmp_path: Path) -> None:
-    files = metrics.RunFiles(metrics.claim(str(tmp_path)), {})
+    files = metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {})
     for count in (1, 2, 3):
-        files.write(report())
+        files.write(report(count))
         assert len(runs.read_metrics(tmp_path)) == count
     files.close()
 
@@ -137,13 +137,15 @@ def no_space() -> Any:
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
-    files = metrics.RunFiles(metrics.claim(str(tmp_path)), {})
+    """A report that does not fit is a warning, as the disk may not stay full, and at the end it is an error."""
+    files = metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {})
     files.write(report())
+    for iteration in (4, 5):
+        with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large"):
+            files.write(report(iteration, **{"x" * 5000: 1.0}))
     with pytest.raises(OSError, match=r"metrics\.jsonl") as error:
-        files.write(report(**{"x" * 5000: 1.0}))
-    assert error.value.filename == str(tmp_path / "metrics.jsonl")
-    with pytest.raises(OSError, match=r"metrics\.jsonl"):  # it tries once more
         files.close()
+    assert error.value.filename == str(tmp_path / "metrics.jsonl")
     with pytest.raises(OSError, match=r"summary\.json"):
         metrics.write_json(tmp_path / "summary.json", {"a": "x" * 5000})
     assert not (tmp_path / "summary.json").exists()

@@ -114,6 +114,7 @@ class ActorJob(NamedTuple):
     num_envs: int
     rollout_length: int
     seed: int
+    stop: Callable[[], bool] = lambda: False  # whether whoever waits for samples is to wait no longer
 
 
 class PoolOptions(NamedTuple):
@@ -151,7 +152,7 @@ class ActorPool:
         size = job.num_envs // options.num_actors
         shares = [Share(index * size, size, job.num_envs) for index in range(options.num_actors)]
         samples = [self._samples(index, share, finish) for index, share in enumerate(shares)]
-        self.streams: Parallel[Sample] = Parallel(samples, options.in_flight, self._stopping, name="actor")
+        self.streams: Parallel[Sample] = Parallel(samples, options.in_flight, self._stopping, "actor", job.stop)
 
     @property
     def restarts(self) -> int:

@@ -74,13 +74,18 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
             del key
             return state, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
 
-        ready = (state.env_step >= plan.learning_starts) & (state.env_step >= num_envs * window)
+        # By what the memory holds: a run that is resumed without it waits until it has filled again.
+        stored = num_envs * jax.lax.pmax(state.memory.added[0], mesh.DATA).astype(jnp.float32)
+        ready = (stored >= plan.learning_starts) & (stored >= num_envs * window)
         return jax.lax.cond(ready, learn, wait, state, key)
 
     def learn_more(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         return learn(state, jax.random.fold_in(key, state.updates))
 
-    return Learner(init, update, learn_more)
+    def cut(memory: replay.Memory) -> replay.Memory:
+        return replay.cut(memory, window, frame_stack)
+
+    return Learner(init, update, learn_more, cut)
 
 
 PRIORITY_EPSILON = 1e-6

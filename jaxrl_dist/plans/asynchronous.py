@@ -23,7 +23,7 @@ from jaxrl_dist.types import Report
 
 def asynchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors in threads; the policy that acts may be some versions behind the one that learns."""
-    clock, stages, options = Clock(), Stages(), job.pool
+    clock, stages, options = Clock(job.resumed), Stages(), job.pool
     prioritized = job.algorithm.replay is not None and job.algorithm.replay.priority_exponent is not None
     update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(job.mesh)
     state, learn_key = job.initial_state(), job.key(Stream.LEARN)
@@ -33,12 +33,12 @@ def asynchronous(job: Job) -> Iterator[Report]:
     programs = [update] if more is None else [update, more]
     send = [sender(job, prioritize(job, on) if prioritized else None) for on in options.meshes]
     with ActorPool(job.actor_job(), options, store, send) as pool:
-        tally = Tally(pool, store, options.max_lag)
+        tally = Tally(job, pool, store)
         stages.mark("starting")
         pool.streams.wait()
         clock.ready(*programs)
         stages.mark("actors_starting")
-        for samples in rounds(job, pool, tally):
+        for samples in () if tally.env_steps >= job.total_env_steps else rounds(job, pool, tally):
             stages.mark("waiting")
             updates = int(state.updates)
             if samples is None:
@@ -52,15 +52,15 @@ def asynchronous(job: Job) -> Iterator[Report]:
             store.publish(state)
             tally.learned(metrics, counts=int(state.updates) > updates)
             stages.mark("publishing")
-            done = tally.env_steps >= job.total_env_steps
-            if done:
-                tally.drop(pool.close())
-                stages.mark("closing")
-            if done or tally.iterations >= job.iterations_per_report:
-                yield tally.report(state, clock, stages, programs)
+            if tally.env_steps >= job.total_env_steps or job.stop():
+                break
+            if tally.iterations >= job.iterations_per_report:
+                yield tally.report(state, clock, stages, programs, due=True)
                 stages.mark("reporting")
-            if done:
-                return
+        tally.drop(pool.close())
+        stages.mark("closing")
+        due = tally.iterations >= job.iterations_per_report
+        yield tally.report(state, clock, stages, programs, due=due)
 
 
 def rounds(job: Job, pool: ActorPool, tally: Tally) -> Iterator[Sequence[Sample | None] | None]:

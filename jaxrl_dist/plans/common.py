@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -12,11 +12,22 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
+from jaxrl_dist.actors.host import stack_episodes
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
 from jaxrl_dist.config import DivergedError
 from jaxrl_dist.envs import EnvSource
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
-from jaxrl_dist.types import Algorithm, EpisodeStats, Learner, Report, TrainState, Variables
+from jaxrl_dist.types import (
+    Algorithm,
+    Array,
+    Checkpoint,
+    EpisodeStats,
+    Learner,
+    PyTree,
+    Report,
+    TrainState,
+    Variables,
+)
 
 
 class Job(NamedTuple):
@@ -33,10 +44,14 @@ class Job(NamedTuple):
     seed: int
     init_variables: Variables | None  # None: the algorithm's own
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
+    resumed: Checkpoint | None = None  # where to go on from; None: a new run
+    stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of what has been done until then
 
     def initial_state(self) -> TrainState:
-        """The state before the first update, on the mesh."""
+        """The state before the first update, on the mesh; of a resumed run, that in its checkpoint."""
         shardings = meshes.shardings(self.mesh, meshes.STATE)
+        if self.resumed is not None:
+            return self._resumed_state(self.resumed, shardings)
         state = jax.jit(self.learner.init, out_shardings=shardings)(rng.stream(self.seed, rng.Stream.INIT))
         if self.init_variables is not None:
             # As numpy arrays: donation must not take away what the caller still holds.
@@ -46,13 +61,36 @@ class Job(NamedTuple):
             state = state._replace(variables=placed[0], target=placed[1])
         return state
 
+    def _resumed_state(self, resumed: Checkpoint, shardings: TrainState) -> TrainState:
+        state = TrainState._make(map(jax.device_put, resumed.state, shardings))
+        if not jax.tree.leaves(resumed.state.memory):  # there is none, or it was not kept and fills anew
+            init = jax.jit(lambda key: self.learner.init(key).memory, out_shardings=shardings.memory)
+            return state._replace(memory=init(rng.stream(self.seed, rng.Stream.INIT)))
+        if not jax.tree.leaves(resumed.actor):
+            cut = meshes.Program(self.learner.cut, self.mesh, (meshes.BATCH,), meshes.BATCH, donate=(0,))
+            state = state._replace(memory=cut(state.memory))
+        return state
+
+    @property
+    def env_steps(self) -> int:
+        """Valid transitions before the first of this session."""
+        return 0 if self.resumed is None else self.resumed.env_steps
+
+    @property
+    def session_seed(self) -> int:
+        """The seed of what starts anew where a run is resumed: of environments on the host and of actors in threads."""
+        if self.resumed is None:
+            return self.seed
+        seeds = np.random.SeedSequence((self.seed, int(self.resumed.state.iteration))).generate_state(1)
+        return int(seeds[0]) & 0x7FFFFFFF
+
     def key(self, stream: rng.Stream) -> jax.Array:
         """The replicated key of a stream of this run."""
         return meshes.place(rng.stream(self.seed, stream), self.mesh, meshes.REPLICATED)
 
     def actor_job(self) -> ActorJob:
         """What an actor pool is given."""
-        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.seed)
+        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, self.stop)
 
     @property
     def iterations_per_report(self) -> int:
@@ -66,37 +104,144 @@ class Plan(Protocol):
     def __call__(self, job: Job) -> Iterator[Report]: ...
 
 
-class Clock:
-    """Wall time since a plan began, and how much of it went into setting up and compiling."""
+class Since(NamedTuple):
+    """What has happened since the last report. A checkpoint between two keeps it for the next one."""
 
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
+    iterations: Array  # int32 scalar
+    learned: Array  # int32 scalar, iterations of these that made updates: a replay memory may still be filling
+    sums: Mapping[str, Array]  # of each metric over the learned ones; scalars
+    episodes: EpisodeStats  # [parts], each the statistics of some of the environments
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint keeps it: with numbers in hexadecimal, which is exact and knows infinity."""
+        return {
+            "iterations": int(self.iterations),
+            "learned": int(self.learned),
+            "sums": {name: float(value).hex() for name, value in self.sums.items()},
+            "episodes": [[float(part).hex() for part in np.atleast_1d(field)] for field in self.episodes],
+        }
+
+    @staticmethod
+    def of(resumed: Checkpoint | None) -> Since:
+        """What a checkpoint kept, as numpy arrays; of a new run, nothing."""
+        return Since.from_json(None if resumed is None else resumed.progress["since"])
+
+    @staticmethod
+    def from_json(kept: Mapping[str, Any] | None) -> Since:
+        """The inverse of ``to_json``; None: nothing."""
+        if kept is None:
+            return Since(np.int32(0), np.int32(0), {}, NO_EPISODES)
+        sums = {name: np.float64(float.fromhex(value)) for name, value in kept["sums"].items()}
+        episodes = (np.array([float.fromhex(part) for part in field], np.float32) for field in kept["episodes"])
+        return Since(np.int32(kept["iterations"]), np.int32(kept["learned"]), sums, EpisodeStats._make(episodes))
+
+
+NO_EPISODES = EpisodeStats._make(np.array([value], np.float32) for value in (0, 0, 0, np.inf, -np.inf))
+
+
+def check_progress(progress: Mapping[str, Any]) -> None:
+    """Checks that what a checkpoint says of a run's progress can be gone on from.
+
+    Raises:
+      LookupError, TypeError, ValueError: it cannot.
+    """
+    Since.from_json(progress["since"])
+    counts = progress["reported"]
+    numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
+    seconds = [progress["wall_time_s"], progress["compile_s"], counts["seconds"]]
+    if not all(isinstance(x, int) and x >= 0 for x in numbers) or not all(isinstance(x, float) for x in seconds):
+        raise ValueError("counts that no run has")
+
+
+class Interval:
+    """Adds up on the host what has happened since the last report."""
+
+    def __init__(self, resumed: Checkpoint | None) -> None:
+        since = Since.of(resumed)
+        self.iterations, self._learned = int(since.iterations), int(since.learned)
+        self._sums = {name: float(value) for name, value in since.sums.items()}
+        self._episodes = [since.episodes.merge()]
+        self._metrics: list[Mapping[str, jax.Array]] = []  # not on the host yet
+
+    def ended(self, episodes: EpisodeStats) -> None:
+        """Counts the episodes that ended in some stretch of experience."""
+        self._episodes.append(episodes)
+
+    def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
+        """Counts an iteration; not ``counts``: nothing was learnt, as a replay memory is still filling."""
+        for name in metrics:
+            self._sums.setdefault(name, 0.0)
+        if counts:
+            self._metrics.append(metrics)
+            if len(self._metrics) == _FETCH:
+                self._fetch()
+
+    def _fetch(self) -> None:
+        for metrics in jax.device_get(self._metrics):
+            for name, value in metrics.items():
+                self._sums[name] += float(value)
+        self._learned += len(self._metrics)
+        self._metrics = []
+
+    def since(self) -> Since:
+        """All of it."""
+        self._fetch()
+        self._episodes = [stack_episodes(self._episodes).merge()]
+        return Since(np.int32(self.iterations), np.int32(self._learned), dict(self._sums), self._episodes[0])
+
+    def restart(self) -> None:
+        """Begins the next interval."""
+        Interval.__init__(self, None)
+
+
+_FETCH = 1000
+"""Iterations whose metrics may lie on the devices until they are added up."""
+
+
+class Clock:
+    """Wall time of the run, without that between its sessions, and how much of it was setting up and compiling."""
+
+    def __init__(self, resumed: Checkpoint | None) -> None:
+        kept = {} if resumed is None else resumed.progress
+        self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)
+        self._compiled_before = kept.get("compile_s", 0.0)
         self._programs: tuple[meshes.Program, ...] = ()
-        self._setup_seconds = 0.0
-        self._last_seconds = 0.0
-        self._last_steps = 0
-        self._last_updates = 0
+        self._setup_began, self._setup_seconds = self.wall_time(), 0.0
+        self._reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
 
     def ready(self, *programs: meshes.Program) -> None:
         """Says that all is set up but for these programs, which compile when they are first called."""
         self._programs = programs
-        self._setup_seconds = self.wall_time()
+        self._setup_seconds = self.wall_time() - self._setup_began
 
     def wall_time(self) -> float:
-        """Seconds since the plan began."""
+        """Seconds since the run began."""
         return time.perf_counter() - self._began
 
+    def _compile_seconds(self) -> float:
+        return self._compiled_before + self._setup_seconds + sum(program.compile_seconds for program in self._programs)
+
     def rates(self, env_steps: int, updates: int) -> dict[str, float | None]:
-        """Times and rates of one report; rates are those of the stretch since the last call, compilation excluded."""
-        compile_seconds = self._setup_seconds + sum(program.compile_seconds for program in self._programs)
-        seconds = self.wall_time() - compile_seconds
-        steps, made = env_steps - self._last_steps, updates - self._last_updates
-        rate = steps / max(seconds - self._last_seconds, 1e-9)
-        self._last_seconds, self._last_steps, self._last_updates = seconds, env_steps, updates
+        """Times and rates of one report; rates are those of the stretch since the last one, compilation excluded."""
+        compile_seconds, last = self._compile_seconds(), self._reported
+        steps, made = env_steps - last["env_steps"], updates - last["updates"]
         return {
-            "time/env_steps_per_second": rate,
+            "time/env_steps_per_second": steps / max(self.wall_time() - compile_seconds - last["seconds"], 1e-9),
             "time/compile_s": compile_seconds,
             "replay/ratio": made / steps if steps else None,
+        }
+
+    def reported(self, iteration: int, env_steps: int, updates: int) -> None:
+        """Says that the interval ended here, and the next one begins."""
+        seconds = self.wall_time() - self._compile_seconds()
+        self._reported = {"iteration": iteration, "env_steps": env_steps, "updates": updates, "seconds": seconds}
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return {
+            "wall_time_s": self.wall_time(),
+            "compile_s": self._compile_seconds(),
+            "reported": self._reported,
         }
 
 
@@ -120,11 +265,18 @@ def report(
     state: TrainState,
     env_steps: int,
     clock: Clock,
-    learning: Mapping[str, float | None],
-    episodes: EpisodeStats,
-    stage_seconds: Mapping[str, float] = {},
+    since: Since,
+    *,
+    due: bool,
+    more: Mapping[str, float | None] = {},
+    actor: PyTree = (),
 ) -> Report:
-    """Brings one interval's numbers to the host; ``stage_seconds`` says where the time since the start went.
+    """Brings one interval's numbers to the host.
+
+    Args:
+      due: whether the interval is over. It is not where the run ends before: a resumed run makes the report again.
+      more: metrics beside those that learning made.
+      actor: what else a checkpoint has to keep of acting.
 
     Raises:
       DivergedError: too many gradients in a row were not finite.
@@ -134,32 +286,36 @@ def report(
             f"training has diverged by environment step {env_steps:,}: {MAX_SKIPPED} gradients in a row were not "
             "finite; a smaller --learning-rate may help, or smaller rewards and observations"
         )
-    episodes, updates = jax.device_get(episodes), int(state.updates)
+    since, updates, iteration = jax.device_get(since), int(state.updates), int(state.iteration)
     rates = clock.rates(env_steps, updates)
     if not state.memory:
         del rates["replay/ratio"]  # of algorithms that replay nothing
+    if due:
+        clock.reported(iteration, env_steps, updates)
+    progress = {"env_steps": env_steps, **clock.to_json(), "since": None if due else since.to_json()}
+    means = mean(since.sums, since.learned)
     return Report(
         env_steps=env_steps,
         updates=updates,
-        iteration=int(state.iteration),
+        iteration=iteration,
         wall_time_s=clock.wall_time(),
-        metrics={**episode_metrics(episodes), **learning, **rates, **stage_seconds},
-        variables=copier(state),
+        metrics={**episode_metrics(since.episodes.merge()), **means, **more, **rates},
+        variables=lambda: copied(state.variables, "variables"),
+        checkpoint=lambda: copied(Checkpoint(state, actor, {}), "checkpoint")._replace(progress=progress),
     )
 
 
-def mean(sums: Mapping[str, jax.Array | float], count: int | jax.Array) -> dict[str, float | None]:
+def mean(sums: Mapping[str, Array], count: Array) -> dict[str, float | None]:
     """The mean of each metric over ``count`` iterations in which something was learnt; None if there were none."""
-    sums, count = jax.device_get((dict(sums), count))
     return {name: float(value / count) if count else None for name, value in sums.items()}
 
 
-def copier(state: TrainState) -> Callable[[], Variables]:
-    """A function that copies the variables to the host, as long as training has not gone on."""
+def copied(tree: Any, what: str) -> Any:
+    """A copy on the host of what a report offers, as long as training has not gone on.
 
-    def copy() -> Variables:
-        if any(x.is_deleted() for x in jax.tree.leaves(state.variables)):
-            raise RuntimeError("this report is past: ask for report.variables() before taking the next one")
-        return jax.tree.map(np.array, state.variables)
-
-    return copy
+    Raises:
+      RuntimeError: it has, and used the arrays up.
+    """
+    if any(x.is_deleted() for x in jax.tree.leaves(tree)):
+        raise RuntimeError(f"this report is past: ask for report.{what}() before taking the next one")
+    return jax.tree.map(np.array, tree)

@@ -12,32 +12,33 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_dist import flow
+from jaxrl_dist import flow, rng
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.common import Stages
 from jaxrl_dist.actors.pool import ActorPool, Finish, ParamStore, Snapshot
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
 from jaxrl_dist.plans.common import Clock, Job
 from jaxrl_dist.plans.samples import Tally
-from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import PyTree, Report, Rollout
 
 
 def gradients(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors that differentiate; a gradient may be of a policy some versions old."""
-    clock, stages = Clock(), Stages()
+    clock, stages = Clock(job.resumed), Stages()
     options = job.pool._replace(in_flight=0)  # none acts on while its gradient waits, which would be ever older
     steps = job.num_envs // options.num_actors * job.rollout_length
     apply, state = compile_apply(job.algorithm, job.mesh, steps), job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)
     with ActorPool(job.actor_job(), options, store, [differentiate(job, on) for on in options.meshes]) as pool:
-        tally = Tally(pool, store, options.max_lag)
+        tally = Tally(job, pool, store)
+        interval = job.iterations_per_report * options.num_actors
         stages.mark("starting")
         pool.streams.wait()
         clock.ready(apply)
         stages.mark("actors_starting")
-        for sample in filter(tally.fresh, flow.gather_async(pool.streams)):
+        samples = () if tally.env_steps >= job.total_env_steps else flow.gather_async(pool.streams)
+        for sample in filter(tally.fresh, samples):
             stages.mark("waiting")
             grads, metrics = sample.content
             tally.learn([sample])
@@ -46,21 +47,20 @@ def gradients(job: Job) -> Iterator[Report]:
             store.publish(state)
             tally.learned(metrics)
             stages.mark("publishing")
-            done = tally.env_steps >= job.total_env_steps
-            if done:
-                tally.drop(pool.close())
-                stages.mark("closing")
-            if done or tally.iterations >= job.iterations_per_report * options.num_actors:
-                yield tally.report(state, clock, stages, [apply])
+            if tally.env_steps >= job.total_env_steps or job.stop():
+                break
+            if tally.iterations >= interval:
+                yield tally.report(state, clock, stages, [apply], due=True)
                 stages.mark("reporting")
-            if done:
-                return
+        tally.drop(pool.close())
+        stages.mark("closing")
+        yield tally.report(state, clock, stages, [apply], due=tally.iterations >= interval)
 
 
 def differentiate(job: Job, on: Mesh) -> Finish:
     """What an actor on one device makes of its rollout: the gradient and metrics, placed where the learner is."""
     gradient = compile_gradient(job.algorithm, on)
-    key = meshes.place(job.key(Stream.LEARN), on, meshes.REPLICATED)
+    key = meshes.place(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
     def finish(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> PyTree:
         return meshes.place(gradient(snapshot.state, rollout, key, number), job.mesh, meshes.REPLICATED)

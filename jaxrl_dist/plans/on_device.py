@@ -1,12 +1,13 @@
 """Environment, acting and learning in one compiled program over the whole mesh.
 
 This is Anakin of the Podracer architectures (Hessel et al. 2021, https://arxiv.org/abs/2104.06272): nothing goes
-through the host between two reports.
+through the host while the program runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,35 +17,52 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.actors.common import Share
-from jaxrl_dist.plans.common import Clock, Job, mean, report
+from jaxrl_dist.plans.common import NO_EPISODES, Clock, Job, Since, report
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import EpisodeStats, Report, TrainState
 
+DISPATCH_SECONDS = 1.0
+"""About how long the program may run at a time, so that a request to stop is heard soon. What it computes is the same
+however often it is run."""
+_SINCE: Any = Since._make([meshes.REPLICATED] * 3 + [meshes.BATCH])
+
 
 def on_device(job: Job) -> Iterator[Report]:
-    """Runs ``job`` on gymnax environments, several iterations a dispatch."""
-    clock = Clock()
+    """Runs ``job`` on gymnax environments, many iterations a dispatch."""
+    clock = Clock(job.resumed)
     program = _program(job)
-    env = job.source.device()
-    start = jax.jit(lambda key: device.init(job.algorithm, env, Share(0, job.num_envs, job.num_envs), key))
-    actor = meshes.place(start(job.key(Stream.ENV)), job.mesh, meshes.BATCH)
+    actor = jax.jit(start(job))(job.key(Stream.ENV)) if job.resumed is None else job.resumed.actor
+    actor = meshes.place(actor, job.mesh, meshes.BATCH)
     state = job.initial_state()
     keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+    since = _initial_since(job, state, actor, keys)
     clock.ready(program)
-    env_steps = 0
-    while env_steps < job.total_env_steps:
-        budget = np.int32(min(job.total_env_steps - env_steps, 2**30))
-        state, actor, steps, sums, learned, episodes = program(state, actor, keys, budget)
+    env_steps, at_once = job.env_steps, 1
+    done = env_steps >= job.total_env_steps
+    while not done:
+        began = time.perf_counter() - program.compile_seconds
+        count = max(1, min(at_once, job.iterations_per_report - int(since.iterations)))
+        budget = min(job.total_env_steps - env_steps, 2**30)
+        state, actor, since, steps = program(state, actor, since, keys, np.int32(count), np.int32(budget))
         env_steps += int(steps)
-        yield report(state, env_steps, clock, mean(sums, learned), episodes)
+        seconds = time.perf_counter() - program.compile_seconds - began
+        at_once = max(1, min(2 * at_once, int(DISPATCH_SECONDS * count / seconds)))
+        done = env_steps >= job.total_env_steps or job.stop()
+        if not done and since.iterations >= job.iterations_per_report:
+            yield report(state, env_steps, clock, since, due=True, actor=actor)
+            since = _place(job, Since.of(None), since)
+    due = bool(since.iterations >= job.iterations_per_report)
+    yield report(state, env_steps, clock, since, due=due, actor=actor)
 
 
-def _program(job: Job) -> meshes.Program:
-    """``(state, actor, keys, budget) -> (state, actor, steps, sums, learned, episodes)``.
+def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
+    """``(key) -> actor``: starts the environments, with the key of their stream."""
+    share, env = Share(0, job.num_envs, job.num_envs), job.source.device()
+    return lambda key: device.init(job.algorithm, env, share, key)
 
-    Iterates until a report is due or ``budget`` env steps are done, so the last dispatch needs no other program. The
-    metrics are summed over the ``learned`` iterations that made updates: a replay memory may still be filling.
-    """
+
+def _iterate(job: Job) -> Any:
+    """``(state, actor, keys) -> (state, actor, steps, metrics, episodes)``: one iteration, under ``jax.shard_map``."""
     rollout = device.make_rollout(job.algorithm, job.source.device(), job.rollout_length)
 
     def iterate(
@@ -56,32 +74,64 @@ def _program(job: Job) -> meshes.Program:
         steps = meshes.global_sum(jnp.sum(experience.valid, dtype=jnp.int32))
         return state, actor, steps, metrics, episodes
 
+    return iterate
+
+
+def _initial_since(job: Job, state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Since:
+    """What has happened since the last report: nothing, or what the checkpoint kept."""
+    iterate, specs = _iterate(job), (meshes.STATE, meshes.BATCH, meshes.REPLICATED)
+    metrics = jax.shard_map(lambda *args: iterate(*args)[3], mesh=job.mesh, in_specs=specs, out_specs=specs[-1])
+    like = Since(np.int32(0), np.int32(0), jax.eval_shape(metrics, state, actor, keys), NO_EPISODES)
+    return _place(job, Since.of(job.resumed), like)
+
+
+def _place(job: Job, since: Since, like: Since) -> Since:
+    """Puts sums on the mesh, with the metrics of ``like`` and with a part of the episodes on each device."""
+    sums = {name: np.asarray(since.sums.get(name, 0), x.dtype) for name, x in like.sums.items()}
+    parts, devices = since.episodes, job.mesh.devices.size
+    if len(parts.episodes) != devices:  # as many parts as devices, of which the first has it all
+        rest = jax.tree.map(lambda x: np.repeat(x, devices - 1), NO_EPISODES)
+        parts = jax.tree.map(lambda x, y: np.append(x, y), parts.merge(), rest)
+    return jax.device_put(since._replace(sums=sums, episodes=parts), meshes.shardings(job.mesh, _SINCE))
+
+
+def _program(job: Job) -> meshes.Program:
+    """``(state, actor, since, keys, count, budget) -> (state, actor, since, steps)``.
+
+    Makes ``count`` iterations, or fewer if ``budget`` env steps are done before, and adds what they bring to ``since``.
+    """
+    iterate = _iterate(job)
+
     def run(
-        state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], budget: jax.Array
-    ) -> tuple[TrainState, device.ActorState, jax.Array, Any, jax.Array, EpisodeStats]:
+        state: TrainState,
+        actor: device.ActorState,
+        since: Since,
+        keys: tuple[jax.Array, ...],
+        count: jax.Array,
+        budget: jax.Array,
+    ) -> tuple[TrainState, device.ActorState, Since, jax.Array]:
+        last = since.iterations + count
+
         def more(carry: Any) -> jax.Array:
-            count, _, _, steps, *_ = carry
-            return (count < job.iterations_per_report) & (steps < budget)
+            _, _, since, steps = carry
+            return (since.iterations < last) & (steps < budget)
 
         def body(carry: Any) -> Any:
-            count, state, actor, steps, sums, learned, total = carry
+            state, actor, since, steps = carry
             updates = state.updates
             state, actor, new_steps, metrics, episodes = iterate(state, actor, keys)
             grew = state.updates > updates
-            sums = jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), sums, metrics)
-            total = jax.tree.map(lambda *x: jnp.stack(x), total, episodes).merge()
-            return count + 1, state, actor, steps + new_steps, sums, learned + grew, meshes.vary(total)
+            total = jax.tree.map(lambda *x: jnp.stack(x), EpisodeStats._make(x[0] for x in since.episodes), episodes)
+            since = Since(
+                iterations=since.iterations + 1,
+                learned=since.learned + grew,
+                sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
+                episodes=jax.tree.map(lambda x: x[None], meshes.vary(total.merge())),
+            )
+            return state, actor, since, steps + new_steps
 
-        shapes = jax.eval_shape(iterate, state, actor, keys)
-        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[3])
-        zero = jnp.zeros((), jnp.float32)
-        none = meshes.vary(EpisodeStats(zero, zero, zero, zero + jnp.inf, zero - jnp.inf))
-        start = jnp.zeros((), jnp.int32)
-        carry = (start, state, actor, start, sums, start, none)
-        _, state, actor, steps, sums, learned, total = jax.lax.while_loop(more, body, carry)
-        return state, actor, steps, sums, learned, meshes.global_episodes(total)
+        return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32)))
 
-    everywhere, batch = meshes.REPLICATED, meshes.BATCH
-    in_specs = (meshes.STATE, batch, everywhere, everywhere)
-    out_specs = (meshes.STATE, batch, *[everywhere] * 4)
-    return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1))
+    one, batch = meshes.REPLICATED, meshes.BATCH
+    in_specs = (meshes.STATE, batch, _SINCE, one, one, one)
+    return meshes.Program(run, job.mesh, in_specs, (meshes.STATE, batch, _SINCE, one), donate=(0, 1, 2))

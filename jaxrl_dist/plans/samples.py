@@ -12,13 +12,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
 from jaxrl_dist.actors.common import Stages
-from jaxrl_dist.actors.host import stack_episodes
 from jaxrl_dist.actors.pool import ActorPool, Finish, ParamStore, Sample, Snapshot
 from jaxrl_dist.learners.sharded import compile_priority
 from jaxrl_dist.plans import common
-from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import EpisodeStats, PyTree, Report, Rollout, TrainState
+from jaxrl_dist.types import PyTree, Report, Rollout, TrainState
 
 
 def sender(job: common.Job, priority: Finish | None = None) -> Finish:
@@ -37,7 +36,8 @@ def sender(job: common.Job, priority: Finish | None = None) -> Finish:
 
 def prioritize(job: common.Job, on: Mesh) -> Finish:
     """What finds the initial priorities of the windows in a rollout, on the device that acted."""
-    program, key = compile_priority(job.algorithm, on), meshes.place(job.key(Stream.PRIORITIZE), on, meshes.REPLICATED)
+    program = compile_priority(job.algorithm, on)
+    key = meshes.place(rng.stream(job.session_seed, rng.Stream.PRIORITIZE), on, meshes.REPLICATED)
     return lambda snapshot, rollout, number: program(snapshot.state, rollout, key, number)
 
 
@@ -68,32 +68,21 @@ def joiner(mesh: Mesh) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
     return join
 
 
-_FETCH = 1000
-"""Iterations whose metrics may lie on the devices until they are added up."""
-
-
-class Tally:
+class Tally(common.Interval):
     """Counts samples, and what has been learnt from them since the last report."""
 
-    def __init__(self, pool: ActorPool, store: ParamStore, max_lag: int | None) -> None:
-        self.env_steps = 0  # of all samples taken in
+    def __init__(self, job: common.Job, pool: ActorPool, store: ParamStore) -> None:
+        super().__init__(job.resumed)
+        self.env_steps = job.env_steps  # of all samples taken in
         self.learning = False  # whether the last iteration made an update
-        self._pool, self._store, self._max_lag = pool, store, max_lag
+        self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
         self._trained = self._dropped = 0
-        self._restart()
-
-    def _restart(self) -> None:
-        self._lags: collections.Counter[int] = collections.Counter()
-        self._episodes: list[EpisodeStats] = []
-        self._metrics: list[Mapping[str, jax.Array]] = []  # not on the host yet
-        self._sums: dict[str, float] = {}
-        self._learned = 0
-        self.iterations = 0
+        self._lags: collections.Counter[int] = collections.Counter()  # of the samples learnt from
 
     def fresh(self, sample: Sample) -> bool:
         """Takes a sample in, and says whether to learn from it: whether its policy is not too old."""
         self.env_steps += sample.env_steps
-        self._episodes.append(sample.episodes)
+        self.ended(sample.episodes)
         fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
         self._dropped += not fresh
         return fresh
@@ -110,30 +99,21 @@ class Tally:
                 self._lags[self._lag(sample)] += 1
 
     def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
-        """Ends an iteration; not ``counts``: nothing was learnt, as a replay memory is still filling."""
+        """Ends an iteration, as ``Interval.learned``."""
         self.learning = counts
-        for name in metrics:
-            self._sums.setdefault(name, 0.0)
-        if counts:
-            self._metrics.append(metrics)
-            if len(self._metrics) == _FETCH:
-                self._fetch()
-
-    def _fetch(self) -> None:
-        for metrics in jax.device_get(self._metrics):
-            for name, value in metrics.items():
-                self._sums[name] += float(value)
-        self._learned += len(self._metrics)
-        self._metrics = []
+        super().learned(metrics, counts)
 
     def drop(self, samples: int) -> None:
         """Says that so many were left behind."""
         self._dropped += samples
 
-    def report(self, state: TrainState, clock: common.Clock, stages: Stages, programs: Sequence[Any]) -> Report:
+    def report(
+        self, state: TrainState, clock: common.Clock, stages: Stages, programs: Sequence[Any], *, due: bool
+    ) -> Report:
         """What has happened since the last report.
 
         Args:
+          due: as in ``common.report``.
           stages: of the learner's thread, whose "updating" has the compilation of ``programs`` in it.
         """
         pool, lags = self._pool, self._lags
@@ -155,10 +135,9 @@ class Tally:
             "async/learner_idle": seconds.get("waiting", 0.0) / max(sum(seconds.values()), 1e-9),
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }
-        self._fetch()
-        episodes = stack_episodes(self._episodes).merge()
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
-        learning = {**common.mean(self._sums, self._learned), **metrics}
-        report = common.report(state, self.env_steps, clock, learning, episodes, times)
-        self._restart()
+        more = {**metrics, **times}
+        report = common.report(state, self.env_steps, clock, self.since(), due=due, more=more)
+        self.restart()
+        self._lags.clear()
         return report

@@ -4,46 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 
-from jaxrl_dist.actors.host import HostActor, compile_acting, stack_episodes
+from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.plans.common import Clock, Job, mean, report
+from jaxrl_dist.plans.common import Clock, Interval, Job, report
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import EpisodeStats, Report
+from jaxrl_dist.types import Report
 
 
 def synchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with one batch of host environments; experience is always of the newest policy."""
-    clock = Clock()
+    clock, interval = Clock(job.resumed), Interval(job.resumed)
     update = compile_update(job.learner, job.mesh)
-    with contextlib.closing(job.source.host(job.num_envs, job.seed)) as env:
+    with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
         programs = compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))
         actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
         state, learn_key = job.initial_state(), job.key(Stream.LEARN)
         clock.ready(update, *programs)
-        env_steps, update_seconds = 0, 0.0
-        while env_steps < job.total_env_steps:
-            learned: list[Mapping[str, jax.Array]] = []
-            episodes: list[EpisodeStats] = []
-            while len(episodes) < job.iterations_per_report and env_steps < job.total_env_steps:
-                updates = int(state.updates)
-                rollout, ended, steps = actor.rollout(state.variables, state.iteration, state.env_step)
-                began = time.perf_counter()
-                state, metrics = jax.block_until_ready(update(state, rollout, learn_key))
-                update_seconds += time.perf_counter() - began
-                env_steps += steps
-                if int(state.updates) > updates:  # a replay memory may still be filling
-                    learned.append(metrics)
-                episodes.append(ended)
+        env_steps, update_seconds = job.env_steps, 0.0
+
+        def now() -> Report:
             seconds = {
                 "time/update_s": update_seconds - update.compile_seconds,
-                "time/acting_s": actor.stages.seconds["acting"] - programs.act.compile_seconds,
-                "time/env_s": actor.stages.seconds["env"],
+                "time/acting_s": actor.stages.seconds.get("acting", 0.0) - programs.act.compile_seconds,
+                "time/env_s": actor.stages.seconds.get("env", 0.0),
             }
-            sums = {name: sum((each[name] for each in learned), start=jnp.zeros(())) for name in metrics}
-            means = mean(sums, len(learned))
-            yield report(state, env_steps, clock, means, stack_episodes(episodes).merge(), seconds)
+            due = interval.iterations >= job.iterations_per_report
+            return report(state, env_steps, clock, interval.since(), due=due, more=seconds)
+
+        done = env_steps >= job.total_env_steps
+        while not done:
+            updates = int(state.updates)
+            rollout, ended, steps = actor.rollout(state.variables, state.iteration, state.env_step)
+            began = time.perf_counter()
+            state, metrics = jax.block_until_ready(update(state, rollout, learn_key))
+            update_seconds += time.perf_counter() - began
+            env_steps += steps
+            interval.iterations += 1
+            interval.ended(ended)
+            interval.learned(metrics, counts=int(state.updates) > updates)
+            done = env_steps >= job.total_env_steps or job.stop()
+            if not done and interval.iterations >= job.iterations_per_report:
+                yield now()
+                interval.restart()
+        yield now()

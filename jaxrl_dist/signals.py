@@ -1,0 +1,86 @@
+"""What Ctrl-C and SIGTERM do to a run: it ends in order, and at a second one at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has ended the run."""
+
+    def __init__(self, number: int, message: str = "interrupted") -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
+class Stop:
+    """Called, it says whether a signal has come."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.patient = True
+        """Whether the first signal is left to whoever calls this; else it raises ``Interrupted`` where the main thread
+        is."""
+
+    def __call__(self) -> bool:
+        return self.number is not None
+
+    def hurry(self) -> None:
+        """Ends the patience: what comes now can be left at any time.
+
+        Raises:
+          Interrupted: a signal has come already.
+        """
+        self.patient = False
+        if self.number is not None:
+            raise Interrupted(self.number)
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[Stop]:
+    """Handles the signals while it is open; those that the process was started to ignore, it ignores.
+
+    The first is seen by a thread as soon as it comes, even while the main thread waits in compiled code, where Python
+    runs no handler. A second one ends the process there and then.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield stop
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not stop.patient:
+            raise Interrupted(number)
+
+    def watch() -> None:
+        while numbers := os.read(reading, 1):
+            if numbers[0] in SIGNALS:
+                if stop.number is not None:
+                    os._exit(128 + numbers[0])
+                stop.number = numbers[0]
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handle)
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread = threading.Thread(target=watch, name="signals", daemon=True)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number in handled:
+            signal.signal(number, before[number])
+        os.close(writing)
+        thread.join()
+        os.close(reading)
