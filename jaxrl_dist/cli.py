@@ -1,4 +1,4 @@
-"""The command ``jaxrl-dist``: trains, resumes, evaluates and lists."""
+"""The command ``jaxrl-dist``: trains, resumes, evaluates, plots, lists, and checks environments."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ HELP = """\
 usage: jaxrl-dist COMMAND ...
 
   train ALGO --env ID [FLAGS]        train; `jaxrl-dist train ALGO --help` lists the flags
+  train FILE.py --env ID [FLAGS]     train by an algorithm of your own: docs/adding-an-algorithm.md
   train --config FILE [FLAGS]        train again as a run's config.json says, but for the flags given
   resume RUN_DIR [FLAGS]             go on with a run; --total-env-steps N with one that is finished
   evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
   plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
+  check-env ENV [FLAGS]              say what is wrong with an environment of your own
   list algorithms|envs|plans         what there is
   --version                          which jaxrl-dist this is
 
@@ -56,14 +58,18 @@ algorithms: {algorithms}
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0: done; 1: it failed on the way, such as by a full disk; 2: the input cannot be run; 130: Ctrl-C; 143: SIGTERM. All
-    but the first come with one line on stderr, which the traceback of an environment that failed precedes.
+    0: done; 1: it failed on the way, such as by a full disk, or ``check-env`` has found faults; 2: the input cannot be
+    run; 130: Ctrl-C; 143: SIGTERM. Failures come with one line on stderr, which the traceback of an environment that
+    failed precedes.
     """
+    code = 0
     try:
-        with contextlib.suppress(SystemExit):  # after --help
+        try:
             _run(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit as stop:  # after --help, and of check-env
+            code = int(stop.code or 0)
         sys.stdout.flush()
-        return 0
+        return code
     except ConfigError as error:
         return _fail(str(error), 2)
     except Interrupted as error:
@@ -100,6 +106,7 @@ def _run(args: list[str]) -> None:
         "resume": resume_command,
         "evaluate": evaluate_command,
         "plot": plot_command,
+        "check-env": check_env_command,
         "list": list_command,
     }
     if args[0] == "--version":
@@ -127,19 +134,22 @@ def version() -> str:
 
 
 def train_command(args: Sequence[str]) -> None:
-    """``train ALGO --env ID [FLAGS]``."""
+    """``train ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file."""
     from jaxrl_dist import flags
+    from jaxrl_dist.algorithms import from_file
 
-    algorithm = args[0] if args and not args[0].startswith("-") else None
+    algorithm: Any = args[0] if args and not args[0].startswith("-") else None
     args = list(args[1:] if algorithm else args)
+    own = from_file(algorithm) if algorithm is not None and algorithm.endswith(".py") else None
+    name, algorithm = (own.__name__, own) if own else (algorithm, algorithm)
     wants_help = any(arg in ("-h", "--help") for arg in args)
     layers = [args]
     config_file = flags.value_of(args, "--config")
     if config_file is not None and not wants_help:
-        named, file_args = flags.config_flags(pathlib.Path(config_file), env=flags.value_of(args, "--env"))
-        if algorithm not in (None, named):
-            raise ConfigError(f"{config_file} is of {named}, not of {algorithm}; leave the algorithm's name out")
-        algorithm, layers = named, [file_args, args]
+        named, file_args = flags.config_flags(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
+        if name not in (None, named):
+            raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
+        name, algorithm, layers = named, own or named, [file_args, args]
     if algorithm is None:
         if wants_help:
             print(help_text(), end="")
@@ -158,7 +168,7 @@ def train_command(args: Sequence[str]) -> None:
 
     _find_modules(flags.value_of(args, "--env"))
     command = flags.resolve_flags(algorithm, layers, preset)
-    _train(algorithm, command.train(), quiet=command.quiet)
+    _train(name, command.train(), quiet=command.quiet)
 
 
 def _find_modules(env: str | None) -> None:
@@ -209,8 +219,9 @@ def _show(name: str, run: Run, *, quiet: bool) -> None:
 RESUME_HELP = """\
 usage: jaxrl-dist resume RUN_DIR [FLAGS]
 
-Goes on with a run from the newest of its checkpoints that is whole. Its environment is to be named again, by --env, if
-it is of the form my_module:make. These may change; `jaxrl-dist train ALGO --help` explains them:
+Goes on with a run from the newest of its checkpoints that is whole. What no file may name is to be named again: by
+--env an environment of the form my_module:make, by --algorithm the file of an algorithm of your own. These may change;
+`jaxrl-dist train ALGO --help` explains them:
 
   {flags}
 """
@@ -219,6 +230,7 @@ it is of the form my_module:make. These may change; `jaxrl-dist train ALGO --hel
 def resume_command(args: Sequence[str]) -> None:
     """``resume RUN_DIR [FLAGS]``."""
     from jaxrl_dist import flags
+    from jaxrl_dist.algorithms import from_file
 
     allowed = (*RESUMABLE, "env", "quiet")
     if any(arg in ("-h", "--help") for arg in args):
@@ -227,9 +239,11 @@ def resume_command(args: Sequence[str]) -> None:
     if not args or args[0].startswith("-"):
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist resume runs/NAME")
     run_dir, env = pathlib.Path(args[0]), flags.value_of(args, "--env")
-    algorithm, file_args = flags.config_flags(run_dir, env=env)
-    before = flags.parse_train(file_args, flags.plain_defaults(algorithm))
-    given = flags.parse_train(args[1:], before)
+    file, args = flags.taken(args[1:], "--algorithm")
+    own = from_file(file) if file else None
+    algorithm, file_args = flags.config_flags(run_dir, own, env)
+    before = flags.parse_train(file_args, flags.plain_defaults(algorithm, own))
+    given = flags.parse_train(args, before)
     given.validate()
     was, now = ({**vars(command), **vars(command.algorithm), "algorithm": None} for command in (before, given))
     changes = {name: value for name, value in now.items() if value != was[name]}
@@ -242,7 +256,8 @@ def resume_command(args: Sequence[str]) -> None:
 
     changes = {name: value for name, value in changes.items() if name in RESUMABLE}
     with _warnings_of_one_line(given.quiet):
-        _show(algorithm, training.prepare_resume(run_dir, None, env, changes), quiet=given.quiet)
+        run = training.prepare_resume(training.stored_config(run_dir, own, env), run_dir, changes)
+        _show(algorithm, run, quiet=given.quiet)
 
 
 @contextlib.contextmanager
@@ -284,26 +299,30 @@ class Evaluate:
     """Environment to play instead of the run's; to be named again if it is of the form my_module:make."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment, instead of the run's."""
+    algorithm: str | None = None
+    """File of the algorithm, if the run is of one of your own."""
 
 
 def evaluate_command(args: Sequence[str]) -> None:
     """``evaluate RUN_DIR [FLAGS]``."""
     from jaxrl_dist import flags
+    from jaxrl_dist.algorithms import from_file
 
-    flags.check_flags(args, ("episodes", "seed", "env", "env_options"))
+    flags.check_flags(args, ("episodes", "seed", "env", "env_options", "algorithm"))
     asked = flags.run_tyro(Evaluate, args, prog="jaxrl-dist evaluate")
     if not asked.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
     check_range(asked, "episodes", low=1, high=10**6)
     check_range(asked, "seed", low=0, high=2**31 - 1)
-    flags.config_flags(pathlib.Path(asked.run_dir), env=asked.env)  # refuses what is no run before JAX is imported
+    own = from_file(asked.algorithm) if asked.algorithm else None
+    flags.config_flags(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
     _find_modules(asked.env)
 
     from jaxrl_dist.console import Display
     from jaxrl_dist.evaluate import evaluate
     from jaxrl_dist.policy import load_policy
 
-    policy = load_policy(asked.run_dir, env=asked.env, env_options=asked.env_options or None)
+    policy = load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None)
     display = Display(asked.episodes)
     with display.live:
         played = evaluate(
@@ -344,6 +363,46 @@ def plot_command(args: Sequence[str]) -> None:
     print(f"wrote {asked.out}")
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckEnv:
+    """Plays an environment at random and says what is wrong with it, a line for each fault."""
+
+    env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]] = ""
+    """Environment such as my_module:make, a function or class of yours; see train's --env."""
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment."""
+    env_timeout: float = 120.0
+    """Seconds in which each of its calls must come back."""
+
+
+def check_env_command(args: Sequence[str]) -> None:
+    """``check-env ENV [FLAGS]``.
+
+    Raises:
+      SystemExit: with code 1, if there are faults.
+    """
+    from jaxrl_dist import flags
+
+    flags.check_flags(args, ("env_options", "env_timeout"))
+    asked = flags.run_tyro(CheckEnv, args, prog="jaxrl-dist check-env")
+    if not asked.env:
+        raise ConfigError("which environment? Such as: jaxrl-dist check-env my_module:make")
+    check_range(asked, "env_timeout", above=0, high=10**6)
+    _find_modules(asked.env)
+
+    from jaxrl_dist.envs.check import check
+
+    found = check(asked.env, asked.env_options, asked.env_timeout)
+    for fault in found.faults:
+        print(f"{asked.env}: {fault}")
+    for note in found.notes:
+        print(f"{asked.env}: note: {note}")
+    if not found.faults:
+        print(f"{asked.env}: no fault found in {found.steps} steps, {found.episodes} episodes")
+    else:
+        raise SystemExit(1)
+
+
 def list_command(args: Sequence[str]) -> None:
     """``list algorithms|envs|plans``."""
     what = " ".join(args)
@@ -354,7 +413,7 @@ def list_command(args: Sequence[str]) -> None:
         from jaxrl_dist.envs import BACKENDS
 
         lines = [f"{name}:{env_id}" for name, backend in BACKENDS.items() for env_id in backend.ids()]
-        lines.append("MODULE:NAME, such as my_module:make: a function or class that makes a gymnasium.Env")
+        lines.append("MODULE:NAME, such as my_module:make: what makes a gymnasium.Env or a gymnax-style one")
     elif what == "algorithms":
         from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 

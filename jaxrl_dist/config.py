@@ -133,8 +133,23 @@ BACKENDS = ("gymnax", "envpool", "gymnasium")
 """Where environments come from; an id without a prefix is looked for in this order."""
 
 
+OBJECT = "object"
+"""Stands for a module in the name of an environment that was handed over from Python, which nothing can load."""
+
+
+def env_name(env: Any) -> str:
+    """What files and people call an environment: the name by which it is found, or for an object ``object:ITS_CLASS``.
+
+    Args:
+      env: as in ``Train``.
+    """
+    if isinstance(env, str):
+        return env
+    return f"{OBJECT}:{type(env[0] if isinstance(env, tuple) and env else env).__name__}"
+
+
 def split_env(env: str) -> tuple[str | None, str | None, str]:
-    """``--env`` as backend, module and name: ``[BACKEND:]ID`` or ``[gymnasium:]MODULE:NAME``.
+    """``--env`` as backend, module and name: ``[BACKEND:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``.
 
     Raises:
       ConfigError: it has neither form.
@@ -145,8 +160,10 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
             return None, None, name
         case [backend] if backend in BACKENDS:
             return backend, None, name
-        case [module] | ["gymnasium", module] if all(part.isidentifier() for part in module.split(".")):
-            return "gymnasium", module, name
+        case [module] if all(part.isidentifier() for part in module.split(".")):
+            return None, module, name
+        case ["gymnax" | "gymnasium" as backend, module] if all(part.isidentifier() for part in module.split(".")):
+            return backend, module, name
     unknown = f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], BACKENDS)}; "
     raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID or MODULE:NAME works")
 
@@ -171,6 +188,24 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
     return numbers
 
 
+def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
+    """Reads the value of a flag that is a bound, such as ``1``, or a range, such as ``-1,1``; None stays None.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in str(text).split(",")]
+        low, high = numbers if len(numbers) == 2 else (-numbers[0], *numbers)
+    except ValueError:
+        low = high = math.nan
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(f"{flag(name)} must be a bound such as 1 or a range such as -1,1, not {text!r}")
+    return low, high
+
+
 def multiples_near(value: int, of: int) -> str:
     """The positive multiples of ``of`` just below and just above ``value``, as ``8 or 16``."""
     below = value // of * of
@@ -191,12 +226,19 @@ class AlgorithmConfig(Protocol):
         """The algorithm for an environment; builds closures only."""
 
 
+if TYPE_CHECKING:
+    Torso = Any
+else:  # what a flag can say; in Python also a pair (init, apply)
+    Torso = Literal["auto", "mlp", "minatar", "nature", "impala"]
+
+
 @dataclasses.dataclass(frozen=True)
 class TorsoConfig:
     """The part of a neural network that reads observations; algorithms inherit these flags."""
 
-    torso: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
-    """What reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for large."""
+    torso: Torso = "auto"
+    """What reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for large; in
+    Python also a network of your own, a pair (init, apply)."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
@@ -296,10 +338,10 @@ class Train(Generic[Config]):
     """A training run. What is left out comes from the algorithm's preset for the environment."""
 
     algorithm: Config
-    """The algorithm's hyperparameters; in Python also its name, for those that its preset chooses."""
-    env: str = ""
-    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5, gymnasium:Ant-v5; without prefix gymnax
-    comes first. Or a Python function that makes a gymnasium.Env, such as my_module:make."""
+    """The algorithm's hyperparameters; in Python also its name or their class, for those that its preset chooses."""
+    env: Any = ""
+    """Environment: its name, as on the command line, or a gymnax-style environment object, alone or with its parameters
+    as in ``(env, params)``."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment: its gymnax parameters, EnvPool configuration or keyword arguments."""
     env_workers: Literal["threads", "processes"] = "threads"
@@ -308,6 +350,14 @@ class Train(Generic[Config]):
     """Seconds in which an environment on the host must answer."""
     atari_preset: Literal["baselines", "machado"] | None = None
     """Atari protocol: Mnih et al. 2015 as in OpenAI baselines (Atari's default), or Machado et al. 2018."""
+    frame_stack: int | None = None
+    """Newest observations that an observation is made of; None: the environment's own number, 4 on Atari and else 1."""
+    action_repeat: int = 1
+    """Times that the environment takes each action; their rewards are summed, and together they are one env step."""
+    time_limit: int | None = None
+    """Env steps after which an episode is truncated; None: the environment's own limit alone, which always holds."""
+    clip_rewards: str | None = None
+    """Clip rewards in learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
     num_envs: int = PRESET
     """Environments that are stepped together, over all devices."""
     rollout_length: int = PRESET
@@ -386,12 +436,15 @@ class Train(Generic[Config]):
         check_range(self, "seed", low=0, high=2**31 - 1)
         check_range(self, "mem_fraction", above=0, high=1)
         check_range(self, "env_timeout", "gather_deadline", above=0, high=10**6)
-        check_range(self, "num_actors", "gather", low=1, high=1000)
+        check_range(self, "num_actors", "gather", "frame_stack", low=1, high=1000)
+        check_range(self, "action_repeat", low=1, high=10**4)
+        check_range(self, "time_limit", low=1, high=10**9)
+        parse_bounds("clip_rewards", self.clip_rewards)
         check_range(self, "max_lag", "max_restarts", low=0, high=10**6)
         check_range(self, "lag", low=0, high=1000)
         for name in ("actor_devices", "learner_devices"):
             parse_devices(name, getattr(self, name))
-        if hasattr(self.algorithm, "validate"):
+        if hasattr(self.algorithm, "validate") and not isinstance(self.algorithm, type):
             self.algorithm.validate()
 
 

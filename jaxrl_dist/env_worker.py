@@ -37,6 +37,9 @@ class Task(NamedTuple):
     """One for each of its environments, for the first reset."""
     fields: list[Any]
     """Those of ``record_fields``."""
+    action_repeat: int = 1
+    time_limit: int | None = None
+    """In steps of the environment's own."""
 
 
 Records = Mapping[str, np.ndarray]
@@ -80,6 +83,21 @@ def creator(env: str) -> tuple[Any, str]:
     return (getattr(importlib.import_module(module), name, None) if module else None), name
 
 
+def construct(env: str, options: Mapping[str, Any]) -> Any:
+    """What an environment's name makes, of whatever kind.
+
+    Raises:
+      Exception: whatever the environment raises.
+    """
+    import gymnasium
+
+    function, name = creator(env)
+    if callable(function):
+        return function(**options)
+    # What Gymnasium's checker warns of is checked here at every step.
+    return gymnasium.make(name, **{"disable_env_checker": True, **options})
+
+
 def make(env: str, options: Mapping[str, Any]) -> Any:
     """A new ``gymnasium.Env``.
 
@@ -87,14 +105,17 @@ def make(env: str, options: Mapping[str, Any]) -> Any:
       TypeError: what was made is none.
       Exception: whatever the environment raises.
     """
+    return checked(env, construct(env, options))
+
+
+def checked(env: str, made: Any) -> Any:
+    """What was made under a name, if it is a ``gymnasium.Env``.
+
+    Raises:
+      TypeError: it is none.
+    """
     import gymnasium
 
-    function, name = creator(env)
-    if not callable(function):
-        # What Gymnasium's checker warns of is checked here at every step.
-        made: Any = gymnasium.make(name, **{"disable_env_checker": True, **options})
-    else:
-        made = function(**options)
     if not isinstance(made, gymnasium.Env):
         raise TypeError(f"{env} made a {type(made).__name__}, not a gymnasium.Env")
     return made
@@ -103,8 +124,8 @@ def make(env: str, options: Mapping[str, Any]) -> Any:
 class _Env:
     """One environment, which resets where its record says so."""
 
-    def __init__(self, env: Any, seed: int, index: int, records: Records) -> None:
-        self._env, self._index, self._records = env, index, records
+    def __init__(self, env: Any, seed: int, index: int, records: Records, action_repeat: int) -> None:
+        self._env, self._index, self._records, self._action_repeat = env, index, records, action_repeat
         self._seed: int | None = seed
         self._observation, self._action = env.observation_space, env.action_space
 
@@ -113,10 +134,14 @@ class _Env:
         if records["reset"][index]:
             observation, _ = self._env.reset(seed=self._seed)
             self._seed = None
-            outcome = 0.0, False, False
+            reward, terminated, truncated = 0.0, False, False
         else:
-            observation, *outcome, _ = self._env.step(self._native(records["action"][index]))
-        reward, terminated, truncated = outcome
+            action, total = self._native(records["action"][index]), 0.0
+            for _ in range(self._action_repeat):
+                observation, reward, terminated, truncated, _ = self._env.step(action)
+                reward = total = total + float(reward)
+                if terminated or truncated:
+                    break
         records["obs"][index] = self._checked(np.asarray(observation)).reshape(records["obs"].shape[1:])
         records["reward"][index] = float(reward)
         records["terminated"][index], records["truncated"][index] = bool(terminated), bool(truncated)
@@ -150,6 +175,8 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     Sends an empty message when it is up, when the environments are made, and after each step; instead of one of the
     latter, ``{"index", "doing", "error", "traceback"}`` in JSON, and then it ends.
     """
+    from gymnasium.wrappers import TimeLimit
+
     indices = range(task.first, task.first + len(task.seeds))
     envs: dict[int, _Env] = {}
 
@@ -169,8 +196,10 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
 
         def construct(index: int) -> None:
             made = make(task.env, task.options)
+            if task.time_limit is not None:
+                made = TimeLimit(made, task.time_limit)
             closing.callback(made.close)
-            envs[index] = _Env(made, task.seeds[index - task.first], index, records)
+            envs[index] = _Env(made, task.seeds[index - task.first], index, records, task.action_repeat)
 
         connection.send_bytes(b"")
         failure = each(construct, lambda index: "in its constructor")

@@ -14,7 +14,18 @@ from typing import Any, get_args, get_origin, get_type_hints
 import tyro
 
 from jaxrl_dist.algorithms import config_class, name_of
-from jaxrl_dist.config import CONFIG_FILE, RUN_DEFAULTS, Config, ConfigError, Train, did_you_mean, flag, split_env
+from jaxrl_dist.config import (
+    CONFIG_FILE,
+    OBJECT,
+    RUN_DEFAULTS,
+    Config,
+    ConfigError,
+    Train,
+    did_you_mean,
+    env_name,
+    flag,
+    split_env,
+)
 
 FORMAT = 1
 """Of ``config.json``; a reader refuses a number that it does not know."""
@@ -25,6 +36,9 @@ _NOT_KEPT = ("algorithm", "run_dir")
 class Command(Train[Config]):
     """``Train`` and the flags that only a command line has."""
 
+    env: str = ""
+    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5, gymnasium:Ant-v5; without prefix gymnax
+    comes first. Or a Python function that makes a gymnasium.Env or a gymnax-style one, such as my_module:make."""
     config: str | None = None
     """A run's config.json, or its directory: train again as it says, but for the flags that are given."""
     quiet: bool = False
@@ -35,7 +49,7 @@ class Command(Train[Config]):
         return Train(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Train)})
 
 
-def plain_defaults(algorithm: str, own: type | None = None) -> Command[Any]:
+def plain_defaults(algorithm: str | type, own: type | None = None) -> Command[Any]:
     """What holds where neither a preset nor the user says anything else; ``own`` as in ``config_class``.
 
     Raises:
@@ -76,13 +90,14 @@ def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def resolve_flags(
-    algorithm: str, layers: Sequence[Sequence[str]], preset: Callable[[Train[Any]], Train[Any]]
+    algorithm: str | type, layers: Sequence[Sequence[str]], preset: Callable[[Train[Any]], Train[Any]]
 ) -> Command[Any]:
     """Merges flags over the preset for the environment that they name; later layers win.
 
     The flags are first read over plain defaults, so that a bad one is refused before an environment is made.
 
     Args:
+      algorithm: its name, or its config class.
       preset: gives the preset's config for a config of which ``env`` and its options count.
 
     Raises:
@@ -105,6 +120,13 @@ def value_of(args: Sequence[str], name: str) -> str | None:
         if arg == name or arg.startswith(name + "="):
             return following if arg == name else arg.split("=", 1)[1]
     return None
+
+
+def taken(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """As ``value_of``, and the arguments without that flag."""
+    value = value_of(args, name)
+    at = next((at for at, arg in enumerate(args) if arg.split("=", 1)[0] == name), len(args))
+    return value, [*args[:at], *args[at + (2 if name in args[at : at + 1] else 1) :]]
 
 
 def check_flags(args: Sequence[str], names: Collection[str], switches: Collection[str] = ()) -> None:
@@ -224,33 +246,49 @@ def _message(box: str) -> str:
 def to_json(config: Train[Any]) -> dict[str, Any]:
     """A resolved config as ``config.json`` keeps it."""
     run = {name: value for name, value in vars(config).items() if name not in _NOT_KEPT}
+    hyperparameters = [field.name for field in dataclasses.fields(config.algorithm)]
     return {
         "format": FORMAT,
         "algorithm": name_of(config.algorithm),
-        "hyperparameters": dataclasses.asdict(config.algorithm),
-        "run": run,
+        "hyperparameters": {name: _in_json(getattr(config.algorithm, name)) for name in hyperparameters},
+        "run": {**run, "env": env_name(config.env)},
     }
 
 
-def read_config(path: pathlib.Path, own: type | None = None, env: str | None = None) -> Train[Any]:
+def _in_json(value: Any) -> Any:
+    """A hyperparameter as JSON holds it; an object, by a name that nothing loads."""
+    try:
+        json.dumps(value)
+    except TypeError:
+        return f"{OBJECT}:{type(value).__name__}"
+    return value
+
+
+def read_config(
+    path: pathlib.Path, own: type | None = None, env: str | None = None, objects: Collection[str] = ()
+) -> Train[Any]:
     """Reads ``config.json``, given itself or as its run directory; arguments as those of ``config_flags``.
 
     Raises:
       ConfigError: it is missing, damaged, or names what this version does not know.
     """
-    algorithm, args = config_flags(path, own, env)
+    algorithm, args = config_flags(path, own, env, objects)
     return parse_train(args, plain_defaults(algorithm, own)).train()
 
 
-def config_flags(path: pathlib.Path, own: type | None = None, env: str | None = None) -> tuple[str, list[str]]:
+def config_flags(
+    path: pathlib.Path, own: type | None = None, env: str | None = None, objects: Collection[str] = ()
+) -> tuple[str, list[str]]:
     """The algorithm's name and the flags that a ``config.json`` stands for; its run directory will do too.
 
     Args:
       own: the config class of an algorithm that is not ours.
       env: the environment that the user names, to take the place of the file's.
+      objects: hyperparameters that the caller fills in by objects of the user's, so that the file's do not count.
 
     Raises:
-      ConfigError: it is missing or damaged, says what no flag can, or names a module to import, as no file may.
+      ConfigError: it is missing or damaged, says what no flag can, names a module to import, as no file may, or says
+        that something was an object, as no file can hold.
     """
     if path.is_dir():
         path = path / CONFIG_FILE
@@ -272,11 +310,24 @@ def config_flags(path: pathlib.Path, own: type | None = None, env: str | None = 
             raise ConfigError("algorithm, hyperparameters or run is missing")
         if env is not None:
             run = {**run, "env": env}
+        hyperparameters = {name: value for name, value in hyperparameters.items() if name not in objects}
+        for name, value in hyperparameters.items():
+            if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
+                raise ConfigError(
+                    f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
+                    f"again, as in load_policy(run_dir, {name}=...)"
+                )
         known_run = [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT]
         known_own = [field.name for field in dataclasses.fields(config_class(algorithm, own))]
         args = [*_as_flags(run, known_run), *_as_flags(hyperparameters, known_own)]
         named = parse_train(args, plain_defaults(algorithm, own)).env
-        if env is None and split_env(named)[1]:
+        module = None if env is not None else split_env(named)[1]
+        if module == OBJECT:
+            raise ConfigError(
+                f"its environment, {named}, was an object handed over from Python, which no file can hold; name one "
+                "yourself, by --env or in Python as env="
+            )
+        if module is not None:
             raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
         return algorithm, args
 

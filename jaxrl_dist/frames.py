@@ -1,7 +1,8 @@
 """Stacks of frames. A host environment hands over each frame once, a replay memory keeps it once; devices stack them.
 
 Axes: ``k`` frames in a stack, ``N`` environments or examples, ``c`` channels in a frame (1, or 3 with colours). A stack
-is its frames joined along the channels, the newest last: ``[N, k * c, ...]``.
+is its frames joined along the channels, the newest last: ``[N, k * c, ...]``; ``[N, ..., k * c]`` of images that have
+their channels last. Of what is no image, the first axis counts as the channels.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist.types import Array, EnvSpec, PyTree
+from jaxrl_dist.types import Array, EnvSpec, PyTree, channels_first
 
 
 class Frame(NamedTuple):
@@ -19,6 +20,11 @@ class Frame(NamedTuple):
 
     pixels: Array  # [B, c, ...]
     fresh: Array  # [B] bool  a new stack starts here: it fills the places of all frames before it
+
+
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Along which axis frames of this shape are joined; a stack of them has to give the same answer."""
+    return 2 if len(shape) == 3 and not channels_first(shape) else 0
 
 
 def stack(frames: jax.Array, fresh: jax.Array) -> jax.Array:
@@ -34,7 +40,7 @@ def stack(frames: jax.Array, fresh: jax.Array) -> jax.Array:
     place = jnp.arange(len(frames), dtype=jnp.int32)[:, None]
     start = jnp.max(jnp.where(fresh, place, 0), axis=0, keepdims=True)
     shown = frames[jnp.maximum(*jnp.broadcast_arrays(place, start)), jnp.arange(frames.shape[1])[None]]
-    return jnp.concatenate(shown, axis=1)
+    return jnp.concatenate(shown, axis=1 + channel_axis(frames.shape[2:]))
 
 
 def blank(spec: EnvSpec, num_envs: int) -> PyTree:
@@ -58,11 +64,17 @@ def push(stacks: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
     if not isinstance(obs, Frame):
         return stacks, obs
     num_envs, *shape = obs.pixels.shape
-    older = jnp.moveaxis(stacks.reshape(num_envs, -1, *shape), 1, 0)[1:]
+    axis = 1 + channel_axis(tuple(shape))
+    older = _split(stacks, stacks.shape[axis] // obs.pixels.shape[axis], axis)[1:]
     # A stack holds what stood in for frames before its start, so of the older ones none is fresh any more.
     fresh = jnp.zeros_like(obs.fresh, shape=(len(older), num_envs))
     stacks = stack(jnp.concatenate([older, obs.pixels[None]]), jnp.concatenate([fresh, obs.fresh[None]]))
     return stacks, stacks
+
+
+def _split(stacks: jax.Array, frame_stack: int, axis: int) -> jax.Array:
+    """Stacks as their frames along a new first axis."""
+    return jnp.stack(jnp.split(stacks, frame_stack, axis))
 
 
 def newest(stacks: jax.Array, frame_stack: int) -> Frame:
@@ -72,6 +84,6 @@ def newest(stacks: jax.Array, frame_stack: int) -> Frame:
     equal, it changes no bit: such a stack is what its newest frame would make if it were fresh, and every later stack
     follows from the one before and the new frame alone.
     """
-    frames = stacks.reshape(*stacks.shape[:2], frame_stack, -1, *stacks.shape[3:])
-    pixels = frames[:, :, -1]
-    return Frame(pixels, jnp.all(frames == pixels[:, :, None], axis=range(2, frames.ndim)))
+    frames = _split(stacks, frame_stack, 2 + channel_axis(stacks.shape[2:]))
+    pixels = frames[-1]
+    return Frame(pixels, jnp.all(frames == pixels[None], axis=(0, *range(3, frames.ndim))))

@@ -18,17 +18,12 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxrl_dist.config import ConfigError, NetworkConfig, TorsoConfig
-from jaxrl_dist.types import Box, Discrete, MultiDiscrete, PyTree, Space
+from jaxrl_dist.types import Box, Discrete, MultiDiscrete, PyTree, Space, channels_first
 
 _RELU_GAIN = math.sqrt(2)  # keeps the second moment of activations from layer to layer (He et al. 2015, eq. 10)
 
 
 # --- Observations -------------------------------------------------------------------------------------
-
-
-def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image is laid out as EnvPool's Atari (4, 84, 84), not as gymnax's MinAtar (10, 10, 4)."""
-    return len(shape) == 3 and shape[0] < shape[2]
 
 
 def preprocess(obs: ArrayLike, space: Space, dtype: DTypeLike) -> jax.Array:
@@ -45,7 +40,7 @@ def preprocess(obs: ArrayLike, space: Space, dtype: DTypeLike) -> jax.Array:
     x = jnp.asarray(obs, dtype)
     if space.dtype == np.uint8:
         x = x / 255
-    return jnp.moveaxis(x, -3, -1) if _channels_first(space.shape) else x
+    return jnp.moveaxis(x, -3, -1) if channels_first(space.shape) else x
 
 
 # --- Layers -------------------------------------------------------------------------------------------
@@ -209,16 +204,21 @@ _CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # with the shortest 
 }
 
 
-def choose_torso(torso: str, observation: Space) -> str:
-    """``mlp``, ``minatar``, ``nature`` or ``impala``: what ``NetworkConfig.torso`` means for an observation space.
+def choose_torso(torso: Any, observation: Space) -> str:
+    """``mlp``, ``minatar``, ``nature``, ``impala`` or ``own``: what ``NetworkConfig.torso`` means for a space.
 
     Raises:
-      ConfigError: if a CNN is asked for and observations are no images, or images that are too small for it.
+      ConfigError: if there is none of that name, or a CNN is asked for and observations are no images, or images that
+        are too small for it.
     """
+    if not isinstance(torso, str):
+        return "own"
+    if torso not in ("auto", "mlp", *_CNNS):
+        raise ConfigError(f"unknown --torso {torso!r}; these work: {', '.join(['auto', 'mlp', *_CNNS])}")
     shape = observation.shape
     side = 0
     if isinstance(observation, Box) and len(shape) == 3:
-        side = min(shape[1:] if _channels_first(shape) else shape[:2])
+        side = min(shape[1:] if channels_first(shape) else shape[:2])
     fits = [cnn for cnn, (shortest, _) in _CNNS.items() if side >= shortest]
     if torso == "auto":
         return next((cnn for cnn in ("nature", "minatar") if cnn in fits), "mlp")
@@ -237,9 +237,47 @@ def _make_mlp(config: TorsoConfig, axes: int, dtype: DTypeLike) -> MLP:
 def _make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any:
     """The torso that a config means for an observation space."""
     name = choose_torso(config.torso, observation)
+    axes = len(observation.shape) if isinstance(observation, Box) else 1
+    if name == "own":
+        return _OwnTorso(config.torso, axes)
     if name == "mlp":
-        return _make_mlp(config, len(observation.shape) if isinstance(observation, Box) else 1, dtype)
+        return _make_mlp(config, axes, dtype)
     return _CNNS[name][1](layer_norm=config.layer_norm, dtype=dtype)
+
+
+class _OwnTorso:
+    """A torso that is the user's pair ``(init, apply)``, with what a flax module offers, for any leading axes.
+
+    The pair sees preprocessed observations, ``init(key, x [1, ...]) -> params`` and ``apply(params, x [N, ...]) ->
+    features [N, width]``.
+    """
+
+    def __init__(self, pair: Any, axes: int) -> None:
+        """``axes`` is the rank of one preprocessed observation.
+
+        Raises:
+          ConfigError: it is no pair.
+        """
+        if hasattr(pair, "init") and hasattr(pair, "apply"):  # as flax modules and the like have them
+            pair = pair.init, pair.apply
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
+            raise ConfigError(f"torso must be a name, or a pair of functions (init, apply), not {pair!r}")
+        self.init, self._apply = pair
+        self._axes = axes
+
+    def apply(self, params: PyTree, x: jax.Array) -> jax.Array:
+        batch = x.shape[: x.ndim - self._axes]
+        x = x.reshape(math.prod(batch), *x.shape[len(batch) :])
+        features = self._apply(params, x)
+        if jnp.ndim(features) != 2 or len(features) != len(x):
+            raise ConfigError(
+                f"the torso's apply has made {jnp.shape(features)} of observations {x.shape}; ({len(x)}, width) works"
+            )
+        return features.reshape(*batch, features.shape[-1])
+
+    def init_with_output(self, key: jax.Array, x: jax.Array) -> tuple[jax.Array, PyTree]:
+        params = self.init(key, x)
+        return self.apply(params, x), params
 
 
 # --- Recurrent core -----------------------------------------------------------------------------------

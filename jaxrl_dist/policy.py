@@ -13,8 +13,7 @@ import numpy as np
 from jaxrl_dist import checkpoint
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs import EnvSource
-from jaxrl_dist.flags import read_config
-from jaxrl_dist.training import find_env, make_algorithm, resolve
+from jaxrl_dist.training import find_env, make_algorithm, resolve, stored_config
 from jaxrl_dist.types import Box, PyTree, Variables
 
 
@@ -70,20 +69,23 @@ def load_policy(
     run_dir: str | pathlib.Path,
     algorithm: type | None = None,
     *,
-    env: str | None = None,
+    env: Any = None,
     env_options: dict[str, str] | None = None,
+    torso: Any = None,
 ) -> Policy:
     """Loads the policy that a run has trained, or that its newest checkpoint has.
 
     Args:
       algorithm: the config class that was trained, if it is not one of ours. No file can name code to run.
-      env: the environment, if another than the run's is meant or the run's is of the form ``my_module:make``.
+      env: the environment, if another than the run's is meant, or the run's is one that no file can hold: an object,
+        or of the form ``my_module:make``.
       env_options: the environment's options, if others than the run's are meant.
+      torso: the network of your own that was trained, if there was one.
 
     Raises:
       ConfigError: ``run_dir`` holds no trained variables, is damaged, or its environment cannot be found here.
     """
-    config = read_config(pathlib.Path(run_dir), algorithm, env)
+    config = stored_config(run_dir, algorithm, env, torso)
     if env_options is not None:
         config = dataclasses.replace(config, env_options=env_options)
     source = find_env(config)

@@ -31,10 +31,12 @@ from jaxrl_dist.config import (
     check_used,
     counted,
     did_you_mean,
+    env_name,
     flag,
+    parse_bounds,
     parse_devices,
 )
-from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.envs import EnvSource, Wrappers
 from jaxrl_dist.evaluate import evaluate
 from jaxrl_dist.learners import gradients as gradient_learner
 from jaxrl_dist.learners import normalize, off_policy, on_policy
@@ -68,7 +70,7 @@ def train(config: Train[Any]) -> Iterator[Report]:
 
 
 def resume(
-    run_dir: str | pathlib.Path, algorithm: type | None = None, *, env: str | None = None, **changes: Any
+    run_dir: str | pathlib.Path, algorithm: type | None = None, *, env: Any = None, torso: Any = None, **changes: Any
 ) -> Iterator[Report]:
     """Goes on with a run from the newest of its checkpoints that is whole, and yields reports as ``train`` does.
 
@@ -77,20 +79,38 @@ def resume(
 
     Args:
       algorithm: the config class that is trained, if it is not one of ours. No file can name code to run.
-      env: the run's environment, to be named again where it is of the form ``my_module:make``.
+      env: the run's environment, where no file can hold it: an object, or of the form ``my_module:make``.
+      torso: the network of your own that is trained, if there is one.
       changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``.
 
     Raises:
       ConfigError: at once, if the run cannot go on so.
       CheckpointError: at once, if it has no checkpoint that can be read.
     """
-    return prepare_resume(pathlib.Path(run_dir), algorithm, env, changes).reports()
+    config = stored_config(run_dir, algorithm, env, torso)
+    return prepare_resume(config, pathlib.Path(run_dir), changes).reports()
 
 
-def preset(algorithm: str, env: str, **changes: Any) -> Train[Any]:
+def stored_config(
+    run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, torso: Any = None
+) -> Train[Any]:
+    """The config of a run, with what no file can hold handed over again; arguments as those of ``load_policy``.
+
+    Raises:
+      ConfigError: it cannot be read, or something is to be handed over that is not.
+    """
+    objects = {} if torso is None else {"torso": torso}
+    config = flags.read_config(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **objects))
+    return config if env is None else dataclasses.replace(config, env=env)
+
+
+def preset(algorithm: str | type, env: Any, **changes: Any) -> Train[Any]:
     """The config that ``Train(algorithm, env=env)`` stands for, with some fields changed.
 
     Args:
+      algorithm: its name, or its config class.
+      env: as in ``Train``.
       changes: fields of ``Train`` or hyperparameters of the algorithm, such as ``learning_rate=3e-4``.
 
     Raises:
@@ -100,7 +120,8 @@ def preset(algorithm: str, env: str, **changes: Any) -> Train[Any]:
     for name in changes:
         if name not in RUN_FIELDS and name not in hyperparameters:
             near = did_you_mean(name, [*RUN_FIELDS, *hyperparameters])
-            raise ConfigError(f"neither Train nor {algorithm} has a field {name!r}{near}")
+            known = algorithm if isinstance(algorithm, str) else algorithm.__name__
+            raise ConfigError(f"neither Train nor {known} has a field {name!r}{near}")
     run = {name: value for name, value in changes.items() if name in RUN_FIELDS}
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     config: Train[Any] = Train(algorithm, env=env, **run)
@@ -139,12 +160,12 @@ def prepare(config: Train[Any]) -> Run:
     return Run(config, job)
 
 
-def prepare_resume(run_dir: pathlib.Path, algorithm: type | None, env: str | None, changes: Mapping[str, Any]) -> Run:
-    """As ``prepare``, of a run that has begun already; arguments and errors as those of ``resume``."""
+def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any]) -> Run:
+    """As ``prepare``, of a run with this config that has begun already; changes and errors as those of ``resume``."""
     for name in changes:
         if name not in RESUMABLE:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {', '.join(RESUMABLE)} can")
-    config = dataclasses.replace(flags.read_config(run_dir, algorithm, env), **changes)
+    config = dataclasses.replace(config, **changes)
     file = metrics.lock(str(run_dir))  # before the checkpoint is read: another process might go on from it
     try:
         run = prepare(dataclasses.replace(config, run_dir=str(run_dir), init_from=None))
@@ -292,7 +313,7 @@ class Run(NamedTuple):
             learner = "learner on " if config.actor_devices else ""
             devices = f"{counted(self.job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"
         return (
-            f"{name or algorithms.name_of(config.algorithm)} on {config.env}, plan {config.plan}, {devices}, "
+            f"{name or algorithms.name_of(config.algorithm)} on {env_name(config.env)}, plan {config.plan}, {devices}, "
             f"{counted(config.num_envs, 'environment')} x {counted(config.rollout_length, 'step')} an iteration"
         )
 
@@ -308,15 +329,17 @@ def find_env(config: Train[Any]) -> EnvSource:
       EnvError: its own code failed.
       TimeoutError: it has not answered in time.
     """
-    return envs.find(config.env, config.env_options, config.atari_preset, config.env_workers, config.env_timeout)
+    wrappers = Wrappers(config.frame_stack, config.action_repeat, config.time_limit)
+    how = config.atari_preset, config.env_workers, config.env_timeout
+    return envs.find(config.env, config.env_options, *how, wrappers)
 
 
 def resolve(config: Train[Any], spec: EnvSpec) -> Train[Any]:
     """Fills in what the config leaves open: from the algorithm's preset for ``spec``, else from ``RUN_DEFAULTS``.
 
-    An algorithm given by name gets its preset's hyperparameters; one given as a config is taken as it is.
+    An algorithm given by name or class gets its preset's hyperparameters; one given as a config is taken as it is.
     """
-    by_name = isinstance(config.algorithm, str)
+    by_name = isinstance(config.algorithm, str | type)
     kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
     plan = "on_device" if spec.backend == "gymnax" else "synchronous"
     preset = {**RUN_DEFAULTS, "plan": plan, **kind.preset(spec)}
@@ -332,14 +355,15 @@ def resolve(config: Train[Any], spec: EnvSpec) -> Train[Any]:
     algorithm = config.algorithm
     if by_name:
         algorithm = kind(**{name: value for name, value in preset.items() if name not in RUN_FIELDS})
-    return dataclasses.replace(config, algorithm=algorithm, env=f"{spec.backend}:{spec.id}", **run)
+    env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
+    return dataclasses.replace(config, algorithm=algorithm, env=env, **run)
 
 
 RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
-    """The algorithm of a resolved config, with its running statistics.
+    """The algorithm of a resolved config, with what scales and clips its inputs.
 
     Raises:
       ConfigError: it cannot handle the environment's spaces.
@@ -354,6 +378,8 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
         algorithm = normalize.normalize_observations(algorithm, spec)
     if config.scale_rewards:
         algorithm = normalize.scale_rewards(algorithm, config.algorithm.discount)
+    if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
+        algorithm = normalize.clip_rewards(algorithm, *bounds)  # around the others, which see clipped ones
     return algorithm
 
 

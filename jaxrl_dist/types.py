@@ -67,12 +67,23 @@ class Box:
 Space = Discrete | MultiDiscrete | Box
 
 
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image is laid out as EnvPool's Atari (4, 84, 84), not as gymnax's MinAtar (10, 10, 4).
+
+    Of a square image the two equal sides say so; else there are fewer channels than columns or rows.
+    """
+    if len(shape) != 3 or 1 < shape[0] == shape[1]:
+        return False
+    return 1 < shape[1] == shape[2] or shape[0] < shape[2]
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvSpec:
     """What an algorithm may know of an environment."""
 
     id: str
-    """The environment's id without the backend's prefix, such as ``CartPole-v1`` or ``my_module:make``."""
+    """The environment's id without the backend's prefix, such as ``CartPole-v1``, ``my_module:make`` or, of an object
+    handed over from Python, ``object:MyEnv``."""
     backend: str
     """``gymnax``, ``envpool`` or ``gymnasium``."""
     family: str
@@ -83,8 +94,8 @@ class EnvSpec:
     max_episode_steps: int | None
     """The time limit in steps, at which episodes are truncated; None where the backend names none."""
     frame_stack: int = 1
-    """The first axis of an observation is so many frames, joined, the newest last; host environments hand over single
-    frames (``frames.Frame``) if there are several."""
+    """An observation is so many frames, joined along the channels of an image or else the first axis, the newest last;
+    host environments hand over single frames (``frames.Frame``) if there are several."""
 
 
 # --- Experience ---------------------------------------------------------------------------------------

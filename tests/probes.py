@@ -8,7 +8,7 @@ asks all the questions. ``Clock-v0`` pays 1 a step until its time limit.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnax
 import jax
@@ -19,11 +19,9 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.config import Train
-from jaxrl_dist.envs import DeviceEnv, EnvSource, HostEnv, find
-from jaxrl_dist.envs.gymnax import HostGymnax
+from jaxrl_dist.envs import EnvSource, find
 from jaxrl_dist.networks import reset_core
 from jaxrl_dist.plans.common import Job
 from jaxrl_dist.training import make_learner
@@ -130,22 +128,6 @@ class Clock(environment.Environment):
 
 for _id, _env in {"Probe-v0": Probe, "ContinuousProbe-v0": ContinuousProbe, "Clock-v0": Clock}.items():
     gymnax.register(_id, _env)
-
-
-class Source(NamedTuple):
-    """As ``EnvSource``, of one environment that is made already; on either plan."""
-
-    env: DeviceEnv
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self.env.spec
-
-    def device(self) -> DeviceEnv:
-        return self.env
-
-    def host(self, num_envs: int, seed: int, *, training: bool = True) -> HostEnv:
-        return HostGymnax(self.env, num_envs, rng.stream(seed, rng.Stream.ENV))
 
 
 # --- Runs ---------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ NUM_ENVS, LENGTH, ROLLOUTS = 8, 30, 8
 # --- Against plain loops ------------------------------------------------------------------------------
 
 
-def plain_stacks(pixels: np.ndarray, fresh: np.ndarray, frame_stack: int) -> np.ndarray:
+def plain_stacks(pixels: np.ndarray, fresh: np.ndarray, frame_stack: int, axis: int = 0) -> np.ndarray:
     """Stacks ``[T, B, k * c, ...]`` of the frames ``[T, B, c, ...]`` of a stream that begins with fresh ones."""
     columns = []
     for env in range(pixels.shape[1]):
@@ -36,28 +36,33 @@ def plain_stacks(pixels: np.ndarray, fresh: np.ndarray, frame_stack: int) -> np.
         stacks = []
         for frame, starts in zip(pixels[:, env], fresh[:, env], strict=True):
             stack = [frame] * frame_stack if starts else [*stack[1:], frame]
-            stacks.append(np.concatenate(stack))
+            stacks.append(np.concatenate(stack, axis))
         columns.append(stacks)
     return np.stack(columns, 1)
 
 
 def stream(channels: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Frames ``[40, 3, c, 2, 2]``, and which are fresh; with few ``levels``, some stacks become equal by and by."""
+    """Frames ``[40, 3, c, 5, 5]``, and which are fresh; with few ``levels``, some stacks become equal by and by."""
     random = np.random.default_rng(channels)
     fresh = random.random((40, 3)) < 0.2
     fresh[0] = True
-    pixels = np.broadcast_to(random.integers(levels, size=(40, 3, channels, 1, 1)), (40, 3, channels, 2, 2))
+    pixels = np.broadcast_to(random.integers(levels, size=(40, 3, channels, 1, 1)), (40, 3, channels, 5, 5))
     return pixels.astype(np.uint8), fresh
 
 
 @pytest.mark.parametrize("frame_stack, channels", [(2, 1), (4, 1), (4, 3)])
 @pytest.mark.parametrize("levels", [2, 200])
-def test_stacks_against_a_plain_loop(frame_stack: int, channels: int, levels: int) -> None:
+@pytest.mark.parametrize("layout", ["channels first", "channels last", "vector"])
+def test_stacks_against_a_plain_loop(frame_stack: int, channels: int, levels: int, layout: str) -> None:
     """Pushed one by one, stacked from any ``k`` in a row, and from the newest frames of the stacks themselves."""
     pixels, fresh = stream(channels, levels)
-    expected = plain_stacks(pixels, fresh, frame_stack)
+    if layout == "channels last":
+        pixels = np.moveaxis(pixels, 2, -1)
+    elif layout == "vector":
+        pixels = pixels[..., 0, 0].astype(np.float32)
+    expected = plain_stacks(pixels, fresh, frame_stack, axis=2 if layout == "channels last" else 0)
 
-    stacks = jnp.full((3, frame_stack * channels, 2, 2), 77, np.uint8)  # nothing may be left of it
+    stacks = jnp.full(expected.shape[1:], 77, expected.dtype)  # nothing may be left of it
     push = jax.jit(frames.push)
     for frame, wanted in zip(zip(pixels, fresh, strict=True), expected, strict=True):
         stacks, obs = push(stacks, frames.Frame(*frame))

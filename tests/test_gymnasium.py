@@ -452,9 +452,10 @@ def test_a_worker_process_imports_no_jax() -> None:
         ("CartPole-v1", (None, None, "CartPole-v1")),
         ("envpool:Pong-v5", ("envpool", None, "Pong-v5")),
         ("gymnasium:Ant-v5", ("gymnasium", None, "Ant-v5")),
-        ("a.b:make", ("gymnasium", "a.b", "make")),
+        ("a.b:make", (None, "a.b", "make")),
         ("gymnasium:a.b:make", ("gymnasium", "a.b", "make")),
-        ("ale_py:ALE/Pong-v5", ("gymnasium", "ale_py", "ALE/Pong-v5")),
+        ("gymnax:a.b:make", ("gymnax", "a.b", "make")),
+        ("ale_py:ALE/Pong-v5", (None, "ale_py", "ALE/Pong-v5")),
         ("gymnasium:gymnax:make", ("gymnasium", "gymnax", "make")),
     ],
 )

@@ -82,7 +82,8 @@ def last_checkpoint(run_dir: Path, changes: dict[str, Any] | None = None) -> Che
 
 
 def prepare_resume(run_dir: Path, changes: dict[str, Any] | None = None) -> training.Run:
-    run = training.prepare_resume(run_dir, None, None, {"total_env_steps": 10**9, **(changes or {})})
+    config = training.stored_config(run_dir)
+    run = training.prepare_resume(config, run_dir, {"total_env_steps": 10**9, **(changes or {})})
     assert run.file is not None
     run.file.close()
     return run

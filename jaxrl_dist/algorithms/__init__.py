@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
+import importlib.util
+import pathlib
+import sys
+import traceback
 from typing import Any
 
 from jaxrl_dist.config import ConfigError, did_you_mean
@@ -59,24 +63,74 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 """Names for an algorithm under a plan: the algorithm, and what differs from its own preset."""
 
 
-def config_class(name: str, own: type | None = None) -> Any:
-    """The config dataclass of an algorithm: ``own`` if it has that name, else ours.
+def config_class(name: str | type, own: type | None = None) -> Any:
+    """The config dataclass of an algorithm: ``own`` if it has that name, else ours; of a class, the class itself.
 
     Raises:
       ConfigError: there is no such algorithm.
     """
+    if isinstance(name, type):
+        return name
     if own is not None and own.__name__ == name:
         return own
     if name in PRESETS:
         name = PRESETS[name][0]
     if name not in ALGORITHMS:
         known = [*ALGORITHMS, *PRESETS]
-        raise ConfigError(f"unknown algorithm {name!r}{did_you_mean(name, known)}; these work: {', '.join(known)}")
+        near, all_of_them = did_you_mean(name, known), ", ".join(known)
+        raise ConfigError(
+            f"unknown algorithm {name!r}{near}; these work: {all_of_them}, or a file of yours (my_algo.py)"
+        )
     return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
 
 
 def name_of(config: Any) -> str:
-    """The name of the algorithm that a config belongs to; for one that is not ours, the name of its class."""
-    kind = type(config)
-    file = kind.__module__.removeprefix(f"{__name__}.")
-    return file if ALGORITHMS.get(file) == kind.__name__ else kind.__name__
+    """The name of the algorithm that a config or its class belongs to; for one that is not ours, that of its class."""
+    kind = config if isinstance(config, type) else type(config)
+    package, _, file = kind.__module__.rpartition(".")
+    return file if package == __name__ and ALGORITHMS.get(file) == kind.__name__ else kind.__name__
+
+
+def from_file(path: str) -> type:
+    """The config class in a Python file of the user's: the one dataclass in it that has a ``make``.
+
+    It runs the file, and finds the modules beside it, as Python does with a script: take the path from the user, never
+    from a file.
+
+    Raises:
+      ConfigError: there is no such file, it cannot be run, or it holds no algorithm or several.
+    """
+    file = pathlib.Path(path).resolve()
+    if not file.is_file():
+        raise ConfigError(f"there is no file {path}")
+    name = f"algorithm_of_{file.stem}"  # so that it takes no other module's place
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "its name ends in .py"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look up annotations
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = getattr(error, "lineno", None)  # a syntax error's
+        for frame in frames if line is None else ():
+            line = frame.lineno if frame.filename == str(file) else line
+        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == name and callable(getattr(value, "make", None))
+    ]
+    if len(found) != 1:
+        several = f"several: {', '.join(kind.__name__ for kind in found)}" if found else "none"
+        raise ConfigError(f"{path} must hold one algorithm, a dataclass with make and preset, but there is {several}")
+    (kind,) = found
+    if not (dataclasses.is_dataclass(kind) and callable(getattr(kind, "preset", None))):
+        raise ConfigError(f"{path}: {kind.__name__} must be a dataclass with a static method preset")
+    if kind.__name__ in {**ALGORITHMS, **PRESETS}:
+        raise ConfigError(f"{path}: {kind.__name__} is the name of one of ours; call the class otherwise")
+    for field in dataclasses.fields(kind):
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{path}: {kind.__name__}.{field.name} needs a default")
+    return kind

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxrl_dist import config, rng
-from jaxrl_dist.config import ConfigError, did_you_mean, split_env
-from jaxrl_dist.envs import envpool, gymnasium, gymnax
-from jaxrl_dist.envs.base import DeviceEnv, HostEnv
+from jaxrl_dist.config import OBJECT, ConfigError, did_you_mean, env_name, split_env
+from jaxrl_dist.envs import envpool, gymnasium, gymnax, stacks
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, HostEnv, Wrappers
 from jaxrl_dist.types import EnvSpec
 
-__all__ = ["BACKENDS", "DeviceEnv", "EnvSource", "HostEnv", "find"]
+__all__ = ["BACKENDS", "DeviceEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
 
 _MODULES: dict[str, ModuleType] = {"gymnax": gymnax, "envpool": envpool, "gymnasium": gymnasium}
 BACKENDS = {name: _MODULES[name] for name in config.BACKENDS}
@@ -22,10 +22,14 @@ class EnvSource(NamedTuple):
     """An environment that can be made as often as needed, on the device or on the host."""
 
     spec: EnvSpec
+    """With all wrappers."""
     options: Mapping[str, str]
     atari_preset: str | None = None
     workers: Literal["threads", "processes"] = "threads"
     timeout: float = 120.0
+    wrappers: Wrappers = UNWRAPPED
+    pure: DeviceEnv | None = None
+    """The environment itself, where it is pure functions, with all wrappers."""
 
     def device(self) -> DeviceEnv:
         """The environment as pure functions.
@@ -33,12 +37,12 @@ class EnvSource(NamedTuple):
         Raises:
           ConfigError: the backend runs on the host only.
         """
-        if self.spec.backend != "gymnax":
+        if self.pure is None:
             raise ConfigError(
                 f"{self.spec.backend}:{self.spec.id} runs on the host, so --plan on_device cannot compile it; "
                 "use --plan synchronous"
             )
-        return gymnax.make(self.spec.id, self.options)
+        return self.pure
 
     def host(self, num_envs: int, seed: int, *, training: bool = True) -> HostEnv:
         """``num_envs`` environments on the host; those for evaluation play full Atari games.
@@ -47,61 +51,126 @@ class EnvSource(NamedTuple):
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
-        if self.spec.backend == "gymnax":
-            return gymnax.HostGymnax(self.device(), num_envs, rng.stream(seed, rng.Stream.ENV))
+        if self.pure is not None:
+            return gymnax.HostGymnax(self.pure, num_envs, rng.stream(seed, rng.Stream.ENV))
+        env_id, wrappers = self.spec.id, self.wrappers
         if self.spec.backend == "gymnasium":
-            keywords = gymnasium.options(self.spec.id, self.options)
-            return gymnasium.Gymnasium(self.spec, num_envs, seed, keywords, self.workers, self.timeout)
-        keywords = envpool.options(self.spec.id, self.options, self.atari_preset, training=training)
-        return envpool.EnvPool(self.spec.id, num_envs, seed, keywords, self.timeout)
+            keywords = gymnasium.options(env_id, self.options)
+            single = stacks.unstacked(self.spec)
+            env: HostEnv = gymnasium.Gymnasium(single, num_envs, seed, keywords, self.workers, self.timeout, wrappers)
+        else:
+            keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
+            env = envpool.EnvPool(env_id, num_envs, seed, keywords, self.timeout, wrappers)
+        return env if env.spec.frame_stack == self.spec.frame_stack else stacks.Stacked(env, self.spec)
 
 
 def find(
-    env: str,
+    env: Any,
     options: Mapping[str, str] = {},
     atari_preset: str | None = None,
     workers: Literal["threads", "processes"] = "threads",
     timeout: float = 120.0,
+    wrappers: Wrappers = UNWRAPPED,
 ) -> EnvSource:
-    """The environment that ``[gymnax:|envpool:|gymnasium:]ID`` or ``[gymnasium:]MODULE:NAME`` names.
+    """The environment that ``[gymnax:|envpool:|gymnasium:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME`` names.
 
     Without a prefix it is gymnax's if that has the id, else EnvPool's, else Gymnasium's. ``MODULE:NAME`` imports the
-    module, and is code that runs: take it from the user, never from a file. EnvPool's Atari environments take the
-    ``baselines`` preset unless another is named.
+    module, and is code that runs: take it from the user, never from a file. What it makes says which kind it is.
+    EnvPool's Atari environments take the ``baselines`` preset unless another is named.
 
     Args:
+      env: a name, or a gymnax-style environment itself; see ``gymnax.is_env``.
       workers: what steps Gymnasium environments.
       timeout: seconds in which an environment on the host must answer.
+      wrappers: what stands between the environment and a policy.
 
     Raises:
-      ConfigError: no such environment, an option it does not have, or spaces that no policy handles.
-      EnvError: a Gymnasium environment's own code failed.
+      ConfigError: no such environment, an option it does not have, spaces that no policy handles, or observations that
+        cannot be stacked.
+      EnvError: an environment's own code failed.
       TimeoutError: a Gymnasium environment has not answered in time.
     """
+    if isinstance(env, str):
+        found = _of_name(env, options, atari_preset, timeout, wrappers)
+    else:
+        found = _of_object(env, options, wrappers)
+    if wrappers.frame_stack is not None:
+        found = stacks.stacked(found, wrappers.frame_stack)
+    pure = found if isinstance(found, DeviceEnv) else None
+    spec = _checked(found.spec if isinstance(found, DeviceEnv) else found)
+    name = f"{spec.backend}:{spec.id}"
+    if workers != "threads" and spec.backend != "gymnasium":
+        raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {name} is none")
+    if spec.backend == "envpool":
+        atari_preset = atari_preset or envpool.default_preset(spec.id)
+    elif atari_preset is not None:
+        raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {name} is none")
+    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure)
+
+
+class Place(NamedTuple):
+    """Where an environment's name leads."""
+
+    backend: str
+    """Of a module's function ``gymnasium``, before it is known what it makes."""
+    name: str
+    """``ID`` or ``MODULE:NAME``."""
+    made_by: str | None = None
+    """The backend that the user says a module's function makes environments of; None: either."""
+
+
+def locate(env: str) -> Place:
+    """Finds the backend of a name; imports no module of the user's.
+
+    Raises:
+      ConfigError: there is no such environment.
+    """
     prefix, module, env_id = split_env(env)
+    if module == OBJECT:
+        raise ConfigError(f"--env {env} names an object handed over from Python, which cannot be found by its name")
     backends = [prefix] if prefix else list(BACKENDS)
-    backend = "gymnasium" if module else next((name for name in backends if env_id in BACKENDS[name].ids()), None)
+    if module is not None:
+        return Place("gymnasium", f"{module}:{env_id}", prefix)
+    backend = next((name for name in backends if env_id in BACKENDS[name].ids()), None)
     if backend is None:
         known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
         where = prefix or "gymnax, envpool or gymnasium"
         raise ConfigError(
             f"--env {env}: {where} has no such environment{did_you_mean(env_id, known)}; see: jaxrl-dist list envs"
         )
-    if workers != "threads" and backend != "gymnasium":
-        raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {backend}:{env_id} is none")
-    if atari_preset is None and backend == "envpool" and envpool.family(env_id) == "atari":
-        atari_preset = "baselines"
-    if atari_preset is not None and backend != "envpool":
-        raise ConfigError(
-            f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {backend}:{env_id} is none"
-        )
+    return Place(backend, env_id)
+
+
+def _of_name(
+    env: str, options: Mapping[str, str], atari_preset: str | None, timeout: float, wrappers: Wrappers
+) -> EnvSpec | DeviceEnv:
+    backend, name, made_by = locate(env)
     if backend == "gymnax":
-        spec = gymnax.make(env_id, options).spec
-    elif backend == "envpool":
-        spec = envpool.spec(env_id, envpool.options(env_id, options, atari_preset, training=True))
-    else:
-        spec = gymnasium.spec(f"{module}:{env_id}" if module else env_id, options, timeout)
-    return EnvSource(_checked(spec), options, atari_preset, workers, timeout)
+        return gymnax.make(name, options, wrappers)
+    if backend == "envpool":
+        preset = atari_preset or envpool.default_preset(name)
+        return envpool.spec(name, envpool.options(name, options, preset, wrappers, training=True), wrappers)
+
+    def describe(made: Any) -> EnvSpec | DeviceEnv:
+        kind = "gymnax" if gymnax.is_env(made) else "gymnasium"
+        if made_by not in (None, kind):
+            raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
+        look = gymnax.from_object if kind == "gymnax" else gymnasium.describe
+        return look(name, made, wrappers)
+
+    return gymnasium.look(name, options, timeout, describe)
+
+
+def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
+    name = env_name(env)
+    if not gymnax.is_env(env):
+        raise ConfigError(
+            f"env must be a name, or a gymnax-style environment with reset_env and step_env, not {name}; others are "
+            "made anew for each copy, by a function that env='my_module:make' names"
+        )
+    if options:
+        raise ConfigError(f"env_options are for environments that are found by name, and {name} is made already")
+    return gymnax.from_object(name, env, wrappers)
 
 
 def _checked(spec: EnvSpec) -> EnvSpec:

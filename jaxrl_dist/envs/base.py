@@ -24,10 +24,31 @@ class DeviceEnv(NamedTuple):
     environment, ``[B]``, with ``episodes`` 1 where one ended in this step."""
 
 
+class Wrappers(NamedTuple):
+    """What stands between an environment and a policy, on every backend alike; fields as those of ``Train``."""
+
+    frame_stack: int | None = None
+    action_repeat: int = 1
+    time_limit: int | None = None
+
+    def limit(self, own: int | None) -> int | None:
+        """The time limit in env steps, where the environment's ``own`` is in its steps."""
+        own = None if own is None else -(-own // self.action_repeat)
+        return min((limit for limit in (own, self.time_limit) if limit is not None), default=None)
+
+    @property
+    def own_limit(self) -> int | None:
+        """The time limit in the environment's own steps."""
+        return None if self.time_limit is None else self.time_limit * self.action_repeat
+
+
+UNWRAPPED = Wrappers()
+
+
 class HostEnv(Protocol):
     """A batch of environments that lives on the host and is stepped with numpy arrays.
 
-    Where ``spec.frame_stack`` is more than 1, its observations are single frames: ``frames.Frame``.
+    Where ``spec.frame_stack`` is more than 1, its observations are single frames, ``frames.Frame``, or stacks already.
     """
 
     spec: EnvSpec

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.config import ConfigError
-from jaxrl_dist.envs.base import EpisodeCounter, checked_action, parse_options
+from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, checked_action, parse_options
 from jaxrl_dist.frames import Frame
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, PyTree, Space, Timestep
 
@@ -72,7 +72,7 @@ def ids() -> list[str]:
     return list(_registry().specs)
 
 
-def spec(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
+def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED) -> EnvSpec:
     """What EnvPool says of ``env_id`` under the given keyword arguments; makes no environment.
 
     Raises:
@@ -95,14 +95,18 @@ def spec(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
     kind = family(env_id)
     frame_stack = native.config.stack_num if kind == "atari" else 1
-    return EnvSpec(env_id, "envpool", kind, observation, action, limit, frame_stack)
+    return EnvSpec(env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack)
 
 
-def options(env_id: str, texts: Mapping[str, str], preset: str | None, *, training: bool) -> dict[str, Any]:
+def options(
+    env_id: str, texts: Mapping[str, str], preset: str | None, wrappers: Wrappers = UNWRAPPED, *, training: bool
+) -> dict[str, Any]:
     """EnvPool's keyword arguments from ``--env-options`` and ``--atari-preset``; what the user names wins.
 
+    Of the wrappers, it has options for the time limit and, on Atari, the frames in a stack.
+
     Raises:
-      ConfigError: unknown option, or a preset for an environment that is not Atari.
+      ConfigError: unknown option, a preset for an environment that is not Atari, or contradictions.
     """
     registry = _registry()
     config = registry.make_spec(env_id).config
@@ -115,7 +119,24 @@ def options(env_id: str, texts: Mapping[str, str], preset: str | None, *, traini
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)
     chosen.update(parse_options(f"envpool:{env_id}", texts, defaults))
+    if wrappers.frame_stack is not None and family(env_id) == "atari":
+        if chosen.get("stack_num", wrappers.frame_stack) != wrappers.frame_stack:
+            told = f"--frame-stack {wrappers.frame_stack}"
+            raise ConfigError(
+                f"{told} contradicts --env-options stack_num={texts['stack_num']}, which is the same thing"
+            )
+        chosen["stack_num"] = wrappers.frame_stack
+    if wrappers.own_limit is not None:
+        if "max_episode_steps" not in defaults:
+            raise ConfigError(f"--time-limit {wrappers.time_limit}: envpool:{env_id} knows none")
+        own = chosen.get("max_episode_steps", defaults["max_episode_steps"])
+        chosen["max_episode_steps"] = min(own, wrappers.own_limit)
     return chosen
+
+
+def default_preset(env_id: str) -> str | None:
+    """The Atari preset of an environment for which none is named; None where it is not Atari's."""
+    return "baselines" if family(env_id) == "atari" else None
 
 
 def family(env_id: str) -> str:
@@ -143,14 +164,22 @@ class EnvPool:
     """
 
     def __init__(
-        self, env_id: str, num_envs: int, seed: int, options: Mapping[str, Any], timeout: float = 120.0
+        self,
+        env_id: str,
+        num_envs: int,
+        seed: int,
+        options: Mapping[str, Any],
+        timeout: float = 120.0,
+        wrappers: Wrappers = UNWRAPPED,
     ) -> None:
         """``seed`` and an environment's index make that environment's seed; ``options`` are EnvPool's own.
 
         Args:
           timeout: seconds in which each call must come back.
+          wrappers: of these, actions are repeated here; ``options`` hold the time limit.
         """
-        self.spec = spec(env_id, options)
+        self.spec = spec(env_id, options, wrappers)
+        self._action_repeat = wrappers.action_repeat
         self.num_envs = num_envs
         options = {"num_threads": 0, **options}
         options["num_threads"] = options["num_threads"] or min(num_envs, len(os.sched_getaffinity(0)))
@@ -183,7 +212,7 @@ class EnvPool:
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         action = checked_action(self.spec, action, self._steps)
-        obs, reward, terminated, truncated, info = self._worker.call(lambda: self._envs.step(action))
+        obs, reward, terminated, truncated, info = self._worker.call(lambda: self._advance(action))
         valid = ~self._ended
         terminated = terminated & valid
         truncated = truncated & valid & ~terminated
@@ -203,6 +232,27 @@ class EnvPool:
         finally:
             self._worker.stop()
             del self._envs  # EnvPool's own threads end with the last reference
+
+    def _advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """EnvPool's step, as often as actions are repeated, by those whose episode goes on."""
+        obs, reward, terminated, truncated, info = self._envs.step(action)
+        if self._action_repeat == 1:
+            return obs, reward, terminated, truncated, info
+        obs, reward, terminated, truncated = (
+            x.copy() for x in (obs, reward, terminated, truncated)
+        )  # see _observation
+        info = {name: x.copy() for name, x in info.items() if isinstance(x, np.ndarray)}
+        going = ~self._ended
+        for _ in range(self._action_repeat - 1):
+            going &= ~(terminated | truncated)
+            if not going.any():
+                break
+            ids = np.flatnonzero(going)
+            obs[ids], more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
+            reward[ids] += more
+            for name, x in info.items():
+                x[ids] = news[name] + (x[ids] if name == "reward" else 0)  # Atari's own, unclipped
+        return obs, reward, terminated, truncated, info
 
     def _observation(self, obs: np.ndarray, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
         # A copy, always: EnvPool may reuse its buffers while a device still reads them.

@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 from jaxrl_dist import env_worker
 from jaxrl_dist.config import BACKENDS, ConfigError, EnvError, did_you_mean
-from jaxrl_dist.envs.base import EpisodeCounter, checked_action, parse_option
+from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, checked_action, parse_option
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, Space, Timestep
 
 _START_SECONDS = 60.0
@@ -42,12 +42,15 @@ def ids() -> list[str]:
     return [name for name in gymnasium.registry if not name.startswith(("GymV21", "GymV26"))]
 
 
-def spec(env_id: str, texts: Mapping[str, str], timeout: float) -> EnvSpec:
-    """What an environment says of itself; makes one, and closes it.
+Description = TypeVar("Description")
+
+
+def look(env_id: str, texts: Mapping[str, str], timeout: float, describe: Callable[[Any], Description]) -> Description:
+    """Makes a first environment, and gives what ``describe`` says of it.
 
     Args:
-      env_id: ``ID`` of Gymnasium's registry, or ``MODULE:NAME``: a function or class of the module that makes a
-        ``gymnasium.Env``, or an id that importing it registers.
+      env_id: ``ID`` of Gymnasium's registry, or ``MODULE:NAME``: a function or class of the module that makes an
+        environment, or an id that importing it registers.
       texts: ``--env-options``.
       timeout: seconds.
 
@@ -59,11 +62,11 @@ def spec(env_id: str, texts: Mapping[str, str], timeout: float) -> EnvSpec:
     """
     from gymnasium.error import Error
 
-    answer: Future[EnvSpec] = Future()
+    answer: Future[Description] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(_describe(env_id, texts))
+            answer.set_result(describe(env_worker.construct(env_id, options(env_id, texts))))
         except BaseException as error:
             answer.set_exception(error)
 
@@ -73,7 +76,7 @@ def spec(env_id: str, texts: Mapping[str, str], timeout: float) -> EnvSpec:
         raise TimeoutError(f"gymnasium:{env_id}: making an environment has taken longer than {timeout:g} s")
     try:
         return answer.result()
-    except ConfigError:
+    except (ConfigError, EnvError):
         raise
     except (Error, ImportError) as error:
         raise ConfigError(f"gymnasium:{env_id} cannot be made here: {error}") from error
@@ -82,16 +85,22 @@ def spec(env_id: str, texts: Mapping[str, str], timeout: float) -> EnvSpec:
         raise EnvError(f"gymnasium:{env_id} cannot be made: {line}", traceback.format_exc()) from error
 
 
-def _describe(env_id: str, texts: Mapping[str, str]) -> EnvSpec:
-    env = env_worker.make(env_id, options(env_id, texts))
+def describe(env_id: str, made: Any, wrappers: Wrappers) -> EnvSpec:
+    """What a ``gymnasium.Env`` says of itself; closes it.
+
+    Raises:
+      ConfigError: its spaces are such as no policy handles.
+      TypeError: it is no ``gymnasium.Env``.
+    """
+    env = env_worker.checked(env_id, made)
     try:
         observation, action = (
-            _space(getattr(env, f"{name}_space"), env_id, f"{name}s") for name in ("observation", "action")
+            space_of(getattr(env, f"{name}_space"), env_id, f"{name}s") for name in ("observation", "action")
         )
         if isinstance(action, Box) and not np.issubdtype(action.dtype, np.floating):
             raise ConfigError(f"gymnasium:{env_id} has Box actions of {action.dtype}; a Box of floats works")
         limit = env.get_wrapper_attr("_max_episode_steps") if env.has_wrapper_attr("_max_episode_steps") else None
-        return EnvSpec(env_id, "gymnasium", _family(env), observation, action, limit)
+        return EnvSpec(env_id, "gymnasium", _family(env), observation, action, wrappers.limit(limit))
     finally:
         env.close()
 
@@ -106,7 +115,7 @@ def _family(env: Any) -> str:
     return "gymnasium"
 
 
-def _space(space: Any, env_id: str, what: str) -> Space:
+def space_of(space: Any, env_id: str, what: str) -> Space:
     kind = type(space).__name__
     if kind == "Discrete":
         return Discrete(int(space.n))
@@ -240,12 +249,14 @@ class Gymnasium:
         options: Mapping[str, Any],
         workers: Literal["threads", "processes"] = "threads",
         timeout: float = 120.0,
+        wrappers: Wrappers = UNWRAPPED,
     ) -> None:
         """``seed`` and an environment's index make that environment's seed.
 
         Args:
           options: keyword arguments of the environment.
           timeout: seconds in which each call of an environment must come back.
+          wrappers: of these, frames are not stacked here.
 
         Raises:
           EnvError: an environment cannot be made.
@@ -268,7 +279,9 @@ class Gymnasium:
             cores = len(os.sched_getaffinity(0))
             for part in np.array_split(np.arange(num_envs), min(num_envs, cores)):
                 indices = range(int(part[0]), int(part[-1]) + 1)
-                task = env_worker.Task(spec.id, options, indices.start, [seeds[i] for i in indices], fields)
+                own = [seeds[i] for i in indices]
+                extra = wrappers.action_repeat, wrappers.own_limit
+                task = env_worker.Task(spec.id, options, indices.start, own, fields, *extra)
                 start = self._thread if workers == "threads" else self._process
                 self._workers.append(_Worker(indices, *start(task, descriptor)))
             self._collect(max(timeout, _START_SECONDS))

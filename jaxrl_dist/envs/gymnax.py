@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.config import ConfigError
-from jaxrl_dist.envs.base import DeviceEnv, checked_action, parse_options
+from jaxrl_dist.config import ConfigError, EnvError
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers, checked_action, parse_options
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Space, Timestep
 
 
@@ -34,11 +35,21 @@ def ids() -> list[str]:
     return list(gymnax.registered_envs)
 
 
-def make(env_id: str, options: Mapping[str, str]) -> DeviceEnv:
+def make(env_id: str, options: Mapping[str, str], wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
     """The gymnax environment ``env_id``; ``options`` sets fields of its parameters or constructor arguments.
 
     Raises:
       ConfigError: unknown option, or spaces that no policy here handles.
+    """
+    env, params = native(env_id, options)
+    return from_gymnax(env, params, env_id, _family(env), wrappers)
+
+
+def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
+    """gymnax's own object and its parameters; as ``make``.
+
+    Raises:
+      ConfigError: unknown option.
     """
     import gymnax
 
@@ -54,27 +65,62 @@ def make(env_id: str, options: Mapping[str, str]) -> DeviceEnv:
     fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     values = parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
     env, params = gymnax.make(env_id, **{k: v for k, v in values.items() if k in arguments})
-    params = params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
-    module = type(env).__module__.split(".")
-    family = module[2] if module[:2] == ["gymnax", "environments"] else "other"
-    return from_gymnax(env, params, env_id, family)
+    return env, params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
 
 
-def from_gymnax(env: Any, params: Any, env_id: str, family: str) -> DeviceEnv:
+def _family(env: Any) -> str:
+    for kind in type(env).__mro__:  # the user's class may extend one of gymnax's
+        match kind.__module__.split("."):
+            case ["gymnax", "environments", family, _, *_]:
+                return family
+    return "other"
+
+
+def is_env(made: Any) -> bool:
+    """Whether an object is a gymnax-style environment, alone or with its parameters as in ``(env, params)``."""
+    env = made[0] if isinstance(made, tuple) and len(made) == 2 else made
+    return not isinstance(env, type) and hasattr(env, "reset_env") and hasattr(env, "step_env")
+
+
+def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
+    """The environment that ``is_env`` recognised, after a first step has been traced.
+
+    Raises:
+      ConfigError: spaces that no policy here handles.
+      EnvError: its code fails in a compiled program.
+    """
+    env, params = made if isinstance(made, tuple) else (made, None)
+    try:
+        params = env.default_params if params is None else params
+        found = from_gymnax(env, params, env_id, _family(env), wrappers)
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
+        action = jax.ShapeDtypeStruct((2, *found.spec.action.shape), found.spec.action.dtype)
+        jax.eval_shape(lambda keys, action: found.step(found.reset(keys)[0], action, keys), keys, action)
+    except ConfigError:
+        raise
+    except Exception as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise EnvError(f"gymnax:{env_id} cannot run in a compiled program: {line}", traceback.format_exc()) from error
+    return found
+
+
+def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
     """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
-    Resets run only when some environment needs one, which makes stepping up to twice as fast.
+    Resets run only when some environment needs one, which makes stepping up to twice as fast. Of the wrappers, frames
+    are not stacked here.
 
     Raises:
       ConfigError: spaces that no policy here handles.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     obs, _ = jax.eval_shape(lambda k: env.reset_env(k, params), key)
-    observation = _space(env.observation_space(params), env_id, "observations", obs)
-    action_space = _space(env.action_space(params), env_id, "actions", None)
+    observation = space_of(env.observation_space(params), env_id, "observations", obs)
+    action_space = space_of(env.action_space(params), env_id, "actions", None)
     limit = getattr(params, "max_steps_in_episode", None)
-    spec = EnvSpec(env_id, "gymnax", family, observation, action_space, None if limit is None else int(limit))
+    limit = wrappers.limit(None if limit is None else int(limit))
+    spec = EnvSpec(env_id, "gymnax", family, observation, action_space, limit)
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
         with _unchecked():
@@ -87,16 +133,31 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str) -> DeviceEnv:
         zeros = jnp.zeros(keys.shape, jnp.float32)
         return State(state, obs, zeros > 0, zeros, zeros.astype(jnp.int32)), obs
 
-    def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, PyTree, jax.Array, jax.Array, Any]:
+    def step_once(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
+        obs, env_state, reward, terminated, _ = env.step_env(key, env_state, action, params)
+        return obs, env_state, jnp.float32(reward), terminated, env.is_truncated(env_state, params)
+
+    def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
         if isinstance(action_space, Box):
             action = jnp.clip(action, action_space.low, action_space.high)
-        return env.step_env(key, env_state, action, params)
+        if wrappers.action_repeat == 1:
+            return step_once(key, env_state, action)
+        keys = jax.random.split(key, wrappers.action_repeat)
+
+        def again(now: tuple[PyTree, ...], key: jax.Array) -> tuple[tuple[PyTree, ...], None]:
+            *_, reward, terminated, truncated = now
+            obs, state, more, *flags = step_once(key, now[1], action)
+            over = terminated | truncated  # then nothing is done any more
+            new = obs, state, reward + more, *flags
+            return jax.tree.map(lambda x, y: jnp.where(over, x, jnp.asarray(y).astype(x.dtype)), now, new), None
+
+        first = jax.tree.map(jnp.asarray, step_once(keys[0], env_state, action))
+        return jax.lax.scan(again, first, keys[1:])[0]
 
     def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys)
         with _unchecked():
-            next_obs, next_env, reward, terminated, _ = jax.vmap(step_one)(keys[:, 0], state.env, action)
-            truncated = jax.vmap(env.is_truncated, (0, None))(next_env, params)
+            next_obs, next_env, reward, terminated, truncated = jax.vmap(step_one)(keys[:, 0], state.env, action)
         next_env = jax.tree.map(lambda new, old: new.astype(old.dtype), next_env, state.env)
         next_obs = jax.tree.map(lambda new, old: new.astype(old.dtype), next_obs, state.obs)
 
@@ -108,9 +169,11 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str) -> DeviceEnv:
             jnp.any(state.ended), lambda: choose(reset_all(keys[:, 1])), lambda: choose((next_obs, next_env))
         )
         valid = ~state.ended
+        if wrappers.time_limit is not None:
+            truncated = truncated | (state.episode_length + 1 >= wrappers.time_limit)
         terminated = terminated & valid
         truncated = truncated & valid & ~terminated
-        reward = jnp.where(valid, reward.astype(jnp.float32), 0.0)
+        reward = jnp.where(valid, reward, 0.0)
         episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
         episode_length = jnp.where(valid, state.episode_length + 1, 0)
         ended = terminated | truncated
@@ -152,7 +215,7 @@ def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
     return jax.tree.map(choose, x, y)
 
 
-def _space(space: Any, env_id: str, what: str, value: Any) -> Space:
+def space_of(space: Any, env_id: str, what: str, value: Any) -> Space:
     """A gymnax space as ours; ``value``'s dtype and shape win over what the space says of itself."""
     kind = type(space).__name__
     if kind == "Discrete":

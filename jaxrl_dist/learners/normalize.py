@@ -1,4 +1,4 @@
-"""Running statistics that scale what an algorithm sees: each function maps an ``Algorithm`` to an ``Algorithm``."""
+"""What scales or clips what an algorithm sees: each function maps an ``Algorithm`` to an ``Algorithm``."""
 
 from __future__ import annotations
 
@@ -148,3 +148,26 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         initial_core=initial_core,
         feedback=feedback,
     )
+
+
+def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
+    """Clips the rewards that are learned from; environments, memory and reported returns keep them as they are.
+
+    Source: Mnih et al. (2015), Methods, to -1 .. 1.
+    """
+
+    def clipped(rollout: Rollout) -> Rollout:
+        # A step that is not valid has no reward, whatever the bounds.
+        return rollout._replace(reward=jnp.where(rollout.valid, jnp.clip(rollout.reward, low, high), 0.0))
+
+    def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
+        return algorithm.postprocess(variables, target, clipped(rollout), keys)
+
+    def observe(stats: PyTree, rollout: Rollout) -> PyTree:
+        return algorithm.observe(stats, clipped(rollout))
+
+    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)
+        return algorithm.feedback(core, action, step._replace(reward=reward))
+
+    return dataclasses.replace(algorithm, postprocess=postprocess, observe=observe, feedback=feedback)

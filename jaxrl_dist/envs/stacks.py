@@ -1,0 +1,84 @@
+"""Environments of which a policy sees the newest observations, not the newest alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import frames
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.envs.base import DeviceEnv, HostEnv
+from jaxrl_dist.frames import Frame
+from jaxrl_dist.types import Box, EnvSpec, EpisodeStats, PyTree, Timestep
+
+
+def stacked(env: EnvSpec | DeviceEnv, frame_stack: int) -> EnvSpec | DeviceEnv:
+    """An environment, or what is known of it, with stacks for observations; one that has such stacks stays as it is.
+
+    Raises:
+      ConfigError: its observations are no arrays of numbers, or the layout of an image would be lost.
+    """
+    if isinstance(env, DeviceEnv):
+        return _pure(env, _spec(env.spec, frame_stack)) if frame_stack > 1 else env
+    return env if env.frame_stack == frame_stack else _spec(env, frame_stack)
+
+
+def unstacked(spec: EnvSpec) -> EnvSpec:
+    """The spec of which ``stacked`` has made this one."""
+    if spec.frame_stack == 1:
+        return spec
+    space = spec.observation
+    assert isinstance(space, Box)
+    axis = frames.channel_axis(space.shape)
+    low, high = (np.split(bound, spec.frame_stack, axis)[0] for bound in (space.low, space.high))
+    return dataclasses.replace(spec, observation=Box(low.shape, space.dtype, low, high), frame_stack=1)
+
+
+def _spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
+    space, name = spec.observation, f"{spec.backend}:{spec.id}"
+    if not isinstance(space, Box) or not space.shape:
+        raise ConfigError(f"--frame-stack {frame_stack} needs observations that are arrays of numbers, unlike {name}'s")
+    axis = frames.channel_axis(space.shape)
+    low, high = (np.concatenate([bound] * frame_stack, axis) for bound in (space.low, space.high))
+    if frames.channel_axis(low.shape) != axis:
+        raise ConfigError(
+            f"--frame-stack {frame_stack} makes images of shape {low.shape} of {name}'s {space.shape}, of which nobody "
+            "can say where the channels are; fewer frames work"
+        )
+    return dataclasses.replace(spec, observation=Box(low.shape, space.dtype, low, high), frame_stack=frame_stack)
+
+
+def _pure(env: DeviceEnv, spec: EnvSpec) -> DeviceEnv:
+    def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(keys)
+        stacks, obs = frames.push(frames.blank(spec, len(obs)), Frame(obs, jnp.ones(keys.shape, bool)))
+        return (state, stacks), obs
+
+    def step(state: PyTree, action: PyTree, keys: jax.Array) -> tuple[PyTree, Timestep, EpisodeStats]:
+        state, stacks = state
+        state, timestep, episodes = env.step(state, action, keys)
+        stacks, obs = frames.push(stacks, Frame(timestep.obs, ~timestep.valid))
+        return (state, stacks), timestep._replace(obs=obs), episodes
+
+    return DeviceEnv(spec, reset, step)
+
+
+class Stacked:
+    """A ``HostEnv`` that hands over its observations as frames; an episode begins a stack anew."""
+
+    def __init__(self, env: HostEnv, spec: EnvSpec) -> None:
+        self.spec, self.num_envs = spec, env.num_envs
+        self._env = env
+
+    def reset(self) -> Frame:
+        return Frame(self._env.reset(), np.ones(self.num_envs, bool))
+
+    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+        step, episodes = self._env.step(action)
+        return step._replace(obs=Frame(step.obs, ~step.valid)), episodes
+
+    def close(self) -> None:
+        self._env.close()

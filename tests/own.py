@@ -1,0 +1,76 @@
+"""What a user brings along: gymnax-style environments, as a module of theirs would make them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from gymnax.environments import spaces
+from gymnax.environments.classic_control.cartpole import CartPole
+
+
+def cartpole(length: float = 0.5, with_params: bool = False) -> Any:
+    """gymnax's CartPole with a pole of another length, alone or with its parameters."""
+    env = CartPole()
+    params = env.default_params.replace(length=length)
+    return (env, params) if with_params else env
+
+
+class WalkState(NamedTuple):
+    place: jax.Array
+    time: jax.Array
+
+
+class Walk:
+    """A walk from 0 that pays its place and ends at +-3; extends nothing of gymnax. Parameters: the time limit."""
+
+    default_params = 7
+
+    def reset_env(self, key: jax.Array, params: int) -> tuple[jax.Array, WalkState]:
+        return jnp.zeros(1), WalkState(jnp.int32(0), jnp.int32(0))
+
+    def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
+        place = state.place + 2 * action - 1
+        return jnp.float32(place)[None], WalkState(place, state.time + 1), place, jnp.abs(place) >= 3, {}
+
+    def is_truncated(self, state: WalkState, params: int) -> jax.Array:
+        return state.time >= params
+
+    def observation_space(self, params: int) -> spaces.Box:
+        return spaces.Box(-3, 3, (1,), jnp.float32)
+
+    def action_space(self, params: int) -> spaces.Discrete:
+        return spaces.Discrete(2)
+
+
+class Picture(Walk):
+    """Shows its place as an image with the channels last."""
+
+    def reset_env(self, key: jax.Array, params: int) -> tuple[jax.Array, WalkState]:
+        return jnp.zeros((4, 4, 2)), super().reset_env(key, params)[1]
+
+    def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
+        obs, *rest = super().step_env(key, state, action, params)
+        return jnp.broadcast_to(obs.reshape(1, 1, 1), (4, 4, 2)), *rest
+
+    def observation_space(self, params: int) -> spaces.Box:
+        return spaces.Box(-3, 3, (4, 4, 2), jnp.float32)
+
+
+class Plain(Walk):
+    """Gives Python numbers where they suffice."""
+
+    def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
+        obs, state, *_ = super().step_env(key, state, action, params)
+        return obs, state, 1.0, False, {}
+
+    def is_truncated(self, state: WalkState, params: int) -> Any:
+        return False
+
+
+class Branching(Walk):
+    """Asks an array for its truth, as no compiled program can."""
+
+    def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
+        return super().step_env(key, state, action if state.place < 2 else 0, params)

@@ -1,0 +1,53 @@
+"""``check-env``: every fault is named, and what is right is not."""
+
+from __future__ import annotations
+
+import broken
+import pytest
+
+from jaxrl_dist import cli
+
+
+@pytest.mark.parametrize("name", broken.BROKEN)
+def test_what_is_wrong_is_named_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--env-timeout 1" if name == "Hangs" else ""
+    assert cli.main(f"check-env broken:{name} {options}".split()) == 1
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert all(line.startswith(f"broken:{name}: ") for line in lines) and not err
+    assert [line for line in lines if broken.BROKEN[name] in line], out
+    follows = {"OtherObservation"}  # it shows in two places
+    assert len(lines) == 1 or name in follows, out
+
+
+@pytest.mark.parametrize("env", ["gymnax:CartPole-v1", "gymnasium:CartPole-v1", "broken:Right", "broken:RightJAX"])
+def test_nothing_is_wrong_with_what_is_right(env: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", env]) == 0
+    out, err = capsys.readouterr()
+    (line,) = out.splitlines()
+    words = line.removeprefix(f"{env}: no fault found in ").split()
+    assert 900 <= int(words[0]) <= 1000 and int(words[2]) > 20 and words[3] == "episodes" and not err
+
+
+def test_what_never_ends_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "broken:NeverEnds"]) == 0
+    note, fine = capsys.readouterr().out.splitlines()
+    assert "note: no episode has ended within 1000 steps" in note and "no fault found in 1000 steps" in fine
+
+
+def test_options_and_their_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "gymnasium:CartPole-v1", "--env-options", "sutton_barto_reward=true"]) == 0
+    capsys.readouterr()
+    for command, message in {
+        "check-env": "which environment?",
+        "check-env CartPol-v1": "did you mean 'CartPole-v1'?",
+        "check-env broken:Rigt": "did you mean 'Right'?",
+        "check-env no_such_module:make": "no module of that name can be imported",
+        "check-env gymnasium:CartPole-v1 --env-options sutton=1": "has no option 'sutton'",
+        "check-env envpool:Pong-v5": "is EnvPool's own",
+        "check-env CartPole-v1 --env-timeout 0": "--env-timeout must be > 0",
+        "check-env CartPole-v1 --seed 1": "unknown flag --seed",
+    }.items():
+        assert cli.main(command.split()) == 2
+        out, err = capsys.readouterr()
+        assert message in err and err.count("\n") == 1 and not out

@@ -1,0 +1,166 @@
+"""Things of the user's own, brought along without editing the library."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import gymnax
+import jax
+import numpy as np
+import own
+import pytest
+import runs
+from test_envs import check_contract, random_actions
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.config import ConfigError, EnvError
+from jaxrl_dist.envs import find
+from jaxrl_dist.types import Discrete
+
+SIZES: dict[str, Any] = {
+    "num_envs": 8,
+    "rollout_length": 16,
+    "total_env_steps": 256,
+    "report_interval": 128,
+    "evaluation_episodes": 2,
+    "num_devices": 1,
+}
+
+
+# --- gymnax-style environments --------------------------------------------------------------------------
+
+
+def test_an_object_is_stepped_as_its_id_is() -> None:
+    """With other parameters, those that come along."""
+    env, params = gymnax.make("CartPole-v1")
+    short = params.replace(max_steps_in_episode=9)
+    assert find(env).spec.max_episode_steps == find((env, params)).spec.max_episode_steps == 500
+    keys = jax.random.split(jax.random.key(0), 5)
+    for given, options in ((env, {}), ((env, short), {"max_steps_in_episode": "9"})):
+        ours, named = (source.device() for source in (find(given), find("gymnax:CartPole-v1", options)))
+        assert ours.spec.id == "object:CartPole" and ours.spec.backend == "gymnax"
+        assert (ours.spec.family, ours.spec.max_episode_steps) == (named.spec.family, named.spec.max_episode_steps)
+        states = [jax.jit(each.reset)(keys)[0] for each in (ours, named)]
+        for _ in range(12):
+            results = [
+                jax.jit(each.step)(state, np.ones(5, np.int32), keys)
+                for each, state in zip((ours, named), states, strict=True)
+            ]
+            jax.tree.map(np.testing.assert_array_equal, *results)
+            states = [result[0] for result in results]
+
+
+def test_an_environment_need_not_extend_gymnaxs() -> None:
+    source = find((own.Walk(), 5))
+    assert source.spec.family == "other" and source.spec.action == Discrete(2)
+    host = source.host(3, 0)
+    host.reset()
+    rng = np.random.default_rng(0)
+    steps = [host.step(random_actions(source.spec.action, rng, 3)) for _ in range(60)]
+    check_contract(steps, source.spec, 3)
+    terminated, truncated = (
+        np.stack([getattr(step, name) for step, _ in steps]) for name in ("terminated", "truncated")
+    )
+    assert terminated.any() and truncated.any()
+
+
+MADE = gymnax.make("CartPole-v1")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[jaxrl_dist.Report]]]:
+    """Runs of an object and of its id, and their reports."""
+    folder = tmp_path_factory.mktemp("runs")
+    configs = {
+        name: jaxrl_dist.Train("a2c", env=env, run_dir=str(folder / name), **SIZES)
+        for name, env in (("object", MADE), ("id", "CartPole-v1"))
+    }
+    return folder, {name: list(jaxrl_dist.train(config)) for name, config in configs.items()}
+
+
+def test_training_from_python_is_that_of_the_id(trained: tuple[Path, dict[str, list[jaxrl_dist.Report]]]) -> None:
+    """And the policy loads again with the object, which no file holds."""
+    folder, reports = trained
+    for ours, named in zip(*reports.values(), strict=True):
+        assert ours.evaluation == named.evaluation
+        same = {key for key in named.metrics if not key.startswith("time/")}
+        assert {key: ours.metrics[key] for key in same} == {key: named.metrics[key] for key in same}
+    config = runs.read_json(folder / "object/config.json")["run"]
+    assert (config["env"], config["plan"]) == ("object:CartPole", "on_device")
+    obs = np.ones((2, 4), np.float32)
+    loaded = jaxrl_dist.load_policy(folder / "object", env=MADE)
+    np.testing.assert_array_equal(loaded(obs)[0], jaxrl_dist.load_policy(folder / "id")(obs)[0])
+    message = "its environment, object:CartPole, was an object handed over from Python, which no file can hold"
+    with pytest.raises(ConfigError, match=message):
+        jaxrl_dist.load_policy(folder / "object")
+
+
+def test_no_command_takes_the_name_of_an_object(
+    trained: tuple[Path, dict[str, list[jaxrl_dist.Report]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained[0] / "object"
+    for command in ("evaluate {run}", "train --config {run}", "evaluate {run} --env object:CartPole"):
+        assert cli.main(command.format(run=run).split()) == 2
+        err = capsys.readouterr().err
+        assert "object:CartPole" in err and "object handed over from Python" in err and err.count("\n") == 1
+    assert cli.main(f"evaluate {run} --env CartPole-v1 --episodes 2".split()) == 0
+
+
+def test_a_module_makes_one_for_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which runs inside the compiled program; its options are the function's."""
+    run_dir = tmp_path / "run"
+    runs.train(f"a2c --env own:cartpole --env-options length=0.4 with_params=true {runs.TINY}", run_dir)
+    config = runs.read_json(run_dir / "config.json")["run"]
+    assert (config["env"], config["plan"]) == ("gymnax:own:cartpole", "on_device")
+    assert config["env_options"] == {"length": "0.4", "with_params": "true"}
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "2"]) == 2
+    assert "no file may choose code to run; name its environment yourself" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(run_dir), "--env", "own:cartpole", "--episodes", "2"]) == 0
+    summary = runs.read_json(run_dir / "summary.json")["evaluation"]
+    assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out
+    policy = jaxrl_dist.load_policy(run_dir, env="gymnax:own:cartpole")
+    assert policy.source.pure is not None and policy.source.spec.id == "own:cartpole"
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a number": (
+        3,
+        {},
+        "a gymnax-style environment with reset_env and step_env, not object:int",
+    ),
+    "a class": (own.Walk, {}, "not object:type"),
+    "a gymnasium.Env": (
+        gymnasium.make("CartPole-v1"),
+        {},
+        "are made anew for each copy, by a function",
+    ),
+    "options": (own.Walk(), {"env_options": {"a": "1"}}, "env_options are for environments that are found by name"),
+    "workers": (
+        own.Walk(),
+        {"env_workers": "processes"},
+        "needs a Gymnasium environment, and gymnax:obj",
+    ),
+    "another backend": ("gymnasium:own:cartpole", {}, "makes no gymnasium environment; --env own:cartpole finds out"),
+    "the other way round": ("gymnax:faulty:make", {}, "--env gymnax:faulty:make makes no gymnax environment"),
+    "an unknown option": ("own:cartpole", {"env_options": {"lenth": "1"}}, "did you mean 'length'?"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_environment_of_the_users_own(what: str) -> None:
+    env, fields, message = REFUSED[what]
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        jaxrl_dist.train(jaxrl_dist.Train("ppo", env=env, **fields))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("env", ["own:Branching", own.Branching()])
+def test_code_that_cannot_be_compiled_is_an_error_of_the_environment(env: Any) -> None:
+    with pytest.raises(EnvError, match="cannot run in a compiled program: TracerBoolConversionError") as error:
+        find(env)
+    assert "\n" not in str(error.value)
+    assert 'own.py", line' in error.value.__notes__[0]

@@ -1,0 +1,151 @@
+"""An algorithm in a file of the user's, named on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+import runs
+from test_docs import blocks
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.algorithms import from_file, name_of
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.envs import find
+
+OWN = blocks("docs/adding-an-algorithm.md")[0]
+CONFIG_CLASS = """
+import dataclasses
+
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    x: int = 3
+
+    @staticmethod
+    def preset(spec):
+        return {}
+
+    def make(self, spec):
+        return None
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of what running a file adds to where modules are found."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.path", [*__import__("sys").path])
+        yield
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documented algorithm, with a part of it in a module beside the file."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "a_helper_beside_it.py").write_text("BOUND = 3.0\n")
+    text = OWN.replace("-3.0, 3.0", "-BOUND, BOUND").replace(
+        "import optax\n", "import optax\nfrom a_helper_beside_it import BOUND\n"
+    )
+    (folder / "my_algo.py").write_text(text)
+    return folder / "my_algo.py"
+
+
+@pytest.fixture(scope="module")
+def run_dir(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = "--env CartPole-v1 --temperature 0.5"
+    return runs.train(f"{file} {flags} {runs.TINY}", tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_its_fields_are_flags(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", str(file), "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "jaxrl-dist train RWR" in out and "--temperature FLOAT" in out and "How much better an action must be" in out
+    assert cli.main(["train", str(file), "--env", "CartPole-v1", "--temperature", "0"]) == 2
+    assert "--temperature must be > 0" in capsys.readouterr().err
+    assert cli.main(["train", str(file), "--env", "CartPole-v1", "--temprature", "1"]) == 2
+    assert "did you mean '--temperature'?" in capsys.readouterr().err
+
+
+def test_its_runs_name_no_code(run_dir: Path, file: Path) -> None:
+    config = runs.read_json(run_dir / "config.json")
+    assert config["algorithm"] == "RWR" and str(file.parent) not in (run_dir / "config.json").read_text()
+    assert (config["hyperparameters"]["temperature"], config["run"]["num_envs"]) == (0.5, 8)
+
+
+def test_its_runs_are_evaluated_and_repeated_by_naming_it(
+    run_dir: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "2"]) == 2
+    assert "unknown algorithm 'RWR'" in (err := capsys.readouterr().err) and "a file of yours" in err
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "2", "--algorithm", str(file)]) == 0
+    summary = runs.read_json(run_dir / "summary.json")["evaluation"]
+    assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out
+    again = runs.train(f"{file} --config {run_dir}", tmp_path / "again")
+    assert runs.untimed(again) == runs.untimed(run_dir)
+    assert cli.main(["train", str(file), "--config", str(runs.finished(runs.CARTPOLE))]) == 2
+    assert "is of ppo, not of RWR" in capsys.readouterr().err
+
+
+def test_its_class_stands_for_its_preset(file: Path) -> None:
+    config = jaxrl_dist.preset(from_file(str(file)), "CartPole-v1", temperature=2.0)
+    assert (config.num_envs, config.rollout_length, config.algorithm.temperature) == (16, 64, 2.0)
+    with pytest.raises(ConfigError, match="neither Train nor RWR has a field 'temprature'"):
+        jaxrl_dist.preset(type(config.algorithm), "CartPole-v1", temprature=2.0)
+
+
+MY_PPO = """
+import dataclasses
+
+import jax.numpy as jnp
+from jaxrl_dist.algorithms.ppo import PPO
+
+class MyPPO(PPO):
+    def make(self, spec):
+        network = lambda key, x: {"mine": jnp.ones((4, 2))}, lambda params, x: x @ params["mine"]
+        return PPO.make(dataclasses.replace(self, torso=network), spec)
+"""
+
+
+def test_one_of_ours_with_a_network_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MY_PPO)
+    config = jaxrl_dist.preset(from_file(str(tmp_path / "mine.py")), "CartPole-v1")
+    params = config.algorithm.make(find("CartPole-v1").spec).init(jax.random.key(0)).params
+    assert params["torso"]["mine"].shape == (4, 2) and params["policy"]["params"]["kernel"].shape == (2, 2)
+    assert (name_of(config.algorithm), config.algorithm.torso) == ("MyPPO", "auto")
+
+
+def test_a_file_called_as_one_of_ours_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "ppo.py").write_text(CONFIG_CLASS.replace("Mine", "PPO"))
+    kind = from_file(str(tmp_path / "ppo.py"))
+    assert name_of(kind()) == "PPO" and name_of(jaxrl_dist.preset("ppo", "CartPole-v1").algorithm) == "ppo"
+
+
+BAD = {
+    "import nothing_of_that_name": "line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'",
+    "x = 1\ndef f(:\n": "line 2: SyntaxError",
+    "x = 1\n\ny = 1 / 0": "line 3: ZeroDivisionError: division by zero",
+    "x = 1": "must hold one algorithm, a dataclass with make and preset, but there is none",
+    CONFIG_CLASS + CONFIG_CLASS.replace("Mine", "Yours"): "but there is several: Mine, Yours",
+    CONFIG_CLASS.replace("@dataclasses.dataclass(frozen=True)\n", ""): "Mine must be a dataclass",
+    CONFIG_CLASS.replace("def preset", "def presets"): "Mine must be a dataclass with a static method preset",
+    CONFIG_CLASS.replace("Mine", "ppo"): "ppo is the name of one of ours; call the class otherwise",
+    CONFIG_CLASS.replace("x: int = 3", "x: int"): "Mine.x needs a default",
+    "from jaxrl_dist.algorithms.ppo import PPO": "but there is none",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_file_without_an_algorithm_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    for command in (["train", str(tmp_path / "mine.py")], ["evaluate", "x", "--algorithm", str(tmp_path / "mine.py")]):
+        assert cli.main(command) == 2
+        out, err = capsys.readouterr()
+        assert BAD[text] in err and str(tmp_path / "mine.py") in err and err.count("\n") == 1 and not out
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "nowhere/mine.py", "--env", "CartPole-v1"]) == 2
+    assert "there is no file nowhere/mine.py" in capsys.readouterr().err
