@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow lint format clean
+.PHONY: help train test slow docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -21,6 +21,9 @@ test: lint  ## lint, then the fast tests: the check of every change
 slow: .venv/installed-test  ## the tests that learn to published scores, minutes each
 	$(BIN)/python -m pytest -m slow
 
+docs: .venv/installed-test  ## build the documentation into site/, to be read from site/index.html
+	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lint: .venv/installed-test  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -31,7 +34,7 @@ format: .venv/installed-test  ## let ruff fix and format the code
 	$(BIN)/ruff format
 
 clean:  ## remove .venv, caches and build outputs; runs/ stays
-	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml constraints.txt

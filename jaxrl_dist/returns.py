@@ -176,7 +176,7 @@ def window_return(
     """The return of a window's first step as far as its episode goes, and where to bootstrap it.
 
     Args:
-      reward, terminated, truncated, valid: ``[n, N]``, windows of ``n`` steps.
+      reward: ``[n, N]``, windows of ``n`` steps, as are ``terminated``, ``truncated`` and ``valid``.
 
     Returns:
       ``(reward [N], discount [N], last [N])``: the n-step return is ``reward + discount * V(obs[last + 1])``, where

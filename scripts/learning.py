@@ -249,23 +249,27 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "the 100 greedy episodes that end a run. `python scripts/learning.py` runs them again and writes this page;",
         "the curves show training episodes, which sample their actions.",
         "",
-        "| command | env steps | bar | return of each seed | met | curve |",
-        "|---|---:|---:|---|---:|---|",
+        *rows([bar for bar in BARS if bar.name in results], results, "learning"),
     ]
-    for bar in BARS:
-        if bar.name in results:
-            result = results[bar.name]
-            returns = " ".join(f"{x:.4g}" for x in result["returns"])
-            command = result["command"].replace(f" --total-env-steps {bar.steps}", "")
-            lines.append(
-                f"| `{command}` | {result['steps']:,} | {'≤' if bar.at_most else '≥'} {bar.threshold:g}"
-                f"{'' if bar.mean is None else f', mean ≥ {bar.mean:g}'} | {returns} "
-                f"| {sum(map(bar.met, result['returns']))} of {len(result['returns'])} "
-                f"| [curve](learning/{bar.name}.png) |"
-            )
     used = {package: version for result in results.values() for package, version in result["versions"].items()}
     lines += ["", "Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".", ""]
     return "\n".join(lines)
+
+
+def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]], folder: str) -> list[str]:
+    """The table of some bars that have results; ``folder`` is where their curves lie."""
+    lines = ["| command | env steps | bar | return of each seed | met | curve |", "|---|---:|---:|---|---:|---|"]
+    for bar in bars:
+        result = results[bar.name]
+        returns = " ".join(f"{x:.4g}" for x in result["returns"])
+        command = result["command"].replace(f" --total-env-steps {bar.steps}", "")
+        lines.append(
+            f"| `{command}` | {result['steps']:,} | {'≤' if bar.at_most else '≥'} {bar.threshold:g}"
+            f"{'' if bar.mean is None else f', mean ≥ {bar.mean:g}'} | {returns} "
+            f"| {sum(map(bar.met, result['returns']))} of {len(result['returns'])} "
+            f"| [curve]({folder}/{bar.name}.png) |"
+        )
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import html
+import os
 import re
+import runpy
+import shlex
+import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
+import jax
 import pytest
 
 import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
+from jaxrl_dist.config import flag
 from jaxrl_dist.evaluate import evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +85,165 @@ def test_the_readme_s_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for link in re.findall(r"\]\(\s*([^)#\s]+)", document.read_text(encoding="utf-8")):
             assert link.startswith("http") or (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_the_page_of_what_was_learnt_is_that_of_the_results() -> None:
+    """``python scripts/learning.py --draw`` writes it anew."""
+    script = runpy.run_path(str(ROOT / "scripts" / "learning.py"))
+    results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
+    assert (ROOT / "docs" / "learning.md").read_text(encoding="utf-8") == script["page"](results)
+
+
+# --- The tutorial -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled_once(tmp_path: Path) -> Iterator[None]:
+    """Runs whose programs are equal share them."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "programs"))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """From its first line to its last, but for fewer steps on one device."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    ran = []
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        if language == "python":
+            exec(block.replace("150_000", "2_000, num_devices=1, evaluation_episodes=5"), names)
+            continue
+        program, command, *rest = shlex.split(block)
+        assert program == "jaxrl-dist"
+        if command == "train":
+            rest += ["--num-devices", "1", "--evaluation-episodes", "5"]
+        capsys.readouterr()
+        assert cli.main([command, *(arg.replace("150000", "2000") for arg in rest)]) == 0
+        ran.append((command, capsys.readouterr().out))
+    assert [command for command, _ in ran] == ["train", "train", "train", "evaluate", "plot"]
+    assert "100 greedy episodes" in ran[3][1]
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"first", "second", "envpool"}
+    assert names["action"].shape == (1,) and names["report"].env_steps > 0
+
+
+# --- The site -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built documentation; a warning fails the build, such as of a link or a heading that is not there."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def rows(page: Path) -> list[list[str]]:
+    """The rows of all tables of a page, as text."""
+    found = re.findall(r"<tr>(.*?)</tr>", page.read_text(encoding="utf-8"), re.DOTALL)
+    cells = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.DOTALL) for row in found]
+    return [[html.unescape(re.sub("<[^>]+>", "", cell)).strip() for cell in row] for row in cells]
+
+
+def test_the_site_needs_no_network(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"([^\"]*)\"", text)
+        loaded += re.findall(r"<link[^>]*\srel=\"(?:stylesheet|icon|preconnect)\"[^>]*\shref=\"([^\"]*)\"", text)
+        loaded += re.findall(r"<link[^>]*\shref=\"([^\"]*)\"[^>]*\srel=\"(?:stylesheet|icon|preconnect)\"", text)
+        assert loaded and not [address for address in loaded if re.match(r"(https?:)?//", address)], page
+        assert not re.search(r"\{\{ \w", text), page
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *PRESETS])
+def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
+    """With all flags, their defaults, and the paper."""
+    page = site / "algorithms" / f"{name}.html"
+    found = {row[0]: row[1] for row in rows(page) if row[0].startswith("--")}
+    kind = config_class(name)
+    values = PRESETS[name][1] if name in PRESETS else {f.name: f.default for f in dataclasses.fields(kind)}
+    assert set(found) == {flag(field) for field in values}
+    for field, value in values.items():
+        if type(value) in (float, str):
+            assert found[flag(field)] == str(value)
+    text = page.read_text(encoding="utf-8")
+    assert re.search(r'href="https://(arxiv|doi|openreview)\.', text)
+    for heading in ("what-it-computes", "what-differs-from-the-paper", "flags", "presets", "measured"):
+        assert f'id="{heading}' in text, heading
+
+
+def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
+    """Read once more, from the text of the tests."""
+    tree = ast.parse((ROOT / "tests" / "test_plans.py").read_text(encoding="utf-8"))
+    (table,) = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PROBED"
+    ]
+    assert isinstance(table, ast.Dict)
+    probed = {(ast.literal_eval(name), "on_device") for name in table.keys if name}
+    (test,) = [node for node in tree.body if getattr(node, "name", "") == "test_probes_under_the_other_plans"]
+    assert isinstance(test, ast.FunctionDef) and isinstance(test.decorator_list[0], ast.Call)
+    probed |= set(ast.literal_eval(test.decorator_list[0].args[1]))
+
+    head, *lines = [row for row in rows(site / "tested.html") if len(row) > 5]
+    assert {line[0] for line in lines} == {*ALGORITHMS, *PRESETS}
+    cells = {(line[0], *where.split()): cell for line in lines for where, cell in zip(head[1:], line[1:], strict=True)}
+    assert {(name, plan) for (name, plan, _), cell in cells.items() if "P" in cell} == probed
+    assert "R" in cells["a2c", "synchronous", "envpool"] and "L" in cells["apex", "asynchronous", "envpool"]
+    assert cells["rainbow", "gradients", "gymnax"].startswith("no (")
+    assert cells["apex", "gradients", "gymnax"] == ""
+
+
+def test_each_command_has_its_place(site: Path) -> None:
+    commands = re.findall(r"^  (\w+) ", cli.HELP, re.MULTILINE)
+    assert {"train", "plot"} <= set(commands)
+    described = " ".join(row[0] for row in rows(site / "commands.html"))
+    assert not [command for command in commands if f"jaxrl-dist {command}" not in described]
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    size: tuple[int, ...] = (64, 32)
+    """Widths of
+    the layers."""
+    kind: Literal["plain", "fancy"] | None = None
+    """What | how."""
+    undocumented: int = 1
+    num_envs: Any = None
+    """A field that presets fill in."""
+    fast: bool = True
+    """Whether."""
+
+
+def test_flags_are_read_from_the_dataclass() -> None:
+    hook = runpy.run_path(str(ROOT / "scripts" / "docs.py"))
+    text = hook["on_page_markdown"](f"before\n\n{{{{ fields {__name__}.Own }}}}\n\nafter")
+    assert text.splitlines() == [
+        "before",
+        "",
+        "| flag | default | what |",
+        "| --- | --- | --- |",
+        "| `--size` | `64 32` | Widths of the layers. |",
+        "| `--kind` | none | What \\| how. One of `plain`, `fancy`. |",
+        "| `--num-envs` | `8` | A field that presets fill in. |",
+        "| `--fast` | on | Whether. |",
+        "",
+        "after",
+    ]
+    with pytest.raises(KeyError, match="nothing"):
+        hook["on_page_markdown"]("{{ nothing }}")

@@ -16,8 +16,9 @@ import pytest
 from probes import KINDS, make_job, make_mesh
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import train
+from jaxrl_dist import preset, train
 from jaxrl_dist.actors.pool import PoolOptions
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.ddpg import DDPG
@@ -29,7 +30,7 @@ from jaxrl_dist.algorithms.pqn import PQN
 from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
-from jaxrl_dist.config import Train
+from jaxrl_dist.config import BACKENDS, ConfigError, Train
 from jaxrl_dist.envs import find
 from jaxrl_dist.plans import on_device as on_device_module
 from jaxrl_dist.plans.asynchronous import asynchronous
@@ -169,6 +170,37 @@ def test_probes_under_the_other_plans(name: str, plan: str) -> None:
     learned = probed(name, "Probe-v0", plan)
     for kind in KINDS:
         check_probe(learned, kind, False)
+
+
+COMBINATIONS = [
+    (name, plan, backend)
+    for name in (*ALGORITHMS, *PRESETS)
+    for plan in ([*PLANS, *THREADED] if name in ALGORITHMS else [PRESETS[name][1]["plan"]])
+    for backend in BACKENDS
+    if backend == "gymnax" or plan != "on_device"
+]
+NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2")
+"""Whose presets ask for what ``gradients`` does not do: several updates of a rollout, running statistics, replay."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::jaxrl_dist.config.ConfigWarning")  # of experience that is older than it should be
+@pytest.mark.parametrize("name, plan, backend", COMBINATIONS)
+def test_every_combination_trains_or_is_refused(name: str, plan: str, backend: str) -> None:
+    """For a few updates from the preset, with small networks."""
+    env = "Pendulum-v1" if name in ("ddpg", "td3", "apex-ddpg") else "CartPole-v1"
+    small = {"hidden_sizes": (8,), "learning_starts": 500, "batch_size": 16, "replay_capacity": 8192}
+    own = {field.name for field in dataclasses.fields(config_class(name))}
+    fields: dict[str, Any] = {field: value for field, value in small.items() if field in own}
+    sizes = {"num_devices": 1, "total_env_steps": 1500, "report_interval": 500, "evaluation_episodes": 0}
+    run = preset(name, f"{backend}:{env}", plan=plan, **fields, **sizes)
+    if plan == "gradients" and name in NO_GRADIENTS:
+        with pytest.raises(ConfigError, match="--plan gradients"):
+            train(run)
+        return
+    *_, last = train(run)
+    assert last.env_steps >= 1500 and last.updates > 0
+    assert last.metrics["loss/total"] is not None and np.isfinite(last.metrics["loss/total"])
 
 
 # --- Truncation ---------------------------------------------------------------------------------------

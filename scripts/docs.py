@@ -1,0 +1,289 @@
+"""What the documents say of flags, presets, measurements and tests, read from the code: the hook of ``mkdocs.yml``.
+
+A line ``{{ name argument }}`` of a document gives way to what the function of that name below returns, so none of it
+is written by hand or can be out of date. ``make docs`` builds the site.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import pathlib
+import re
+import runpy
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import jaxrl_dist
+from jaxrl_dist import algorithms, envs, training
+from jaxrl_dist.config import PLANS, PRESET, RUN_DEFAULTS, ConfigError, flag, split_env
+from jaxrl_dist.flags import plain_defaults
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NAMES = (*algorithms.ALGORITHMS, *algorithms.PRESETS)
+KINDS = {
+    "gymnax:CartPole-v1": "vectors, discrete actions",
+    "gymnax:Pendulum-v1": "vectors, continuous actions",
+    "gymnax:MemoryChain-bsuite": "bsuite",
+    "gymnax:Breakout-MinAtar": "MinAtar",
+    "envpool:Taxi-v3": "categories",
+    "envpool:Pong-v5": "Atari",
+    "envpool:HalfCheetah-v4": "MuJoCo",
+}
+"""An environment of each kind that presets tell apart."""
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The hook: mkdocs calls it with the text of each document."""
+    return re.sub(r"^\{\{ (\w+)(?: (\S+))? \}\}$", lambda found: PARTS[found[1]](found[2]), markdown, flags=re.M)
+
+
+# --- Flags --------------------------------------------------------------------------------------------
+
+
+def fields(path: str) -> str:
+    """The flags of a dataclass such as ``jaxrl_dist.config.Train``, without those that it inherits."""
+    module, name = path.rsplit(".", 1)
+    kind = getattr(importlib.import_module(module), name)
+    return flag_table(kind, docstrings(kind), defaults_of(kind))
+
+
+def algorithm_flags(name: str) -> str:
+    """A table for each class that an algorithm's flags come from; of a preset, those that it sets."""
+    kind = algorithms.config_class(name)
+    if name in algorithms.PRESETS:
+        base, values = algorithms.PRESETS[name]
+        train: Any = jaxrl_dist.Train
+        texts = {field: text for each in (train, *reversed(kind.__mro__)) for field, text in docstrings(each).items()}
+        return f"`{name}` is [`{base}`]({base}.md) with these flags; that page lists all others.\n\n" + flag_table(
+            kind, {field: texts[field] for field in values}, values, get_type_hints(train) | get_type_hints(kind)
+        )
+    parts: list[str] = []
+    seen: set[str] = set()
+    for base in kind.__mro__:
+        texts = {field: text for field, text in docstrings(base).items() if field not in seen}
+        seen |= texts.keys()
+        if texts:
+            title = inspect.cleandoc(base.__doc__).splitlines()[0]
+            parts += [f"**{title}**", flag_table(kind, texts, defaults_of(kind))]
+    return "\n\n".join(parts)
+
+
+def flag_table(
+    kind: Any, texts: Mapping[str, str], defaults: Mapping[str, Any], hints: Mapping[str, Any] | None = None
+) -> str:
+    """A row for each field in ``texts``, its docstrings by name."""
+    hints = hints or get_type_hints(kind, include_extras=True)
+    rows = []
+    for name, text in texts.items():
+        if name == "algorithm":  # its fields are flags, and it is none
+            continue
+        hint, names = hints[name], [flag(name)]
+        for extra in getattr(hint, "__metadata__", ()):
+            names = [getattr(extra, "metavar", None) or names[0], *(getattr(extra, "aliases", None) or ())]
+        choices = [str(choice) for part in (hint, *get_args(hint)) for choice in literal(part)]
+        listed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+        spellings = ", ".join(f"`{spelling}`" for spelling in names)
+        rows.append((spellings, spelled(defaults[name]), " ".join(text.split()) + listed))
+    return table(("flag", "default", "what"), rows)
+
+
+def literal(hint: Any) -> tuple[Any, ...]:
+    """The choices of a ``Literal``; of other types none."""
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """The default of each field; for those that presets fill in, what holds without one."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        given = field.default_factory() if callable(field.default_factory) else field.default
+        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is PRESET else given
+    return found
+
+
+def docstrings(kind: type) -> dict[str, str]:
+    """The strings that stand below the fields of a dataclass in its source, by field; inherited ones are left out."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in itertools.pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def spelled(value: Any) -> str:
+    """A default as one would write it."""
+    match value:
+        case None | "":
+            return "none"
+        case bool():
+            return "on" if value else "off"
+        case int():
+            return f"`{value:_}`" if value >= 10_000 else f"`{value}`"
+        case dict() | tuple():
+            return f"`{' '.join(map(str, value))}`" if value else "none"
+    return f"`{value}`"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# --- Presets ------------------------------------------------------------------------------------------
+
+
+def algorithm_presets(name: str) -> str:
+    """What differs from the defaults on each kind of environment."""
+    default = plain_defaults(name)
+    rows = []
+    for env, kind in KINDS.items():
+        config = training.resolve(jaxrl_dist.Train(name, env=env), spec_of(env))
+        try:
+            training.make_algorithm(config, spec_of(env))
+        except ConfigError as error:
+            rows.append((kind, f"`{env}`", f"refused: {error}"))
+            continue
+        pairs = [(config, default), (config.algorithm, default.algorithm)]
+        changed = [
+            f"`{flag(field.name)}` {spelled(getattr(new, field.name))}"
+            for new, old in pairs
+            for field in dataclasses.fields(new)
+            if field.name not in ("algorithm", "env")
+            and getattr(new, field.name) not in (None, getattr(old, field.name))
+        ]
+        rows.append((kind, f"`{env}`", ", ".join(changed) or "nothing"))
+    return table(("kind", "such as", "differs from the defaults"), rows)
+
+
+spec_of = functools.cache(lambda env: envs.find(env).spec)
+
+
+# --- Measurements -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def learning() -> dict[str, Any]:
+    """The names of ``scripts/learning.py``."""
+    return runpy.run_path(str(ROOT / "scripts" / "learning.py"))
+
+
+def algorithm_curves(name: str) -> str:
+    """What was measured of an algorithm: the rows of ``learning.md``, and the curves."""
+    script = learning()
+    results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
+    bars = [bar for bar in script["BARS"] if bar.algorithm == name]
+    measured = [bar for bar in bars if bar.name in results]
+    if not measured:
+        todo = f"; `python scripts/learning.py --only {bars[0].name}` does it" if bars else ""
+        return f"Not measured yet{todo}."
+    rows = "\n".join(script["rows"](measured, results, "../learning"))
+    pictures = "\n".join(f"![{bar.name}](../learning/{bar.name}.png)" for bar in measured)
+    return f"[What the defaults learn](../learning.md) says how these were made.\n\n{rows}\n\n{pictures}"
+
+
+# --- Tests --------------------------------------------------------------------------------------------
+
+
+def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of each case of a parametrised test."""
+    marks = [mark for mark in test.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
+    for chosen in itertools.product(*(mark.args[1] for mark in marks)):
+        case: dict[str, Any] = {}
+        for mark, values in zip(marks, chosen, strict=True):
+            names = [name.strip() for name in mark.args[0].split(",")]
+            case |= zip(names, values if len(names) > 1 else [values], strict=True)
+        yield case
+
+
+def evidence() -> Iterator[tuple[str, str, str, str]]:
+    """``(algorithm, plan, backend, what)`` for each case of the tests that train, as they are parametrised."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    plans, threads, bars = (
+        importlib.import_module(name) for name in ("test_plans", "test_asynchronous", "test_learning")
+    )
+    for test in (plans.test_probe, plans.test_continuous_probe, plans.test_probes_under_the_other_plans):
+        for case in cases(test):
+            yield case["name"], case.get("plan", "on_device"), "gymnax", "probes"
+    for case in cases(plans.test_every_combination_trains_or_is_refused):
+        yield case["name"], case["plan"], case["backend"], "trains"
+    for case in cases(plans.test_every_algorithm_repeats_bit_for_bit):
+        yield case["name"], "on_device", "gymnax", "repeats"
+    for case in cases(plans.test_same_seed_same_numbers):
+        run = plans.RUNS[case["plan"]]
+        yield algorithms.name_of(run.algorithm), case["plan"], spec_of(run.env).backend, "repeats"
+    for case in cases(threads.test_lockstep_repeats_bit_for_bit):
+        yield case["name"], "asynchronous", backend_of(case["env_id"]), "repeats"
+    for case in cases(bars.test_bar):
+        config = bars.LEARNING["config_of"](case["bar"], 0)
+        yield case["bar"].algorithm, config.plan, backend_of(config.env), "learns"
+
+
+def backend_of(env: str) -> str:
+    backend = split_env(env)[0]
+    assert backend is not None
+    return backend
+
+
+def refused(name: str, env: str, **fields: Any) -> str | None:
+    """Why an algorithm cannot be trained on an environment; None if it can."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            training.prepare(jaxrl_dist.preset(name, env, **fields))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def tested(_: str | None) -> str:
+    """Algorithms by plans and backends: what the tests show of each, or why it is refused."""
+    found: dict[tuple[str, str, str], set[str]] = {}
+    for name, plan, backend, what in evidence():
+        found.setdefault((name, plan, backend), set()).add(what[0].upper())
+    columns = [(plan, backend) for plan in PLANS for backend in envs.BACKENDS]
+    columns = [column for column in columns if any((name, *column) in found for name in NAMES)]
+    reasons: list[str] = []
+    rows = []
+    for name in NAMES:
+        env = next(env for env in ("CartPole-v1", "Pendulum-v1") if refused(name, f"gymnax:{env}") is None)
+        row = [f"[`{name}`](algorithms/{name}.md)"]
+        for plan, backend in columns:
+            cell = " ".join(sorted(found.get((name, plan, backend), ())))
+            if cell and (reason := refused(name, f"{backend}:{env}", plan=plan)):
+                reasons += [reason] if reason not in reasons else []
+                cell = f"no ({reasons.index(reason) + 1})"
+            row.append(cell)
+        rows.append(row)
+    head = ("algorithm", *(f"{plan} {backend}" for plan, backend in columns))
+    return "\n".join([table(head, rows), "", *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))])
+
+
+# --- Documents ----------------------------------------------------------------------------------------
+
+
+def algorithm(name: str) -> str:
+    """The second half of the page of an algorithm."""
+    parts = {"Flags": algorithm_flags, "Presets": algorithm_presets, "Measured": algorithm_curves}
+    text = "\n\n".join(f"## {title}\n\n{part(name)}" for title, part in parts.items())
+    if name in algorithms.PRESETS:
+        return text
+    path = pathlib.Path(inspect.getfile(algorithms.config_class(name)))
+    code = textwrap.indent(f"```python\n{path.read_text(encoding='utf-8')}```", "    ")
+    return f'{text}\n\n## Source\n\n??? note "`{path.relative_to(ROOT)}`"\n{code}'
+
+
+PARTS: dict[str, Callable[[Any], str]] = {"algorithm": algorithm, "fields": fields, "tested": tested}
