@@ -95,7 +95,7 @@ BARS = (
     Bar("ppo-catch", "ppo", "gymnax:Catch-bsuite", 100_000, 0.95, 3, 3),
     Bar("ppo-frozenlake", "ppo", "gymnax:FrozenLake-misc", 200_000, 0.65, 3, 3),
     *both("dqn-short", "dqn", "CartPole-v1", 50_000, 150),
-    *both("dqn", "dqn", "CartPole-v1", 150_000, 475),
+    *both("dqn", "dqn", "CartPole-v1", 500_000, 475),
     *both("rainbow", "rainbow", "CartPole-v1", 150_000, 475),
     *both("pqn", "pqn", "CartPole-v1", 500_000, 475),
     *both("ddpg", "ddpg", "Pendulum-v1", 30_000, -320),

@@ -70,7 +70,12 @@ class DQN(ReplayConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        return {"num_envs": 8, "rollout_length": 4}
+        preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 4}
+        if spec.family == "classic_control":
+            # Once a policy never fails, a memory of its latest steps alone, or many updates on them, lets the values of
+            # failures drift until it fails again.
+            preset |= {"replay_capacity": 1_000_000, "replay_ratio": 0.125, "target_period": 500}
+        return preset
 
     def make(self, spec: EnvSpec) -> Algorithm:
         import jax  # these here, not above, so that --help need not wait for JAX

@@ -31,7 +31,7 @@ class Rainbow(DQN):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        preset = DQN.preset(spec)
+        preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 4}
         if spec.family == "classic_control":  # at most 1 a step in size, so 1 / (1 - discount) in all
             preset |= {"value_min": -100.0, "value_max": 100.0, "replay_ratio": 0.25}
         return preset
