@@ -236,8 +236,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints, not to be changed."""
     run_dir = tmp_path_factory.mktemp("resume") / "run"
     here = config(checkpoint_interval=1, keep_checkpoints=3, report_interval=16, run_dir=str(run_dir))
-    for _ in jaxrl_dist.train(dataclasses.replace(here, total_env_steps=160)):
-        time.sleep(0.3)  # time enough to write a checkpoint
+    for report in jaxrl_dist.train(dataclasses.replace(here, total_env_steps=160)):
+        written = run_dir / "checkpoints" / f"{report.env_steps:012d}"
+        for _ in range(600):  # a checkpoint is skipped while the one before is being written
+            if written.exists():
+                break
+            time.sleep(0.1)
     assert len(checkpoint.saved(run_dir)) in (3, 4)
     return run_dir
 
