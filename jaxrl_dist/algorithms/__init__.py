@@ -35,6 +35,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "plan": "asynchronous",
             "num_envs": 16,
             "rollout_length": 8,
+            "replay_ratio": 0.25,
+            "target_period": 250,
             "epsilon_ladder": True,
             "priority_exponent": 0.6,
             "importance_exponent": 0.4,
@@ -55,6 +57,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_step": 4,
             "target_period": 100,
             "learning_rate": 1e-3,
+            "epsilon_end": 0.05,
             "epsilon_steps": 50_000,
             "layer_norm": True,  # without a memory, its experience is correlated, and it diverges more easily
         },

@@ -33,7 +33,7 @@ class DQN(ReplayConfig):
     """Updates between two copies of the parameters to the target network."""
     epsilon_start: float = 1.0
     """Probability of a random action at the start."""
-    epsilon_end: float = 0.05
+    epsilon_end: float = 0.01
     """Probability of a random action from ``epsilon_steps`` on."""
     epsilon_steps: int = 10_000
     """Env steps over which it falls linearly."""
