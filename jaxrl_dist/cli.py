@@ -1,4 +1,4 @@
-"""The command ``jaxrl-dist``: trains, resumes, evaluates, plots, lists, and checks environments."""
+"""The command ``jaxrl-dist``: trains, resumes, evaluates, films, plots, lists, and checks environments."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from jaxrl_dist.config import (
 from jaxrl_dist.signals import Interrupted
 
 if TYPE_CHECKING:
+    from jaxrl_dist.policy import Policy
     from jaxrl_dist.training import Run
 
 HELP = """\
@@ -44,6 +45,7 @@ usage: jaxrl-dist COMMAND ...
   train --config FILE [FLAGS]        train again as a run's config.json says, but for the flags given
   resume RUN_DIR [FLAGS]             go on with a run; --total-env-steps N with one that is finished
   evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
+  video RUN_DIR FILE.gif [FLAGS]     play some and film them
   plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
   check-env ENV [FLAGS]              say what is wrong with an environment of your own
   list algorithms|envs|plans         what there is
@@ -105,6 +107,7 @@ def _run(args: list[str]) -> None:
         "train": train_command,
         "resume": resume_command,
         "evaluate": evaluate_command,
+        "video": video_command,
         "plot": plot_command,
         "check-env": check_env_command,
         "list": list_command,
@@ -279,9 +282,10 @@ def _warnings_of_one_line(quiet: bool) -> Iterator[None]:
 
 
 def _played(evaluation: Mapping[str, float | int]) -> str:
+    cut = f", {evaluation['cut']} of them cut before they had ended" if evaluation["cut"] else ""
     return (
         f"return {evaluation['return_mean']:.4g} +- {evaluation['return_std']:.4g} "
-        f"(mean and standard deviation of {evaluation['episodes']} greedy episodes)"
+        f"(mean and standard deviation of {evaluation['episodes']} greedy episodes{cut})"
     )
 
 
@@ -301,28 +305,43 @@ class Evaluate:
     """Options of the environment, instead of the run's."""
     algorithm: str | None = None
     """File of the algorithm, if the run is of one of your own."""
+    max_steps: int | None = None
+    """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
+
+
+def _asked_policy(asked: Evaluate) -> Policy:
+    """The policy of a run that is to play."""
+    from jaxrl_dist import flags
+    from jaxrl_dist.algorithms import from_file
+
+    check_range(asked, "seed", low=0, high=2**31 - 1)
+    check_range(asked, "max_steps", low=1, high=10**9)
+    own = from_file(asked.algorithm) if asked.algorithm else None
+    flags.config_flags(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
+    _find_modules(asked.env)
+
+    from jaxrl_dist.policy import load_policy
+
+    return load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None)
+
+
+_EVALUATE_FLAGS = ("episodes", "seed", "env", "env_options", "algorithm", "max_steps")
 
 
 def evaluate_command(args: Sequence[str]) -> None:
     """``evaluate RUN_DIR [FLAGS]``."""
     from jaxrl_dist import flags
-    from jaxrl_dist.algorithms import from_file
 
-    flags.check_flags(args, ("episodes", "seed", "env", "env_options", "algorithm"))
+    flags.check_flags(args, _EVALUATE_FLAGS)
     asked = flags.run_tyro(Evaluate, args, prog="jaxrl-dist evaluate")
     if not asked.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
     check_range(asked, "episodes", low=1, high=10**6)
-    check_range(asked, "seed", low=0, high=2**31 - 1)
-    own = from_file(asked.algorithm) if asked.algorithm else None
-    flags.config_flags(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
-    _find_modules(asked.env)
+    policy = _asked_policy(asked)
 
     from jaxrl_dist.console import Display
     from jaxrl_dist.evaluate import evaluate
-    from jaxrl_dist.policy import load_policy
 
-    policy = load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None)
     display = Display(asked.episodes)
     with display.live:
         played = evaluate(
@@ -331,9 +350,46 @@ def evaluate_command(args: Sequence[str]) -> None:
             policy.source,
             asked.episodes,
             asked.seed,
+            max_steps=asked.max_steps,
             progress=display.evaluating,
         )
     display.console.print(_played(played.summary()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Video(Evaluate):
+    """Films greedy episodes, the first that ``evaluate`` with the same seed plays, as an animated GIF."""
+
+    out: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE.gif")]] = ""
+    """The file to write."""
+    episodes: int = 1
+    """Number of episodes to play, one after the other."""
+    fps: int = 30
+    """Pictures a second, one for each step."""
+    max_steps: int | None = 1000
+    """Env steps after which an episode is cut; None: as in evaluate."""
+
+
+def video_command(args: Sequence[str]) -> None:
+    """``video RUN_DIR FILE.gif [FLAGS]``."""
+    from jaxrl_dist import flags
+
+    flags.check_flags(args, (*_EVALUATE_FLAGS, "fps"))
+    asked = flags.run_tyro(Video, args, prog="jaxrl-dist video")
+    if not asked.run_dir or not asked.out:
+        raise ConfigError("which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif")
+    check_range(asked, "episodes", low=1, high=100)
+    check_range(asked, "fps", low=1, high=50)
+    policy = _asked_policy(asked)
+
+    from jaxrl_dist.console import Display
+    from jaxrl_dist.video import record
+
+    display = Display(asked.episodes)
+    with display.live:
+        how = asked.episodes, asked.seed, asked.fps, asked.max_steps
+        played, pictures = record(policy, asked.out, *how, progress=display.evaluating)
+    display.console.print(f"{_played(played.summary())}\nwrote {asked.out}: {pictures} pictures")
 
 
 @dataclasses.dataclass(frozen=True)

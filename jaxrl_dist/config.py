@@ -377,7 +377,15 @@ class Train(Generic[Config]):
     report_interval: int = PRESET
     """Environment steps between two reports."""
     evaluation_episodes: int = PRESET
-    """Greedy episodes to play at the end; 0: none."""
+    """Greedy episodes to play at the end, and at each evaluation before; 0: none."""
+    evaluation_interval: int | None = None
+    """Environment steps between two evaluations, each made with the next report; None: only at the end."""
+    evaluation_max_steps: int | None = None
+    """Env steps after which an evaluation's episode is cut; None: 27,000, or the environment's own limit if longer."""
+    tensorboard: bool = False
+    """Write the metrics as TensorBoard's event files, too, into the run directory."""
+    wandb: bool = False
+    """Send the metrics to Weights & Biases, whose package wandb must be installed."""
     checkpoint_interval: int = 1_000_000
     """Environment steps between two checkpoints, each taken with the next report; 0: only at the end."""
     keep_checkpoints: int = 2
@@ -427,6 +435,11 @@ class Train(Generic[Config]):
         check_range(self, "total_env_steps", low=1, high=10**15)
         check_range(self, "report_interval", low=1, high=MAX_STEPS)
         check_range(self, "evaluation_episodes", low=0, high=10**6)
+        check_range(self, "evaluation_interval", low=1, high=10**15)
+        check_range(self, "evaluation_max_steps", low=1, high=10**9)
+        evaluates = self.evaluation_episodes != 0
+        names = ("evaluation_interval", "evaluation_max_steps")
+        check_used(self, *names, there=evaluates, needed="--evaluation-episodes")
         if self.num_envs is not None and self.rollout_length is not None:
             steps = self.num_envs * self.rollout_length
             if steps > MAX_STEPS:
@@ -449,7 +462,8 @@ class Train(Generic[Config]):
 
 
 RESUMABLE = (
-    *("total_env_steps", "report_interval", "evaluation_episodes"),
+    *("total_env_steps", "report_interval"),
+    *("evaluation_episodes", "evaluation_interval", "evaluation_max_steps", "tensorboard", "wandb"),
     *("checkpoint_interval", "keep_checkpoints", "checkpoint_replay"),
     *("num_devices", "actor_devices", "learner_devices", "mem_fraction"),
     *("env_workers", "env_timeout", "on_actor_error", "max_restarts"),

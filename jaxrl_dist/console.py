@@ -29,6 +29,7 @@ class Display:
         self.console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
         self._episodes = episodes
         self._return: float | None = None
+        self._evaluated = ""
         self.live = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(bar_width=None),
@@ -76,6 +77,8 @@ class Display:
         value = report.metrics.get("episode/return")
         self._return = self._return if value is None else value  # the newest there is: episodes may be long
         shown = "-" if self._return is None else f"{self._return:.4g}"
+        if report.evaluation:
+            self._evaluated = f"  evaluation {report.evaluation['return_mean']:.4g}"
         restarts = int(report.metrics.get("async/restarts") or 0)
         again = f"  {counted(restarts, 'restart')}" if restarts else ""
-        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {shown}{again}"
+        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {shown}{self._evaluated}{again}"

@@ -15,14 +15,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
 GO = b"go"
-"""What the caller sends for a step of every environment; anything else ends the loop."""
+"""What the caller sends for a step of every environment; what is neither this nor ``DRAW`` ends the loop."""
+DRAW = b"draw "
+"""What it sends, with the index of an environment behind it, for a picture."""
 
 
 class Task(NamedTuple):
@@ -146,6 +148,19 @@ class _Env:
         records["reward"][index] = float(reward)
         records["terminated"][index], records["truncated"][index] = bool(terminated), bool(truncated)
 
+    def picture(self) -> bytes:
+        """Its shape in JSON, a line of its own, and behind it the bytes ``[H, W, 3]``.
+
+        Raises:
+          TypeError: the environment draws something else.
+          Exception: whatever it raises.
+        """
+        drawn = self._env.render()
+        if not (isinstance(drawn, np.ndarray) and drawn.dtype == np.uint8 and drawn.shape[2:] == (3,)):
+            shape = list(drawn.shape) if isinstance(drawn, np.ndarray) else ""
+            raise TypeError(f"render() gave a {type(drawn).__name__}{shape} and not an array [H, W, 3] of uint8")
+        return json.dumps({"shape": drawn.shape}).encode() + b"\n" + drawn.tobytes()
+
     def _native(self, action: Any) -> Any:
         """A copy of the action, as the environment's own space has it."""
         space = self._action
@@ -173,14 +188,16 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     """Makes the environments of a task, then steps them each time the caller says so.
 
     Sends an empty message when it is up, when the environments are made, and after each step; instead of one of the
-    latter, ``{"index", "doing", "error", "traceback"}`` in JSON, and then it ends.
+    latter, ``{"index", "doing", "error", "traceback"}`` in JSON, and then it ends. A picture is answered as
+    ``_Env.picture`` or, in the same way, by an error.
     """
     from gymnasium.wrappers import TimeLimit
 
     indices = range(task.first, task.first + len(task.seeds))
     envs: dict[int, _Env] = {}
+    drawn: list[bytes] = []
 
-    def each(work: Callable[[int], None], doing: Callable[[int], str]) -> bytes:
+    def each(work: Callable[[int], None], doing: Callable[[int], str], indices: Iterable[int] = indices) -> bytes:
         for index in indices:
             records["since"][index] = time.monotonic()
             try:
@@ -204,12 +221,20 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
         connection.send_bytes(b"")
         failure = each(construct, lambda index: "in its constructor")
         connection.send_bytes(failure)
-        while not failure and connection.recv_bytes() == GO:
-            failure = each(
-                lambda index: envs[index].advance(),
-                lambda index: "in reset" if records["reset"][index] else "in step",
-            )
-            connection.send_bytes(failure)
+        while not failure:
+            asked = connection.recv_bytes()
+            if asked == GO:
+                failure = each(
+                    lambda index: envs[index].advance(),
+                    lambda index: "in reset" if records["reset"][index] else "in step",
+                )
+                connection.send_bytes(failure)
+            elif asked.startswith(DRAW):
+                one = [int(asked.removeprefix(DRAW))]
+                failure = each(lambda index: drawn.append(envs[index].picture()), lambda index: "in render", one)
+                connection.send_bytes(failure or drawn.pop())
+            else:
+                break
 
 
 def _end_with_parent() -> None:

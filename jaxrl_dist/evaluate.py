@@ -13,19 +13,21 @@ import numpy as np
 
 from jaxrl_dist import frames, rng
 from jaxrl_dist.actors.common import after_step
-from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.envs import DrawnEnv, EnvSource
 from jaxrl_dist.types import Algorithm, PyTree, Timestep, Variables
 
 MAX_ENVS = 128
 MAX_EPISODE_STEPS = 27_000
-"""108,000 Atari frames, the longest that the usual time limits allow (Machado et al. 2018, section 5)."""
+"""Of an episode that has no longer limit of its own: 108,000 Atari frames, the longest that the usual time limits allow
+(Machado et al. 2018, section 5)."""
 
 
 class Evaluation(NamedTuple):
-    """Raw returns and lengths (in env steps) of whole episodes."""
+    """Raw returns and lengths (in env steps) of whole episodes, and of some that were cut."""
 
     returns: np.ndarray  # [episodes] float64
     lengths: np.ndarray  # [episodes] int64
+    cut: int = 0  # of these, the episodes that had not ended when their steps were used up
 
     def summary(self) -> dict[str, float | int]:
         """The numbers that a run's summary keeps."""
@@ -34,6 +36,7 @@ class Evaluation(NamedTuple):
             "return_mean": float(self.returns.mean()),
             "return_std": float(self.returns.std()),
             "length_mean": float(self.lengths.mean()),
+            "cut": self.cut,
         }
 
 
@@ -44,58 +47,108 @@ def evaluate(
     episodes: int,
     seed: int,
     *,
+    max_steps: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """Plays ``episodes`` greedy episodes on one device; ``progress`` hears how many are done.
+    """Plays ``episodes`` greedy episodes once; arguments as those of ``Evaluator`` and its ``play``."""
+    played = Evaluator(algorithm, source, episodes, seed, max_steps).play(variables, progress)
+    assert played is not None, "nothing stops it"
+    return played
+
+
+class Evaluator:
+    """Plays greedy episodes on one device: the same ones each time, by programs that are compiled the first time.
 
     The number of episodes of each environment is fixed beforehand: taking the first to finish would favour short
-    ones. Atari games are played in full for their own score. An episode of more than ``MAX_EPISODE_STEPS`` steps, which
-    a greedy policy that walks in circles may never end, counts as it stands there.
+    ones. Atari games are played in full for their own score.
     """
-    num_envs = min(episodes, MAX_ENVS)
-    quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    device = jax.local_devices()[0]
-    begin = variables, algorithm.initial_core(num_envs), frames.blank(source.spec, num_envs)
-    variables, start, stacks = jax.device_put(begin, device)
 
-    @jax.jit
-    def act(variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-        stacks, obs = frames.push(stacks, obs)
-        action, core, _ = algorithm.policy(variables, obs, core, None, jnp.zeros(()))
-        return action, core, stacks
+    def __init__(
+        self, algorithm: Algorithm, source: EnvSource, episodes: int, seed: int, max_steps: int | None = None
+    ) -> None:
+        """``episodes`` is how many to play.
 
-    @jax.jit
-    def learn_outcome(core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        _, obs = frames.push(stacks, step.obs)  # not kept: ``act`` will push it
-        return after_step(algorithm, core, start, action, step._replace(obs=obs))
+        Args:
+          seed: of the environments; training with the same seed meets other episodes.
+          max_steps: env steps after which an episode is cut and counts as it stands there: a greedy policy that walks
+            in circles may never end it. None: ``MAX_EPISODE_STEPS``, or the environment's own limit if that is longer.
+        """
+        self._algorithm, self._source, self._episodes = algorithm, source, episodes
+        self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
+        self._seed = int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF
 
-    returns: list[list[float]] = [[] for _ in range(num_envs)]
-    lengths: list[list[int]] = [[] for _ in range(num_envs)]
-    done = np.zeros(num_envs, int)
-    running = np.zeros(num_envs)  # returns of the episodes under way
-    began = np.zeros(num_envs, int)  # the steps at which they began
-    steps = 0
-    put = partial(jax.device_put, device=device)
-    # The stream's own seed, so that evaluation meets other episodes than training.
-    env_seed = int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF
-    with contextlib.closing(source.host(num_envs, env_seed, training=False)) as env:
-        obs, core = env.reset(), start
-        progress(0)
-        while (done < quota).any():
-            action, core, stacks = act(variables, put(obs), core, stacks)
-            step, ended = env.step(np.asarray(action))
-            if jax.tree.leaves(start):
-                core = learn_outcome(core, start, stacks, action, put(step))
-            obs = step.obs
-            steps += 1
-            running += step.reward
-            over = ended.episodes > 0
-            endless = ~over & (steps - began >= MAX_EPISODE_STEPS)
-            for index in np.flatnonzero((over | endless) & (done < quota)):
-                returns[index].append(float(ended.return_sum[index] if over[index] else running[index]))
-                lengths[index].append(int(ended.length_sum[index] if over[index] else MAX_EPISODE_STEPS))
-                done[index] += 1
-                progress(int(done.sum()))
-            running[over | endless] = 0
-            began[over | endless] = steps
-    return Evaluation(np.concatenate(returns), np.concatenate(lengths))
+        @jax.jit
+        def act(variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+            stacks, obs = frames.push(stacks, obs)
+            action, core, _ = algorithm.policy(variables, obs, core, None, jnp.zeros(()))
+            return action, core, stacks
+
+        @jax.jit
+        def learn_outcome(core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: Timestep) -> PyTree:
+            _, obs = frames.push(stacks, step.obs)  # not kept: ``act`` will push it
+            return after_step(algorithm, core, start, action, step._replace(obs=obs))
+
+        self._act, self._learn_outcome = act, learn_outcome
+
+    def play(
+        self,
+        variables: Variables,
+        progress: Callable[[int], None] = lambda done: None,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        watch: Callable[[DrawnEnv, np.ndarray], None] | None = None,
+    ) -> Evaluation | None:
+        """Plays the episodes.
+
+        Args:
+          progress: hears how many are done.
+          stop: whether to give up, which is asked before each step.
+          watch: sees the environments at the start and after each step, with the indices of those whose first
+            episode that step was of; they are made to be drawn.
+
+        Returns:
+          None if it was stopped.
+
+        Raises:
+          ConfigError: the environment is to be watched and cannot be drawn.
+          EnvError: an environment's own code failed.
+          TimeoutError: an environment has not answered in time.
+        """
+        episodes, num_envs = self._episodes, min(self._episodes, MAX_ENVS)
+        quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
+        put = partial(jax.device_put, device=jax.local_devices()[0])
+        begin = variables, self._algorithm.initial_core(num_envs), frames.blank(self._source.spec, num_envs)
+        variables, start, stacks = put(begin)
+        returns: list[list[float]] = [[] for _ in range(num_envs)]
+        lengths: list[list[int]] = [[] for _ in range(num_envs)]
+        done, cut = np.zeros(num_envs, int), 0
+        running = np.zeros((2, num_envs))  # return and length of the episodes under way
+        counted = np.zeros((2, num_envs))  # of what was cut off them, and counts as episodes of its own
+        with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
+            obs, core = env.reset(), start
+            progress(0)
+            if watch is not None:
+                watch(env, np.arange(num_envs))
+            while (done < quota).any():
+                if stop():
+                    return None
+                action, core, stacks = self._act(variables, put(obs), core, stacks)
+                step, ended = env.step(np.asarray(action))
+                if jax.tree.leaves(start):
+                    core = self._learn_outcome(core, start, stacks, action, put(step))
+                if watch is not None:
+                    watch(env, np.flatnonzero(done == 0))
+                obs = step.obs
+                running += [step.reward, step.valid]
+                over = ended.episodes > 0
+                endless = ~over & (running[1] >= self._max_steps)
+                totals = np.where(over, np.array([ended.return_sum, ended.length_sum]) - counted, running)
+                for index in np.flatnonzero((over | endless) & (done < quota)):
+                    returns[index].append(float(totals[0, index]))
+                    lengths[index].append(int(totals[1, index]))
+                    done[index] += 1
+                    cut += int(endless[index])
+                    progress(int(done.sum()))
+                counted = np.where(over, 0, counted + np.where(endless, running, 0))
+                running[:, over | endless] = 0
+        return Evaluation(np.concatenate(returns), np.concatenate(lengths), cut)

@@ -12,8 +12,8 @@ import os
 import pathlib
 import platform
 import warnings
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, Protocol
 
 from jaxrl_dist.config import CONFIG_FILE, ConfigError, FileWarning
 from jaxrl_dist.types import Report
@@ -72,23 +72,40 @@ def finished(run_dir: pathlib.Path, evaluation_episodes: int) -> bool:
     return False
 
 
+class Tracker(Protocol):
+    """Something else that keeps a run's metrics."""
+
+    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Takes in what is new of the report at so many env steps: finite numbers."""
+
+    def close(self) -> None:
+        """Ends it, when all is kept."""
+
+
 class RunFiles:
     """Writes a run's files as its reports come in."""
 
     def __init__(
-        self, run_dir: pathlib.Path, metrics: IO[bytes], config: dict[str, Any], resumed: int | None = None
+        self,
+        run_dir: pathlib.Path,
+        metrics: IO[bytes],
+        config: dict[str, Any],
+        resumed: int | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         """Takes over from an earlier session, if there was one.
 
         Args:
           metrics: what ``lock`` gave.
           resumed: the iteration of the last report of an earlier session that counts; later ones will be made again.
+          trackers: what else is told of each report.
 
         Raises:
           OSError: a file cannot be written; the error names it.
         """
-        self.path, self._metrics = run_dir, metrics
+        self.path, self._metrics, self._trackers = run_dir, metrics, trackers
         self._unwritten = b""
+        self._before = 0  # bytes of all lines before the last one written
         self._iteration = -1
         if resumed is not None:
             self._iteration = resumed
@@ -99,24 +116,48 @@ class RunFiles:
         write_json(run_dir / CONFIG_FILE, {**config, "versions": versions()})
 
     def write(self, report: Report) -> None:
-        """Adds a line to ``metrics.jsonl``; on a full disk it warns, and tries again with the next line."""
-        if report.iteration == self._iteration:
+        """Adds a line to ``metrics.jsonl``; on a full disk it warns, and tries again with the next line.
+
+        A report that is written once more, now with its evaluation, takes the place of its line.
+        """
+        again = report.iteration == self._iteration
+        if again and report.evaluation is None:
             return  # a resumed run had nothing left to do
-        self._iteration = report.iteration
+        evaluation = {f"evaluation/{name}": value for name, value in (report.evaluation or {}).items()}
         line = {
             "env_steps": report.env_steps,
             "updates": report.updates,
             "iteration": report.iteration,
             "wall_time_s": report.wall_time_s,
             **report.metrics,
+            **evaluation,
         }
         line = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
+        if again:
+            self._take_back()
+        self._iteration = report.iteration
+        self._before = self._metrics.tell() + len(self._unwritten)
         self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
         try:
             self._write()
         except OSError as error:
             text = f"{self.path / METRICS} cannot be written now: {error.strerror}"
             warnings.warn(text, FileWarning, stacklevel=2)
+        new = evaluation if again else line
+        values = {name: value for name, value in new.items() if name != "env_steps" and value is not None}
+        for tracker in self._trackers:
+            try:
+                tracker.write(report.env_steps, values)
+            except Exception as error:  # of libraries of others; the run's own file has it all
+                text = f"{type(tracker).__name__} does not get the report at {report.env_steps} env steps: {error}"
+                warnings.warn(text, FileWarning, stacklevel=2)
+
+    def _take_back(self) -> None:
+        """Forgets the last line, whether it has been written or not."""
+        self._unwritten = self._unwritten[: max(0, self._before - self._metrics.tell())]
+        if self._metrics.tell() > self._before:
+            self._metrics.truncate(self._before)
+            self._metrics.seek(self._before)
 
     def _write(self) -> None:
         while self._unwritten:

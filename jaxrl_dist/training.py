@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics, replay
+from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics, replay, trackers
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.common import blank_rollout
 from jaxrl_dist.actors.pool import PoolOptions
@@ -37,7 +38,7 @@ from jaxrl_dist.config import (
     parse_devices,
 )
 from jaxrl_dist.envs import EnvSource, Wrappers
-from jaxrl_dist.evaluate import evaluate
+from jaxrl_dist.evaluate import Evaluator
 from jaxrl_dist.learners import gradients as gradient_learner
 from jaxrl_dist.learners import normalize, off_policy, on_policy
 from jaxrl_dist.plans import on_device
@@ -58,7 +59,7 @@ _PLANS: dict[str, Plan] = {
 
 
 def train(config: Train[Any]) -> Iterator[Report]:
-    """Trains, yielding a report each interval; the last one carries the evaluation.
+    """Trains, yielding a report each interval; the last one carries an evaluation, as do those at its interval.
 
     Nothing runs that the caller does not ask for by taking the next report, so leaving the loop stops training. With
     a ``run_dir``, config, metrics, summary, checkpoints and trained variables are written there.
@@ -142,6 +143,7 @@ def prepare(config: Train[Any]) -> Run:
     source = find_env(config)
     config = resolve(config, source.spec)
     config.validate()
+    trackers.check(config)
     if config.atari_preset != source.atari_preset:  # the algorithm's preset asks for another than the usual
         source = find_env(config)
     job = make_job(config, source)
@@ -179,6 +181,17 @@ def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[s
     except BaseException:
         file.close()
         raise
+
+
+def _passed(interval: int | None, before: int, now: int) -> bool:
+    """Whether a multiple of the interval is above the one number and not above the other; None or 0: there is none."""
+    return interval is not None and interval > 0 and now // interval > before // interval
+
+
+def _evaluated(resumed: Checkpoint) -> int:
+    """The env steps of the newest report that was evaluated, or that had no need to be."""
+    progress = resumed.progress
+    return progress.get("evaluated", progress["reported"]["env_steps"])
 
 
 def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
@@ -244,7 +257,7 @@ class Run(NamedTuple):
     file: IO[bytes] | None = None  # the metrics of a run that is resumed, by which it is locked
 
     def reports(self, evaluating: Callable[[int], None] = lambda done: None) -> Iterator[Report]:
-        """As ``train``; ``evaluating`` hears how many evaluation episodes are done.
+        """As ``train``; ``evaluating`` hears how many episodes of the evaluation at the end are done.
 
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
@@ -254,27 +267,45 @@ class Run(NamedTuple):
         return self._reports(evaluating)
 
     def _reports(self, evaluating: Callable[[int], None]) -> Iterator[Report]:
-        config, job = self.config, self.job
+        config, away = self.config, 0.0
+        job = self.job._replace(away=lambda: away)
+        evaluator = self._evaluator()
+        # The newest report that lacks no evaluation: a run that is resumed evaluates where it would have anyway.
+        evaluated = 0 if job.resumed is None else _evaluated(job.resumed)
         with contextlib.ExitStack() as stack:
             files = saver = None
             if config.run_dir:
-                file = self.file or metrics.lock(config.run_dir)
+                file = stack.enter_context(self.file or metrics.lock(config.run_dir))
                 resumed = None if job.resumed is None else job.resumed.progress["reported"]["iteration"]
                 directory, kept = pathlib.Path(config.run_dir), flags.to_json(config)
-                files = stack.enter_context(contextlib.closing(metrics.RunFiles(directory, file, kept, resumed)))
+                before = None if job.resumed is None else job.resumed.progress["reported"]["env_steps"]
+                others = trackers.start(config, directory, kept, before)
+                for tracker in others:
+                    stack.enter_context(contextlib.closing(tracker))
+                files = metrics.RunFiles(directory, file, kept, resumed, others)
+                stack.enter_context(contextlib.closing(files))
                 saver = stack.enter_context(contextlib.closing(checkpoint.Saver(directory, config.keep_checkpoints)))
                 about = {"config": kept, "versions": metrics.versions()}
             saved_steps = job.env_steps
             for report in _PLANS[config.plan](job):
                 last = report.env_steps >= config.total_env_steps
+                before, to_evaluate = evaluated, _passed(config.evaluation_interval, evaluated, report.env_steps)
+                if to_evaluate and not last and not job.stop():
+                    began = time.perf_counter()
+                    report = self._evaluate(evaluator, report, stop=job.stop)
+                    away += time.perf_counter() - began
+                if last or report.evaluation or not to_evaluate:  # else it is made with the next report
+                    evaluated = report.env_steps
                 ends = last or job.stop()
                 if files and saver:
                     files.write(report)
-                    interval = config.checkpoint_interval
-                    due = interval and report.env_steps // interval > saved_steps // interval
+                    due = _passed(config.checkpoint_interval, saved_steps, report.env_steps)
                     # Training does not wait for the disk: while a checkpoint is being written, the next is put off.
                     if ends or (due and not saver.busy()):
                         whole = self._trimmed(report.checkpoint())
+                        again = whole.progress["since"] is not None  # when the interval of this report is over
+                        progress = {**whole.progress, "evaluated": before if again else evaluated}
+                        whole = whole._replace(progress=progress)
                         saver.save(whole, about, report.metrics["episode/return"])
                         saved_steps = report.env_steps
                     if ends:
@@ -283,8 +314,10 @@ class Run(NamedTuple):
                     checkpoint.save_variables(files.path, report.variables())
                     files.finish(report)
                 if last and config.evaluation_episodes:
-                    report = dataclasses.replace(report, evaluation=self._evaluate(report, evaluating))
+                    report = self._evaluate(evaluator, report, evaluating)
                     if files:
+                        if to_evaluate:
+                            files.write(report)
                         files.finish(report)
                 yield report
 
@@ -292,17 +325,27 @@ class Run(NamedTuple):
         """What a checkpoint is to hold of the state."""
         return whole if self.config.checkpoint_replay else whole._replace(state=whole.state._replace(memory=()))
 
-    def _evaluate(self, report: Report, progress: Callable[[int], None]) -> Mapping[str, float | int] | None:
-        """Plays greedy episodes; None if their environments fail and training forgives that."""
+    def _evaluator(self) -> Evaluator:
         config, job = self.config, self.job
+        episodes, most = config.evaluation_episodes, config.evaluation_max_steps
+        return Evaluator(job.algorithm, job.source, episodes, config.seed, most)
+
+    def _evaluate(
+        self,
+        evaluator: Evaluator,
+        report: Report,
+        progress: Callable[[int], None] = lambda done: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Report:
+        """The report with an evaluation, or without if it is stopped, or environments fail and that is forgiven."""
         try:
-            episodes, seed = config.evaluation_episodes, config.seed
-            return evaluate(job.algorithm, report.variables(), job.source, episodes, seed, progress=progress).summary()
+            played = evaluator.play(report.variables(), progress, stop=stop)
         except (EnvError, TimeoutError) as error:
-            if config.on_actor_error == "raise":
+            if self.config.on_actor_error == "raise":
                 raise
             warnings.warn(f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2)
-            return None
+            return report
+        return report if played is None else dataclasses.replace(report, evaluation=played.summary())
 
     def describe(self, name: str | None = None) -> str:
         """One line on what runs where, for people; ``name`` is what they call the algorithm."""

@@ -313,7 +313,7 @@ class Report:
     updates: int
     iteration: int
     wall_time_s: float
-    """Seconds since training began, compilation included."""
+    """Seconds since training began, compilation included and evaluations not."""
     metrics: Mapping[str, float | None]
     """Means since the last report; None where there is no value, never NaN for that."""
     variables: Callable[[], Variables]
@@ -321,4 +321,5 @@ class Report:
     checkpoint: Callable[[], Checkpoint]
     """Copies all that a resumed run would start from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
-    """Of the last report only: number, mean and standard deviation of the greedy episodes played at the end."""
+    """Of the last report, and of those at the evaluation interval: number of greedy episodes played, mean and standard
+    deviation of their returns, mean length, and how many were cut before they had ended."""

@@ -102,6 +102,10 @@ BAD = {
     CARTPOLE + "--seed -1": "--seed must be >= 0",
     CARTPOLE + "--seed 99999999999": "--seed must be >= 0 and <= 2147483647",
     CARTPOLE + "--evaluation-episodes -1": "--evaluation-episodes must be >= 0",
+    CARTPOLE + "--evaluation-interval 0": "--evaluation-interval must be >= 1",
+    CARTPOLE + "--evaluation-max-steps 0": "--evaluation-max-steps must be >= 1",
+    CARTPOLE + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval does nothing without "
+    "--evaluation-episodes",
     CARTPOLE + "--num-devices 99": "--num-devices 99, but there are 8 cpu devices",
     CARTPOLE + "--num-devices 0": "--num-devices must be >= 1",
     CARTPOLE + "--num-devices all": "--num-devices: 'all' is neither a whole number nor None",
@@ -356,6 +360,7 @@ def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
         ("train", "--help"): ("usage: jaxrl-dist",),
         ("train", "ppo", "--help"): ("--num-envs", "--config", "--quiet", "--clip-epsilon"),
         ("evaluate", "--help"): ("--episodes", "--seed", "RUN_DIR"),
+        ("video", "--help"): ("--fps", "--max-steps", "RUN_DIR FILE.gif"),
         ("list", "algorithms"): ("ppo", "Schulman", "a3c       a2c, --plan gradients"),
         ("list", "plans"): ("on_device", "synchronous", "asynchronous", "gradients"),
         ("list", "envs"): ("gymnax:CartPole-v1\n", "envpool:Pong-v5\n"),

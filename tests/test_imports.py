@@ -34,12 +34,15 @@ ALLOWED: dict[str, str] = {
     "signals": "",
     "metrics": "config types",
     "checkpoint": "config types",
+    "trackers": "config metrics",
     "plans": "config types rng mesh replay envs learners actors flow metrics",
-    "training": "config types rng mesh replay envs actors learners algorithms flags evaluate metrics checkpoint plans",
+    "training": "config types rng mesh replay envs actors learners algorithms flags evaluate metrics trackers "
+    "checkpoint plans",
     "policy": "config types envs flags checkpoint training",
     "console": "config types",
     "plot": "config metrics",
-    "cli": "config envs algorithms flags evaluate signals metrics training policy console plot",
+    "video": "config envs evaluate policy",
+    "cli": "config envs algorithms flags evaluate signals metrics training policy console plot video",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
 

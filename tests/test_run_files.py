@@ -18,8 +18,9 @@ import pytest
 import runs
 
 import jaxrl_dist
-from jaxrl_dist import checkpoint, cli, metrics, training
+from jaxrl_dist import checkpoint, cli, metrics
 from jaxrl_dist.config import ConfigError, EnvError, FileWarning
+from jaxrl_dist.evaluate import Evaluator
 from jaxrl_dist.types import Report, Variables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,15 +49,15 @@ def test_a_run_leaves_config_metrics_summary_and_variables(command: str) -> None
     assert summary["wall_time_s"] == lines[-1]["wall_time_s"] > summary["compile_time_s"] > 0
     seconds = summary["wall_time_s"] - summary["compile_time_s"]
     assert summary["env_steps_per_second"] == pytest.approx(summary["env_steps"] / seconds)
-    assert summary["evaluation"].keys() == {"episodes", "return_mean", "return_std", "length_mean"}
-    assert summary["evaluation"]["episodes"] == 2
+    assert summary["evaluation"].keys() == {"episodes", "return_mean", "return_std", "length_mean", "cut"}
+    assert (summary["evaluation"]["episodes"], summary["evaluation"]["cut"]) == (2, 0)
 
 
 def test_an_evaluation_that_fails_costs_the_evaluation_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*args: Any, **kinds: Any) -> None:
         raise EnvError("broken")
 
-    monkeypatch.setattr(training, "evaluate", fail)
+    monkeypatch.setattr(Evaluator, "play", fail)
     command = f"train impala --env envpool:CartPole-v1 {runs.TINY} --run-dir {tmp_path}/"
     assert cli.main(f"{command}raise".split()) == 1
     assert cli.main(f"{command}restart --on-actor-error restart".split()) == 0

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 from jaxrl_dist import config, rng
 from jaxrl_dist.config import OBJECT, ConfigError, did_you_mean, env_name, split_env
 from jaxrl_dist.envs import envpool, gymnasium, gymnax, stacks
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, HostEnv, Wrappers
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Wrappers
 from jaxrl_dist.types import EnvSpec
 
-__all__ = ["BACKENDS", "DeviceEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
+__all__ = ["BACKENDS", "DeviceEnv", "DrawnEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
 
 _MODULES: dict[str, ModuleType] = {"gymnax": gymnax, "envpool": envpool, "gymnasium": gymnasium}
 BACKENDS = {name: _MODULES[name] for name in config.BACKENDS}
@@ -44,10 +44,14 @@ class EnvSource(NamedTuple):
             )
         return self.pure
 
-    def host(self, num_envs: int, seed: int, *, training: bool = True) -> HostEnv:
+    def host(self, num_envs: int, seed: int, *, training: bool = True, drawn: bool = False) -> DrawnEnv:
         """``num_envs`` environments on the host; those for evaluation play full Atari games.
 
+        Args:
+          drawn: whether they are to be drawn.
+
         Raises:
+          ConfigError: they are to be drawn and cannot be.
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
@@ -56,11 +60,12 @@ class EnvSource(NamedTuple):
         env_id, wrappers = self.spec.id, self.wrappers
         if self.spec.backend == "gymnasium":
             keywords = gymnasium.options(env_id, self.options)
-            single = stacks.unstacked(self.spec)
-            env: HostEnv = gymnasium.Gymnasium(single, num_envs, seed, keywords, self.workers, self.timeout, wrappers)
+            single, how = stacks.unstacked(self.spec), (self.workers, self.timeout, wrappers)
+            make = gymnasium.drawn if drawn else gymnasium.Gymnasium
+            env: DrawnEnv = make(single, num_envs, seed, keywords, *how)
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
-            env = envpool.EnvPool(env_id, num_envs, seed, keywords, self.timeout, wrappers)
+            env = envpool.EnvPool(env_id, num_envs, seed, keywords, self.timeout, wrappers, drawn=drawn)
         return env if env.spec.frame_stack == self.spec.frame_stack else stacks.Stacked(env, self.spec)
 
 

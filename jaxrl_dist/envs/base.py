@@ -70,6 +70,18 @@ class HostEnv(Protocol):
         """Ends the environments and their threads."""
 
 
+class DrawnEnv(HostEnv, Protocol):
+    """A ``HostEnv`` that can be drawn, where it was made to be."""
+
+    def render(self, index: int) -> np.ndarray:
+        """A picture of one environment as it is now, ``[H, W, 3]`` uint8.
+
+        Raises:
+          ConfigError: it cannot be drawn.
+          TimeoutError: it has not answered in time.
+        """
+
+
 class EpisodeCounter:
     """Adds up the episodes under way in ``B`` environments on the host."""
 

@@ -171,12 +171,15 @@ class EnvPool:
         options: Mapping[str, Any],
         timeout: float = 120.0,
         wrappers: Wrappers = UNWRAPPED,
+        *,
+        drawn: bool = False,
     ) -> None:
         """``seed`` and an environment's index make that environment's seed; ``options`` are EnvPool's own.
 
         Args:
           timeout: seconds in which each call must come back.
           wrappers: of these, actions are repeated here; ``options`` hold the time limit.
+          drawn: whether they are to be drawn.
         """
         self.spec = spec(env_id, options, wrappers)
         self._action_repeat = wrappers.action_repeat
@@ -185,6 +188,8 @@ class EnvPool:
         options["num_threads"] = options["num_threads"] or min(num_envs, len(os.sched_getaffinity(0)))
         if self.spec.frame_stack > 1:
             options["stack_num"] = 1
+        if drawn:
+            options["render_mode"] = "rgb_array"
         seeds = np.random.SeedSequence(seed).generate_state(num_envs) & 0x7FFFFFFF
 
         def make() -> Any:
@@ -224,6 +229,12 @@ class EnvPool:
         episodes = self._episodes.add(raw_reward, valid, over)
         reward = np.where(valid, reward, 0).astype(np.float32)
         return Timestep(self._observation(obs, info, ~valid), reward, terminated, truncated, valid), episodes
+
+    def render(self, index: int) -> np.ndarray:
+        try:
+            return self._worker.call(lambda: self._envs.render(env_ids=np.array([index])))[0]
+        except RuntimeError as error:
+            raise ConfigError(f"envpool:{self.spec.id} cannot be drawn: {error}") from error
 
     def close(self) -> None:
         try:

@@ -208,6 +208,23 @@ def _guess(text: str) -> int | float | bool | str:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
+def drawn(spec: EnvSpec, num_envs: int, seed: int, options: Mapping[str, Any], *how: Any) -> Gymnasium:
+    """As ``Gymnasium``, of environments that are to be drawn.
+
+    Raises:
+      ConfigError: they cannot be.
+    """
+    function, _ = env_worker.creator(spec.id)
+    parameters = inspect.signature(function).parameters if callable(function) else {}
+    named = any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters.values())
+    if named or not callable(function):  # others may know how to draw without being told
+        options = {"render_mode": "rgb_array", **options}
+    try:
+        return Gymnasium(spec, num_envs, seed, options, *how)
+    except EnvError as error:  # without these options one has been made before
+        raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}") from error
+
+
 class _Worker(NamedTuple):
     indices: range
     connection: Connection
@@ -335,6 +352,22 @@ class Gymnasium:
         self._ended = terminated | truncated
         episodes = self._episodes.add(reward, valid, self._ended)
         return Timestep(obs, reward, terminated, truncated, valid), episodes
+
+    def render(self, index: int) -> np.ndarray:
+        worker = next(worker for worker in self._workers if index in worker.indices)
+        try:
+            worker.connection.send_bytes(env_worker.DRAW + str(index).encode())
+            there = worker.connection.poll(self._timeout)
+            answer, _, pixels = (worker.connection.recv_bytes() if there else b"").partition(b"\n")
+        except (EOFError, OSError):
+            raise self._dead(worker) from None
+        if not there:
+            self._pending = [worker]
+            raise TimeoutError(f"{self._name}: environment {index} has not drawn itself within {self._timeout:g} s")
+        what = json.loads(answer)
+        if "error" in what:
+            raise ConfigError(f"{self._name} cannot be drawn: {what['error']}")
+        return np.frombuffer(pixels, np.uint8).reshape(what["shape"])
 
     def close(self) -> None:
         deadline = time.monotonic() + (1.0 if self._pending else _CLOSE_SECONDS)

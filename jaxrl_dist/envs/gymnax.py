@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import traceback
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import numpy as np
 from jaxrl_dist import rng
 from jaxrl_dist.config import ConfigError, EnvError
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers, checked_action, parse_options
+from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Space, Timestep
 
 
@@ -239,17 +241,8 @@ class HostGymnax:
         self.spec = env.spec
         self.num_envs = num_envs
         self._steps = 0
-        index = jnp.arange(num_envs, dtype=jnp.int32)
-
-        def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
-            return env.reset(rng.per_index(jax.random.fold_in(key, RESET), index))
-
-        def step(state: PyTree, action: jax.Array, key: jax.Array, steps: jax.Array) -> tuple[Any, Any, Any]:
-            return env.step(state, action, rng.per_index(jax.random.fold_in(key, steps), index))
-
         self._key = key
-        self._reset = jax.jit(reset)
-        self._step = jax.jit(step, donate_argnums=0)
+        self._reset, self._step = _programs(env.reset, env.step, num_envs)
 
     def reset(self) -> np.ndarray:
         self._state, obs = self._reset(self._key)
@@ -262,9 +255,28 @@ class HostGymnax:
         step, episodes = jax.tree.map(np.array, (step, episodes))
         return step, episodes
 
+    def render(self, index: int) -> np.ndarray:
+        state = self._state if self.spec.frame_stack == 1 else self._state[0]  # beside it lie the stacks
+        env_state, obs = jax.tree.map(lambda x: np.asarray(x[index]), (state.env, state.obs))
+        return draw(self.spec, env_state, obs)
+
     def close(self) -> None:
         self._state = None
 
 
 RESET = 2**32 - 1
 """The step whose keys make the first observations: one that training does not reach."""
+
+
+@functools.lru_cache(maxsize=8)  # so that environments which are made anew, as for each evaluation, compile once
+def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
+    """What resets and steps a batch: ``(key) -> (state, obs)`` and ``(state, action, key, steps) -> ...``."""
+    index = np.arange(num_envs, dtype=np.int32)
+
+    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+        return env_reset(rng.per_index(jax.random.fold_in(key, RESET), jnp.asarray(index)))
+
+    def step(state: PyTree, action: jax.Array, key: jax.Array, steps: jax.Array) -> tuple[Any, Any, Any]:
+        return env_step(state, action, rng.per_index(jax.random.fold_in(key, steps), jnp.asarray(index)))
+
+    return jax.jit(reset), jax.jit(step, donate_argnums=0)

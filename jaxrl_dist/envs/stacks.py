@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_dist import frames
 from jaxrl_dist.config import ConfigError
-from jaxrl_dist.envs.base import DeviceEnv, HostEnv
+from jaxrl_dist.envs.base import DeviceEnv, DrawnEnv
 from jaxrl_dist.frames import Frame
 from jaxrl_dist.types import Box, EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -69,7 +69,7 @@ def _pure(env: DeviceEnv, spec: EnvSpec) -> DeviceEnv:
 class Stacked:
     """A ``HostEnv`` that hands over its observations as frames; an episode begins a stack anew."""
 
-    def __init__(self, env: HostEnv, spec: EnvSpec) -> None:
+    def __init__(self, env: DrawnEnv, spec: EnvSpec) -> None:
         self.spec, self.num_envs = spec, env.num_envs
         self._env = env
 
@@ -79,6 +79,9 @@ class Stacked:
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         step, episodes = self._env.step(action)
         return step._replace(obs=Frame(step.obs, ~step.valid)), episodes
+
+    def render(self, index: int) -> np.ndarray:
+        return self._env.render(index)
 
     def close(self) -> None:
         self._env.close()

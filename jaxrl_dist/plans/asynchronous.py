@@ -23,7 +23,7 @@ from jaxrl_dist.types import Report
 
 def asynchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors in threads; the policy that acts may be some versions behind the one that learns."""
-    clock, stages, options = Clock(job.resumed), Stages(), job.pool
+    clock, stages, options = Clock(job.resumed, job.away), Stages(), job.pool
     prioritized = job.algorithm.replay is not None and job.algorithm.replay.priority_exponent is not None
     update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(job.mesh)
     state, learn_key = job.initial_state(), job.key(Stream.LEARN)

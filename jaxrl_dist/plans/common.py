@@ -46,6 +46,7 @@ class Job(NamedTuple):
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to go on from; None: a new run
     stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of what has been done until then
+    away: Callable[[], float] = lambda: 0.0  # seconds that whoever takes the reports has spent on something else
 
     def initial_state(self) -> TrainState:
         """The state before the first update, on the mesh; of a resumed run, that in its checkpoint."""
@@ -148,6 +149,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     Since.from_json(progress["since"])
     counts = progress["reported"]
     numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
+    numbers.append(progress.get("evaluated", 0))
     seconds = [progress["wall_time_s"], progress["compile_s"], counts["seconds"]]
     if not all(isinstance(x, int) and x >= 0 for x in numbers) or not all(isinstance(x, float) for x in seconds):
         raise ValueError("counts that no run has")
@@ -199,9 +201,14 @@ _FETCH = 1000
 
 
 class Clock:
-    """Wall time of the run, without that between its sessions, and how much of it was setting up and compiling."""
+    """Wall time of the run, and how much of it was setting up and compiling.
 
-    def __init__(self, resumed: Checkpoint | None) -> None:
+    The time between its sessions does not count, nor that of evaluations.
+    """
+
+    def __init__(self, resumed: Checkpoint | None, away: Callable[[], float]) -> None:
+        """``away`` is that of the job."""
+        self._away = away
         kept = {} if resumed is None else resumed.progress
         self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)
         self._compiled_before = kept.get("compile_s", 0.0)
@@ -216,7 +223,7 @@ class Clock:
 
     def wall_time(self) -> float:
         """Seconds since the run began."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._began - self._away()
 
     def _compile_seconds(self) -> float:
         return self._compiled_before + self._setup_seconds + sum(program.compile_seconds for program in self._programs)

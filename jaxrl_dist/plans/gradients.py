@@ -24,7 +24,7 @@ from jaxrl_dist.types import PyTree, Report, Rollout
 
 def gradients(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors that differentiate; a gradient may be of a policy some versions old."""
-    clock, stages = Clock(job.resumed), Stages()
+    clock, stages = Clock(job.resumed, job.away), Stages()
     options = job.pool._replace(in_flight=0)  # none acts on while its gradient waits, which would be ever older
     steps = job.num_envs // options.num_actors * job.rollout_length
     apply, state = compile_apply(job.algorithm, job.mesh, steps), job.initial_state()

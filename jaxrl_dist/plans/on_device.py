@@ -29,7 +29,7 @@ _SINCE: Any = Since._make([meshes.REPLICATED] * 3 + [meshes.BATCH])
 
 def on_device(job: Job) -> Iterator[Report]:
     """Runs ``job`` on gymnax environments, many iterations a dispatch."""
-    clock = Clock(job.resumed)
+    clock = Clock(job.resumed, job.away)
     program = _program(job)
     actor = jax.jit(start(job))(job.key(Stream.ENV)) if job.resumed is None else job.resumed.actor
     actor = meshes.place(actor, job.mesh, meshes.BATCH)

@@ -17,7 +17,7 @@ from jaxrl_dist.types import Report
 
 def synchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with one batch of host environments; experience is always of the newest policy."""
-    clock, interval = Clock(job.resumed), Interval(job.resumed)
+    clock, interval = Clock(job.resumed, job.away), Interval(job.resumed)
     update = compile_update(job.learner, job.mesh)
     with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
         programs = compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))

@@ -1,0 +1,123 @@
+"""Pictures of gymnax environments, which draw none themselves: of their states, or of observations that are images."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.types import EnvSpec, channels_first
+
+WIDTH, HEIGHT = 300, 200
+"""Pixels of what is drawn by lines."""
+SIDE = 240
+"""Pixels that the longer side of a smaller image is brought near to."""
+_BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 160, 160)
+
+
+def draw(spec: EnvSpec, state: Any, obs: np.ndarray) -> np.ndarray:
+    """A picture of one environment, ``[H, W, 3]`` uint8.
+
+    Args:
+      state: gymnax's own.
+      obs: the observation, a single one where policies see stacks.
+
+    Raises:
+      ConfigError: it is none of classic control, and its observations are no images.
+    """
+    if spec.family == "classic_control":
+        for fields, picture in _PICTURES.items():
+            if all(hasattr(state, field) for field in fields):
+                return picture(*(float(getattr(state, field)) for field in fields))
+    if obs.ndim not in (2, 3):
+        raise ConfigError(
+            f"{spec.backend}:{spec.id} cannot be drawn: its observations are no images, and of gymnax's environments "
+            "only classic control is drawn otherwise"
+        )
+    return _image(obs)
+
+
+def _image(obs: np.ndarray) -> np.ndarray:
+    """An image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, enlarged; channels that are no colours each get one."""
+    from matplotlib import colormaps
+
+    obs = obs[..., None] if obs.ndim == 2 else np.moveaxis(obs, 0, 2) if channels_first(obs.shape) else obs
+    shown = obs / 255 if obs.dtype == np.uint8 else np.clip(np.asarray(obs, np.float64), 0, 1)
+    if shown.shape[2] == 1:
+        shown = np.repeat(shown, 3, axis=2)
+    elif not (shown.shape[2] == 3 and obs.dtype == np.uint8):
+        colors = colormaps["tab20"](np.arange(shown.shape[2]) % 20)[:, :3]
+        shown = (shown[..., None] * colors).max(axis=2)
+    times = max(1, SIDE // max(shown.shape[:2]))
+    return (255 * shown).astype(np.uint8).repeat(times, axis=0).repeat(times, axis=1)
+
+
+def _lines(*lines: tuple[list[tuple[float, float]], tuple[int, int, int], int], dots: Any = ()) -> np.ndarray:
+    """Lines, each of points, a colour and a width in pixels, and dots of a point, a colour and a radius."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    pen = ImageDraw.Draw(image)
+    for points, color, width in lines:
+        pen.line(points, color, width, joint="curve")
+    for (x, y), color, radius in dots:
+        pen.ellipse((x - radius, y - radius, x + radius, y + radius), color)
+    return np.array(image)
+
+
+def _cart_pole(x: float, angle: float) -> np.ndarray:
+    """``x`` in metres, of which 4.8 are seen; the angle in radians from upright, positive to the right."""
+    x, ground, pole = WIDTH / 2 + x * WIDTH / 4.8, 0.75 * HEIGHT, 80
+    tip = x + pole * math.sin(angle), ground - pole * math.cos(angle)
+    return _lines(
+        ([(0, ground), (WIDTH, ground)], _GREY, 1),
+        ([(x - 20, ground), (x + 20, ground)], _BLACK, 16),
+        ([(x, ground), tip], _RED, 6),
+        dots=[((x, ground), _GREY, 3)],
+    )
+
+
+def _pendulum(angle: float) -> np.ndarray:
+    """The angle in radians from upright, positive to the left, as Gymnasium draws it."""
+    x, y, length = WIDTH / 2, HEIGHT / 2, 80
+    tip = x - length * math.sin(angle), y - length * math.cos(angle)
+    return _lines(([(x, y), tip], _RED, 12), dots=[(tip, _RED, 6), ((x, y), _BLACK, 4)])
+
+
+def _acrobot(first: float, second: float) -> np.ndarray:
+    """Angles in radians: of the first link from hanging down, of the second from the first. The line is the goal."""
+    x, y, length = WIDTH / 2, HEIGHT / 2, 45
+    middle = x + length * math.sin(first), y + length * math.cos(first)
+    tip = middle[0] + length * math.sin(first + second), middle[1] + length * math.cos(first + second)
+    return _lines(
+        ([(0, y - length), (WIDTH, y - length)], _GREY, 1),
+        ([(x, y), middle], _RED, 6),
+        ([middle, tip], _GREEN, 6),
+        dots=[((x, y), _BLACK, 4), (middle, _BLACK, 4)],
+    )
+
+
+def _mountain_car(position: float) -> np.ndarray:
+    """A position between -1.2 and 0.6; the goal is near 0.5."""
+
+    def place(x: float) -> tuple[float, float]:
+        return (x + 1.2) / 1.8 * WIDTH, HEIGHT * (0.55 - 0.35 * math.sin(3 * x))
+
+    car, goal = place(position), place(0.5)
+    hill = [place(x) for x in np.linspace(-1.2, 0.6, 100)]
+    return _lines(
+        (hill, _BLACK, 2),
+        ([goal, (goal[0], goal[1] - 25)], _GREEN, 3),
+        dots=[((car[0], car[1] - 7), _RED, 7)],
+    )
+
+
+_PICTURES: dict[tuple[str, ...], Any] = {
+    ("x", "theta"): _cart_pole,
+    ("theta",): _pendulum,
+    ("joint_angle1", "joint_angle2"): _acrobot,
+    ("position",): _mountain_car,
+}
+"""What draws an environment of classic control, by the fields of its state that it shows."""

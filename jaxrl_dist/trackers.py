@@ -1,0 +1,139 @@
+"""Where a run's metrics go beside its own ``metrics.jsonl``: TensorBoard's event files, and Weights & Biases."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import struct
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_dist.config import ConfigError, Train, check_used
+from jaxrl_dist.metrics import Tracker, write_json
+
+WANDB_FILE = "wandb.json"
+"""Where a run directory keeps the name by which Weights & Biases knows the run."""
+
+
+def check(config: Train[Any]) -> None:
+    """Checks that the trackers that a run asks for can be had.
+
+    Raises:
+      ConfigError: they cannot.
+    """
+    check_used(config, "tensorboard", "wandb", there=config.run_dir is not None, needed="--run-dir")
+    if config.wandb:
+        _wandb()
+
+
+def start(config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], resumed: int | None) -> list[Tracker]:
+    """The trackers that a run asks for.
+
+    Args:
+      content: of ``config.json``.
+      resumed: the env steps of the last report of an earlier session that counts; later ones will be made again.
+
+    Raises:
+      ConfigError: Weights & Biases refuses.
+      OSError: the run directory cannot be written.
+    """
+    trackers: list[Tracker] = [TensorBoard(run_dir, resumed)] if config.tensorboard else []
+    return [*trackers, WeightsAndBiases(run_dir, content)] if config.wandb else trackers
+
+
+class TensorBoard:
+    """Writes an event file of its own for each session of a run.
+
+    tensorboardX's own writer works in a thread, which ends on a full disk and holds the run up. So only the format is
+    taken from there.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, resumed: int | None) -> None:
+        """As ``start``.
+
+        Raises:
+          OSError: the file cannot be made.
+        """
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        # TensorBoard reads files in the order of their names.
+        number = len(list(run_dir.glob("events.out.tfevents.*")))
+        path = run_dir / f"events.out.tfevents.{int(time.time()):010d}.{number:06d}"
+        self._file = path.open("xb", buffering=0)
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if resumed is not None:  # it takes from this that what other files have from this step on does not count
+            log = SessionLog(status=SessionLog.START)
+            self._add(Event(wall_time=time.time(), step=resumed + 1, session_log=log))
+
+    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        self._add(Event(wall_time=time.time(), step=env_steps, summary=summary))
+
+    def _add(self, event: Any) -> None:
+        """Writes a whole record or none."""
+        from tensorboardX.record_writer import masked_crc32c
+
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        sums = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+        record, begun = b"".join([length, next(sums), data, next(sums)]), self._file.tell()
+        try:
+            while record:
+                record = record[self._file.write(record) :]
+        except OSError:
+            self._file.truncate(begun)
+            self._file.seek(begun)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class WeightsAndBiases:
+    """Sends metrics by the package wandb, whose environment variables, such as ``WANDB_MODE``, say where."""
+
+    def __init__(self, run_dir: pathlib.Path, content: dict[str, Any]) -> None:
+        """As ``start``; a run that is resumed goes on as the run that it was.
+
+        Raises:
+          ConfigError: wandb refuses, as where nobody has logged in.
+          OSError: the run directory cannot be written.
+        """
+        wandb = _wandb()
+        name = uuid.uuid4().hex[:16]
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            name = str(json.loads((run_dir / WANDB_FILE).read_bytes())["id"])
+        write_json(run_dir / WANDB_FILE, {"id": name})
+        # Of the process it is to see nothing but the numbers: no code, no repository, no output.
+        settings = {"console": "off", "disable_code": True, "disable_git": True}
+        try:
+            self._run = wandb.init(
+                id=name, name=run_dir.name, dir=str(run_dir), config=content, resume="allow", settings=settings
+            )
+        except wandb.Error as error:
+            raise ConfigError(f"--wandb: {error}") from error
+
+    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=env_steps)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _wandb() -> Any:
+    """The package.
+
+    Raises:
+      ConfigError: it is not installed.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise ConfigError("--wandb needs a package that is not installed: pip install 'jaxrl-dist[wandb]'") from None
+    return wandb

@@ -1,0 +1,231 @@
+"""Evaluations while a run trains, and what cuts an episode that would never end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import own
+import pytest
+import runs
+
+import jaxrl_dist
+from jaxrl_dist import cli, training
+from jaxrl_dist.config import EnvError, EnvWarning, flag
+from jaxrl_dist.envs import find
+from jaxrl_dist.evaluate import Evaluator, evaluate
+from jaxrl_dist.plot import read_curve
+from jaxrl_dist.types import Algorithm, Variables
+
+SIZES: dict[str, Any] = {
+    **{"num_envs": 4, "rollout_length": 4, "num_devices": 1, "report_interval": 48, "hidden_sizes": (4,)},
+    **{"total_env_steps": 400, "evaluation_episodes": 3, "evaluation_max_steps": 20, "evaluation_interval": 100},
+}
+PLANS: dict[str, dict[str, Any]] = {
+    "on_device": {},
+    "synchronous": {"env": "envpool:CartPole-v1"},
+    "asynchronous": {"lockstep": True, "num_actors": 2},
+}
+UNTIMED = ("async/queue", "async/sent", "async/learner_idle", "async/actor_idle")
+"""What depends on the threads' timing, which an evaluation changes."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs whose programs are equal share them."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    yield
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1)
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def config(plan: str = "on_device", env: str = "CartPole-v1", **values: Any) -> Any:
+    return jaxrl_dist.preset("impala", env, plan=plan, **{**SIZES, **values})
+
+
+def split(run_dir: Path) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
+    """The lines of ``metrics.jsonl`` but for times and evaluations; and the latter by env steps."""
+    lines = runs.untimed(run_dir)
+    found = {
+        line["env_steps"]: {name: value for name, value in line.items() if name.startswith("evaluation/")}
+        for line in lines
+        if "evaluation/return_mean" in line
+    }
+    others = (*UNTIMED, *next(iter(found.values()), {}))
+    return [{name: value for name, value in line.items() if name not in others} for line in lines], found
+
+
+@pytest.mark.parametrize("plan", ["on_device", "asynchronous", pytest.param("synchronous", marks=pytest.mark.slow)])
+def test_evaluations_change_nothing(plan: str, tmp_path: Path) -> None:
+    """Not one bit of the learning curve; and they come with the first report at or after each multiple."""
+    here = config(plan, **PLANS[plan])
+    with_, without = tmp_path / "with", tmp_path / "without"
+    reports = list(jaxrl_dist.train(dataclasses.replace(here, run_dir=str(with_))))
+    silent = dataclasses.replace(here, evaluation_interval=None, run_dir=str(without))
+    list(jaxrl_dist.train(silent))
+    (lines, evaluations), (plain, none) = split(with_), split(without)
+    assert lines == plain and not none
+    steps = [line["env_steps"] for line in lines]
+    due = [now for before, now in zip([0, *steps], steps, strict=False) if now // 100 > before // 100]
+    assert list(evaluations) == due and len(due) >= 3
+    for report in reports[:-1]:
+        assert (report.evaluation is not None) == (report.env_steps in due)
+    assert reports[-1].evaluation == runs.read_json(with_ / "summary.json")["evaluation"]
+    assert reports[-1].evaluation == runs.read_json(without / "summary.json")["evaluation"]
+    for values in evaluations.values():
+        assert values["evaluation/episodes"] == 3 and 0 <= values["evaluation/cut"] <= 3
+    assert read_curve(with_, "evaluation/return_mean").x.tolist() == due
+
+
+def test_a_resumed_run_evaluates_where_it_would_have(tmp_path: Path) -> None:
+    """Whether its first part ends between two reports or with one, and whether that one was to be evaluated or not."""
+    whole = tmp_path / "whole"
+    list(jaxrl_dist.train(config(run_dir=str(whole))))
+    steps, due = [line["env_steps"] for line in runs.untimed(whole)], list(split(whole)[1])
+    for first in (due[0] - 10, due[0], due[1], next(step for step in steps if step not in due)):
+        parts = tmp_path / f"parts{first}"
+        list(jaxrl_dist.train(config(total_env_steps=first, run_dir=str(parts))))
+        list(jaxrl_dist.resume(parts, total_env_steps=SIZES["total_env_steps"]))
+        assert runs.untimed(parts) == runs.untimed(whole)
+
+
+def test_an_evaluation_that_a_signal_ends_is_made_up_for(tmp_path: Path) -> None:
+    """The run saves at once, and evaluates with the first report after it is resumed."""
+    run = training.prepare(config(run_dir=str(tmp_path / "run")))
+    played: list[int] = []
+    original = Evaluator.play
+
+    def play(self: Evaluator, *args: Any, stop: Any, **more: Any) -> Any:
+        played.append(1)
+        return original(self, *args, stop=lambda: True, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluator, "play", play)
+        stopped = run._replace(job=run.job._replace(stop=lambda: bool(played)))
+        *_, last = stopped.reports()
+    assert played == [1] and last.evaluation is None and 100 <= last.env_steps < 300
+    list(jaxrl_dist.resume(tmp_path / "run"))
+    lines, evaluations = split(tmp_path / "run")
+    after = next(line["env_steps"] for line in lines if line["env_steps"] > last.env_steps)
+    assert min(evaluations) == after and max(evaluations) > 300
+
+
+@pytest.mark.slow
+def test_an_evaluation_whose_environments_fail_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = Evaluator.play, iter(range(100))
+
+    def play(self: Evaluator, *args: Any, **more: Any) -> Any:
+        if next(calls) == 0:
+            raise EnvError("broken")
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(Evaluator, "play", play)
+    how = {"env": "envpool:CartPole-v1", "num_actors": 2, "on_actor_error": "restart", "run_dir": str(tmp_path / "run")}
+    with pytest.warns(EnvWarning, match="could not be finished: broken"):
+        reports = list(jaxrl_dist.train(config("asynchronous", **how)))
+    first, second = [report for report in reports if report.env_steps >= 100][:2]
+    assert first.evaluation is None and second.evaluation is not None
+
+
+def test_the_time_of_evaluations_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    original = Evaluator.play
+
+    def play(*args: Any, **more: Any) -> Any:
+        now[0] += 1000
+        return original(*args, **more)
+
+    monkeypatch.setattr(Evaluator, "play", play)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    here = config("synchronous", evaluation_interval=1, run_dir=str(tmp_path / "run"))
+    *_, last = jaxrl_dist.train(here)
+    assert now[0] >= 5000 and last.wall_time_s == 0
+    assert runs.read_json(tmp_path / "run" / "summary.json")["wall_time_s"] == 0
+
+
+def test_evaluations_compile_once() -> None:
+    """The policy is traced once, and so is the environment, for all evaluations of a run."""
+    source = find(own.Walk())
+    traced: list[str] = []
+    environment = source.device()
+
+    def step(*args: Any) -> Any:
+        traced.append("step")
+        return environment.step(*args)
+
+    def policy(*args: Any) -> Any:
+        traced.append("policy")
+        return greedy(*args)
+
+    source = source._replace(pure=environment._replace(step=step))
+    evaluator = Evaluator(algorithm(policy), source, 2, 0)
+    one, *others = [
+        (evaluator.play(Variables({"action": jnp.int32(action)}, ())), list(traced)) for action in (0, 1, 0)
+    ]
+    assert {"policy", "step"} == set(traced) and all(so_far == one[1] for _, so_far in others)
+    np.testing.assert_array_equal(one[0].returns, others[1][0].returns)
+
+
+# --- Episodes that never end ----------------------------------------------------------------------------
+
+
+def greedy(variables: Variables, obs: Any, core: Any, keys: Any, env_step: Any) -> Any:
+    return jnp.broadcast_to(variables.params["action"], (len(obs),)), core, {}
+
+
+def algorithm(policy: Any = greedy) -> Any:
+    nothing: Any = None
+    return Algorithm(nothing, policy, nothing, nothing, nothing)
+
+
+class Endless(own.Walk):
+    """Costs 1 a step; the parameter is a time limit, or None."""
+
+    default_params = None
+
+    def step_env(self, key: jax.Array, state: own.WalkState, action: jax.Array, params: int | None) -> Any:
+        obs, state, *_ = super().step_env(key, state, action, 0)
+        return 0 * obs, state, -1.0, False, {}
+
+    def is_truncated(self, state: own.WalkState, params: int | None) -> Any:
+        return params is not None and state.time >= params
+
+
+VARIABLES = Variables({"action": jnp.int32(0)}, ())
+
+
+def test_episodes_are_cut_and_count_as_far_as_they_came() -> None:
+    """130 episodes of 128 environments, so that two go on after the cut: their second one is the rest of the first."""
+    source = find((Endless(), 50))
+    played = evaluate(algorithm(), VARIABLES, source, 130, 0, max_steps=30)
+    assert played.lengths.tolist() == [30, 20] * 2 + [30] * 126
+    np.testing.assert_array_equal(played.returns, -played.lengths)
+    assert played.cut == 128 and played.summary()["cut"] == 128
+
+
+def test_without_a_limit_of_its_own_an_episode_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxrl_dist.evaluate.MAX_EPISODE_STEPS", 40)
+    source = find(Endless())
+    played = evaluate(algorithm(), VARIABLES, source, 3, 0)
+    assert played.cut == 3 and played.lengths.tolist() == [40] * 3
+    limited = source._replace(spec=dataclasses.replace(source.spec, max_episode_steps=50))
+    played = evaluate(algorithm(), VARIABLES, limited, 3, 0)
+    assert played.cut == 3 and played.lengths.tolist() == [50] * 3
+
+
+def test_what_was_cut_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {**SIZES, "hidden_sizes": 4, "evaluation_max_steps": 5}
+    flags = [part for name, value in sizes.items() for part in (flag(name), str(value))]
+    command = ["train", "impala", "--env", "CartPole-v1", "--plan", "on_device", *flags]
+    assert cli.main([*command, "--run-dir", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "of 3 greedy episodes, 3 of them cut before they had ended)" in printed
+    assert "  evaluation 5" in printed
+    assert cli.main(["evaluate", str(tmp_path / "run"), "--episodes", "3", "--max-steps", "4"]) == 0
+    assert "return 4 +- 0" in capsys.readouterr().out

@@ -1,0 +1,199 @@
+"""Films of trained policies, and the pictures that gymnax does not draw."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+import runs
+from PIL import Image
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.config import ConfigError
+from jaxrl_dist.envs.drawing import draw
+from jaxrl_dist.evaluate import evaluate
+from jaxrl_dist.policy import Policy
+from jaxrl_dist.training import find_env
+from jaxrl_dist.types import Discrete, EnvSpec
+from jaxrl_dist.video import record
+
+
+class Painted(gymnasium.Env):
+    """Counts to a number and shows it as a colour, if it is told to draw by this name of its argument."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    observation_space = gymnasium.spaces.Box(-100, 100, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None, height: int = 7) -> None:
+        self.render_mode, self.height, self.count = render_mode, height, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.full(1, self.count, np.float32), 1.0, self.count == 6, False, {}
+
+    def render(self) -> Any:
+        if self.render_mode is None:
+            return None
+        return np.full((self.height, 5, 3), 40 * self.count, np.uint8)
+
+
+def blind() -> Painted:
+    """One that cannot be told to draw."""
+    return Painted()
+
+
+def untrained(env: str, **values: Any) -> Policy:
+    config = jaxrl_dist.preset("pg", env, hidden_sizes=(4,), **values)
+    source = find_env(config)
+    return Policy(config, source, config.algorithm.make(source.spec).init(jax.random.key(0)))
+
+
+def pictures(path: Path) -> tuple[list[np.ndarray], list[int]]:
+    """Those of a GIF, and how long each is shown, in milliseconds."""
+    with Image.open(path) as film:
+        assert film.format == "GIF" and film.info["loop"] == 0
+        found = []
+        for number in range(film.n_frames):
+            film.seek(number)
+            found.append((np.array(film.convert("RGB")), film.info["duration"]))
+    images, times = zip(*found, strict=True)
+    return list(images), list(times)
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
+    "gymnax:CartPole-v1": ({"frame_stack": 2}, (200, 300)),
+    "gymnax:Breakout-MinAtar": ({}, (240, 240)),
+    "envpool:CartPole-v1": ({"action_repeat": 2}, (400, 600)),
+    "envpool:Pong-v5": ({}, (210, 160)),
+    "test_video:Painted": ({"env_options": {"height": "9"}, "frame_stack": 2}, (9, 5)),
+    "test_video:Painted ": ({"env_workers": "processes"}, (7, 5)),
+}
+SLOW = ("gymnax:Breakout-MinAtar", "envpool:Pong-v5", "test_video:Painted ")
+
+
+@pytest.mark.parametrize("env", [pytest.param(env, marks=[pytest.mark.slow] if env in SLOW else []) for env in CASES])
+def test_what_is_filmed_is_what_is_evaluated(env: str, tmp_path: Path) -> None:
+    values, size = CASES[env]
+    policy = untrained(env.strip(), **values)
+    played, count = record(policy, tmp_path / "film.gif", 2, seed=3, fps=50, max_steps=12)
+    other = evaluate(policy.algorithm, policy.variables, policy.source, 2, 3, max_steps=12)
+    np.testing.assert_array_equal(played.returns, other.returns)
+    np.testing.assert_array_equal(played.lengths, other.lengths)
+    assert count == sum(played.lengths) + 2
+    images, times = pictures(tmp_path / "film.gif")
+    assert {image.shape for image in images} == {(*size, 3)}
+    assert sum(times) == 20 * count and len(images) > 4  # equal ones are shown as one, for longer
+
+
+def test_each_step_has_its_picture(tmp_path: Path) -> None:
+    """The last one of an episode is of the state that it ended in."""
+    played, count = record(untrained("test_video:Painted"), tmp_path / "film.gif", 2, 0, 10)
+    images, times = pictures(tmp_path / "film.gif")
+    assert played.lengths.tolist() == [6, 6] and played.cut == 0 and count == 14
+    assert [int(image[0, 0, 0]) for image in images] == [0, 40, 80, 120, 160, 200, 240] * 2
+    assert times == [100] * 14
+
+
+@pytest.mark.parametrize(
+    "env, message",
+    [
+        ("envpool:Taxi-v3", "envpool:Taxi-v3 cannot be drawn: render not implemented for this environment"),
+        ("gymnax:MemoryChain-bsuite", "gymnax:MemoryChain-bsuite cannot be drawn: its observations are no images"),
+        (
+            "test_video:blind",
+            r"test_video:blind cannot be drawn: TypeError: render\(\) gave a NoneType and not an array",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(env: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        record(untrained(env), tmp_path / "film.gif")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir, film = str(runs.finished(runs.CARTPOLE)), str(tmp_path / "film.gif")
+    assert cli.main(["video", run_dir, film, "--seed", "5", "--max-steps", "9"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2].startswith("return ") and printed[-1].startswith(f"wrote {film}: ")
+    assert cli.main(["evaluate", run_dir, "--seed", "5", "--episodes", "1", "--max-steps", "9"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == printed[-2]
+    for args, message in {
+        (run_dir,): "which run, and which file?",
+        (run_dir, "film.png"): "film.png must end in .gif",
+        (run_dir, str(tmp_path / "no" / "film.gif")): "there is no directory",
+        (run_dir, film, "--fps", "0"): "--fps must be >= 1 and <= 50, not 0",
+        (run_dir, film, "--episodes", "101"): "--episodes must be >= 1 and <= 100",
+        (run_dir, film, "--frames", "3"): "unknown flag --frames",
+        (str(tmp_path), film): "there is no",
+    }.items():
+        assert cli.main(["video", *args]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err and captured.err.count("\n") == 1
+
+
+# --- Pictures of gymnax ---------------------------------------------------------------------------------
+
+
+def spec(family: str = "other") -> EnvSpec:
+    return EnvSpec("Env", "gymnax", family, Discrete(2), Discrete(2), None)
+
+
+def middle(image: np.ndarray, color: str) -> np.ndarray:
+    """Where the pixels of a colour lie on average: row and column."""
+    red, green, blue = (image[..., axis].astype(int) for axis in range(3))
+    found = red - green > 80 if color == "red" else green - np.maximum(red, blue) > 60
+    return np.argwhere(found).mean(axis=0)
+
+
+@pytest.mark.parametrize(
+    "states, row, column",
+    [
+        ([{"x": 0.0, "theta": x} for x in (-0.2, 0.0, 0.2)], 0, 1),
+        ([{"x": x, "theta": 0.0} for x in (-1.0, 0.0, 1.0)], 0, 1),
+        ([{"theta": x} for x in (1.0, 0.0, -1.0)], 0, 1),
+        ([{"theta": x} for x in (0.0, 1.5, 3.1)], 1, 0),
+        ([{"joint_angle1": x, "joint_angle2": 0.0} for x in (-1.0, 0.0, 1.0)], 0, 1),
+        ([{"position": x} for x in (-1.2, -0.5, 0.6)], 0, 1),
+    ],
+)
+def test_classic_control_is_where_its_state_says(states: list[dict[str, float]], row: int, column: int) -> None:
+    """To the right, or down, from one state to the next."""
+    images = [draw(spec("classic_control"), SimpleNamespace(**state), np.zeros(2)) for state in states]
+    assert {(image.shape, image.dtype) for image in images} == {((200, 300, 3), np.dtype(np.uint8))}
+    for one, other in itertools.pairwise(middle(image, "red") for image in images):
+        assert not row or other[0] > one[0] + 5
+        assert not column or other[1] > one[1] + 5
+
+
+def test_channels_have_colours_and_pixels_are_large() -> None:
+    obs = np.zeros((10, 8, 4), bool)
+    obs[0, 1, 0] = obs[0, 1, 2] = obs[5, 5, 3] = True
+    image = draw(spec(), None, obs)
+    assert image.shape == (240, 192, 3) and not image[24:120].any()
+    blocks = image[12::24, 12::24]
+    assert (np.argwhere(blocks.any(axis=2)) == [[0, 1], [5, 5]]).all()
+    assert (image[24 * 5 : 24 * 6, 24 * 5 : 24 * 6] == blocks[5, 5]).all() and (blocks[0, 1] != blocks[5, 5]).any()
+
+
+def test_images_with_colours_are_shown_as_they_are() -> None:
+    rgb = np.random.default_rng(0).integers(0, 256, (300, 250, 3), np.uint8)
+    np.testing.assert_array_equal(draw(spec(), None, rgb), rgb)
+    grey = rgb[..., 0]
+    np.testing.assert_array_equal(draw(spec(), None, grey), np.repeat(grey[..., None], 3, 2))
+    np.testing.assert_array_equal(draw(spec(), None, np.moveaxis(rgb, 2, 0)), rgb)
+    with pytest.raises(ConfigError, match="cannot be drawn"):
+        draw(spec(), None, np.zeros(4))
