@@ -1,4 +1,4 @@
-"""The command ``jaxrl-dist``: trains, resumes, evaluates, films, plots, lists, and checks environments."""
+"""The command ``jaxrl-dist``: trains, resumes, evaluates, films, plots, lists, and checks environments and machines."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ usage: jaxrl-dist COMMAND ...
   video RUN_DIR FILE.gif [FLAGS]     play some and film them
   plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
   check-env ENV [FLAGS]              say what is wrong with an environment of your own
+  doctor                             say whether this machine can train, on what, and what is missing
   list algorithms|envs|plans         what there is
   --version                          which jaxrl-dist this is
 
@@ -60,15 +61,15 @@ algorithms: {algorithms}
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0: done; 1: it failed on the way, such as by a full disk, or ``check-env`` has found faults; 2: the input cannot be
-    run; 130: Ctrl-C; 143: SIGTERM. Failures come with one line on stderr, which the traceback of an environment that
-    failed precedes.
+    0: done; 1: it failed on the way, such as by a full disk, or ``check-env`` or ``doctor`` has found faults; 2: the
+    input cannot be run; 130: Ctrl-C; 143: SIGTERM. Failures come with one line on stderr, which the traceback of an
+    environment that failed precedes.
     """
     code = 0
     try:
         try:
             _run(list(sys.argv[1:] if argv is None else argv))
-        except SystemExit as stop:  # after --help, and of check-env
+        except SystemExit as stop:  # after --help, and of check-env and doctor
             code = int(stop.code or 0)
         sys.stdout.flush()
         return code
@@ -110,6 +111,7 @@ def _run(args: list[str]) -> None:
         "video": video_command,
         "plot": plot_command,
         "check-env": check_env_command,
+        "doctor": doctor_command,
         "list": list_command,
     }
     if args[0] == "--version":
@@ -457,6 +459,37 @@ def check_env_command(args: Sequence[str]) -> None:
         print(f"{asked.env}: no fault found in {found.steps} steps, {found.episodes} episodes")
     else:
         raise SystemExit(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Doctor:
+    """Says whether this machine can train, on which devices, with which libraries, and what is missing."""
+
+
+def doctor_command(args: Sequence[str]) -> None:
+    """``doctor``.
+
+    Raises:
+      SystemExit: with code 1, if nothing can be trained here.
+    """
+    from jaxrl_dist import flags
+
+    flags.check_flags(args, ())
+    flags.run_tyro(Doctor, args, prog="jaxrl-dist doctor")
+
+    from jaxrl_dist.doctor import examine
+
+    answer = examine()
+    width = max(len(name) for name, _ in answer.facts)
+    for name, value in answer.facts:
+        print(f"{name:{width}}  {value}")
+    for note in answer.notes:
+        print(f"note: {note}")
+    for problem in answer.problems:
+        print(f"problem: {problem}")
+    if answer.problems:
+        raise SystemExit(1)
+    print("this machine can train")
 
 
 def list_command(args: Sequence[str]) -> None:

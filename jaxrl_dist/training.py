@@ -473,7 +473,7 @@ def pool_options(
     check_used(config, "lag", there=config.lockstep, needed="--lockstep")
     check_used(config, "gather_deadline", there=config.gather is not None, needed="--gather")
     check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")
-    check_used(config, "on_actor_error", there=not on_device, needed="environments on the host: gymnax's cannot fail")
+    check_used(config, "on_actor_error", there=not on_device, needed="environments on the host")
     if config.free_running and (config.plan != "asynchronous" or algorithm.replay is None):
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
     if not threaded:

@@ -69,6 +69,29 @@ class Plain(Walk):
         return False
 
 
+class Spoilt(Walk):
+    """Shows or pays what is no finite number, by chance, whatever the actions; each episode has seven steps."""
+
+    def __init__(self, field: str = "observation", value: str = "nan", chance: float = 0.01) -> None:
+        self._field, self._value, self._chance = field, float(value), chance
+
+    def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
+        obs, state, reward, *_ = super().step_env(key, state, action, params)
+        spoilt = jnp.where(jax.random.uniform(key) < self._chance, self._value, 0.0)
+        if self._field == "observation":
+            obs += spoilt
+        else:
+            reward += spoilt
+        return obs, state, reward, False, {}
+
+
+class SpoiltStart(Walk):
+    """Begins with what is no number."""
+
+    def reset_env(self, key: jax.Array, params: int) -> tuple[jax.Array, WalkState]:
+        return jnp.full(1, jnp.nan), super().reset_env(key, params)[1]
+
+
 class Branching(Walk):
     """Asks an array for its truth, as no compiled program can."""
 

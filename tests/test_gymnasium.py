@@ -250,8 +250,8 @@ FAILURES = {
     "show a wrong dtype": "in step: ValueError: the observation has shape (3,) and dtype complex128, where its space",
     "return four": "in step: ValueError: not enough values to unpack",
     "raise in reset": "in reset: RuntimeError: no new game",
-    "show nan": "gave the observation [ 0. nan 0.]",
-    "pay nan": "gave the reward nan",
+    "show nan": "gave an observation that is not finite: [ 0. nan 0.]",
+    "pay nan": "gave a reward that is not finite: nan",
 }
 
 
@@ -544,6 +544,32 @@ def test_no_file_chooses_what_is_imported(module: str, capsys: pytest.CaptureFix
     with pytest.raises(ConfigError, match="has no option 'p_crash'"):
         jaxrl_dist.load_policy("run", env="gymnasium:CartPole-v1")
     assert module not in sys.modules
+
+
+def test_a_run_of_ones_own_environment_is_resumed_by_naming_it(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, more = shutil.copytree("run", tmp_path / "run"), "--total-env-steps 640 --quiet"
+    sys.modules.pop(module, None)
+    for flags, message in {
+        "": f"no file may choose code to run; name its environment yourself, by --env gymnasium:{module}:make",
+        "--env CartPole-v1": "has no option 'p_crash'",
+        f"--env {module}:mke": "has no function 'mke' (did you mean 'make'?)",
+        f"--env {module}:make --num-envs 16": "--num-envs cannot change where a run is resumed",
+    }.items():
+        assert cli.main(f"resume {run_dir} {flags} {more}".split()) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1
+        assert (module in sys.modules) == (":mke" in flags)
+        sys.modules.pop(module, None)
+    before = runs.untimed(run_dir)
+    assert cli.main(f"resume {run_dir} --env {module}:make {more}".split()) == 0
+    assert capsys.readouterr() == ("", "")
+    after = runs.untimed(run_dir)
+    assert after[: len(before) - 1] == before[:-1] and after[-1]["env_steps"] >= 640
+    config = runs.read_json(run_dir / "config.json")["run"]
+    assert (config["env"], config["total_env_steps"]) == (f"gymnasium:{module}:make", 640)
+    sys.modules.pop(module)
 
 
 def test_the_id_of_a_registry_in_a_file_is_no_code(module: str, tmp_path: Path) -> None:

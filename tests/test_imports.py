@@ -42,7 +42,8 @@ ALLOWED: dict[str, str] = {
     "console": "config types",
     "plot": "config metrics",
     "video": "config envs evaluate policy",
-    "cli": "config envs algorithms flags evaluate signals metrics training policy console plot video",
+    "doctor": "config envs",
+    "cli": "config envs algorithms flags evaluate signals metrics training policy console plot video doctor",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,28 @@ def test_its_runs_are_evaluated_and_repeated_by_naming_it(
     assert runs.untimed(again) == runs.untimed(run_dir)
     assert cli.main(["train", str(file), "--config", str(runs.finished(runs.CARTPOLE))]) == 2
     assert "is of ppo, not of RWR" in capsys.readouterr().err
+
+
+def test_its_runs_are_resumed_by_naming_it(
+    run_dir: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, more = shutil.copytree(run_dir, tmp_path / "run"), "--total-env-steps 640 --quiet"
+    (tmp_path / "mine.py").write_text(CONFIG_CLASS)
+    for flags, message in {
+        "": "unknown algorithm 'RWR'",
+        f"--algorithm {tmp_path}/mine.py": "unknown algorithm 'RWR'",
+        f"--algorithm {tmp_path}/nowhere.py": f"there is no file {tmp_path}/nowhere.py",
+        f"--algorithm {file} --temperature 2": "--temperature cannot change where a run is resumed",
+    }.items():
+        assert cli.main(f"resume {copy} {flags} {more}".split()) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1
+    before = runs.untimed(copy)
+    assert cli.main(f"resume {copy} --algorithm {file} {more}".split()) == 0
+    assert capsys.readouterr() == ("", "")
+    after = runs.untimed(copy)
+    assert after[: len(before) - 1] == before[:-1] and after[-1]["env_steps"] >= 640
+    assert runs.read_json(copy / "summary.json")["env_steps"] == after[-1]["env_steps"]
 
 
 def test_its_class_stands_for_its_preset(file: Path) -> None:

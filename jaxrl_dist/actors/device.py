@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.actors.common import Share, Stages, after_step, step_numbers
 from jaxrl_dist.envs import DeviceEnv
+from jaxrl_dist.envs.base import not_finite
 from jaxrl_dist.envs.gymnax import RESET
-from jaxrl_dist.types import Algorithm, Array, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, Variables
 
 
 class ActorState(NamedTuple):
@@ -86,24 +87,73 @@ def make_rollout(
     return rollout
 
 
+NO_FAULT = np.uint32(2**32 - 1)
+
+
+class Fault(NamedTuple):
+    """Where environments first gave NaN or infinity: an entry for each device, ``[devices]``."""
+
+    iteration: Array  # int32
+    place: Array  # uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere
+
+
+def find_fault(experience: Rollout) -> jax.Array:
+    """The first observation or reward of a rollout that is not finite, as uint32 ``(t * B + b) * 2 + field``.
+
+    ``t`` counts as observations do: what step ``t - 1`` led to. A reward is field 1. ``NO_FAULT``: all are finite.
+    """
+
+    def first(x: jax.Array, t: int, field: int) -> jax.Array:
+        wrong = ~jnp.isfinite(x).all(axis=tuple(range(2, x.ndim)))
+        step, env = (jax.lax.broadcasted_iota(jnp.uint32, wrong.shape, axis) for axis in (0, 1))
+        return jnp.min(jnp.where(wrong, ((step + t) * wrong.shape[1] + env) * 2 + field, NO_FAULT))
+
+    found = first(experience.reward, 1, 1)
+    if not jnp.issubdtype(experience.obs.dtype, jnp.floating):
+        return found
+    return jnp.minimum(found, first(experience.obs, 0, 0))
+
+
+def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int, first: int = 0) -> None:
+    """Looks at what the programs found, on the host; steps count from iteration 0, whose reset counts as step 0.
+
+    Args:
+      num_envs: on all these devices; ``first`` is the number, among all of the run, of the first.
+
+    Raises:
+      EnvError: an observation or a reward was not finite; names the environment, the step and the field.
+    """
+    size, found = num_envs // len(fault.place), []
+    for device, (iteration, place) in enumerate(zip(fault.iteration, fault.place, strict=True)):
+        if place != NO_FAULT:
+            t, index, field = (int(x) for x in np.unravel_index(int(place), (rollout_length + 1, size, 2)))
+            found.append((max(int(iteration) * rollout_length + t - 1, 0), first + device * size + index, field))
+    if found:
+        step, index, field = min(found)
+        raise not_finite(spec, index, step, ("observation", "reward")[field])
+
+
 def compile_rollout(
     algorithm: Algorithm, env: DeviceEnv, on: Mesh, rollout_length: int, act_key: jax.Array, env_key: jax.Array
 ) -> mesh.Program:
-    """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, valid_steps)``."""
+    """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, valid_steps, fault)``.
+
+    ``fault`` is ``find_fault``'s of each device, ``[devices]``.
+    """
     rollout = make_rollout(algorithm, env, rollout_length)
 
     def run(
         variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array
-    ) -> tuple[ActorState, Rollout, EpisodeStats, jax.Array]:
+    ) -> tuple[ActorState, Rollout, EpisodeStats, jax.Array, jax.Array]:
         actor, experience, episodes = rollout(variables, actor, act_key, env_key, iteration, env_step, first)
         valid_steps = mesh.global_sum(jnp.sum(experience.valid, dtype=jnp.int32))
         # Copied, because the next call uses up the state, and the sample may live longer.
         core, final_core = jax.tree.map(jnp.copy, (experience.core, experience.final_core))
         experience = experience._replace(core=core, final_core=final_core)
-        return actor, experience, mesh.global_episodes(episodes), valid_steps
+        return actor, experience, mesh.global_episodes(episodes), valid_steps, find_fault(experience)[None]
 
     one, batch = mesh.REPLICATED, mesh.BATCH
-    return mesh.Program(run, on, (one, batch, one, one, one), (batch, mesh.ROLLOUT, one, one), donate=(1,))
+    return mesh.Program(run, on, (one, batch, one, one, one), (batch, mesh.ROLLOUT, one, one, batch), donate=(1,))
 
 
 class DeviceActor:
@@ -120,21 +170,24 @@ class DeviceActor:
         stages: Stages,
     ) -> None:
         """``program`` is ``compile_rollout``'s for the same algorithm, environment and mesh."""
-        self._program = program
-        self._first = np.int32(share.first)
+        self._program, self._spec, self._share = program, env.spec, share
         self._stages = stages
         self._state = mesh.place(jax.jit(lambda key: init(algorithm, env, share, key))(env_key), on, mesh.BATCH)
         self._stages.mark("start")
 
     def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
-        """As ``HostActor.rollout``."""
+        """As ``HostActor.rollout``.
+
+        Raises:
+          EnvError: an environment gave NaN or infinity.
+        """
         self._stages.mark("other")
-        self._state, rollout, episodes, valid_steps = self._program(
-            variables, self._state, iteration, env_step, self._first
-        )
-        episodes, steps = jax.device_get(episodes), int(valid_steps)
+        size, first = self._share.size, self._share.first
+        self._state, rollout, *counts = self._program(variables, self._state, iteration, env_step, np.int32(first))
+        episodes, steps, place = jax.device_get(counts)
+        check_fault(self._spec, Fault(np.full_like(place, iteration), place), size, len(rollout.reward), first)
         self._stages.mark("acting")
-        return rollout, episodes, steps
+        return rollout, episodes, int(steps)
 
     def close(self) -> None:
         """Nothing: the environments are arrays."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxrl_dist.config import ConfigError, did_you_mean
+from jaxrl_dist.config import ConfigError, EnvError, did_you_mean
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -62,7 +62,7 @@ class HostEnv(Protocol):
 
         Raises:
           ValueError: an action lies outside the action space; the message names environment and step.
-          EnvError: an environment's own code failed.
+          EnvError: an environment's own code failed, or gave what is no finite number.
           TimeoutError: an environment has not answered in time.
         """
 
@@ -129,6 +129,32 @@ def checked_action(spec: EnvSpec, action: np.ndarray, step: int) -> np.ndarray:
             f"{space}"
         )
     return action
+
+
+def check_finite(spec: EnvSpec, step: int, field: str, values: np.ndarray) -> None:
+    """Checks what environments on the host gave back at a step; whole numbers are finite always.
+
+    Args:
+      step: counted from the start of this session; the first reset counts as step 0.
+      field: ``observation`` or ``reward``.
+      values: ``[B, ...]``.
+
+    Raises:
+      EnvError: NaN or infinity; names the first environment.
+    """
+    if values.dtype.kind in "biu" or np.isfinite(values).all():
+        return
+    index = int(np.argwhere(~np.isfinite(values))[0, 0])
+    raise not_finite(spec, index, step, field, values[index])
+
+
+def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = None) -> EnvError:
+    """The error of environment ``index`` that gave NaN or infinity; ``value`` is what it gave, where it is at hand."""
+    kind = "an observation" if field == "observation" else f"a {field}"
+    shown = "" if value is None else f": {' '.join(str(value).split())[:80]}"
+    return EnvError(
+        f"{spec.backend}:{spec.id}: environment {index} at step {step} gave {kind} that is not finite{shown}"
+    )
 
 
 def parse_option(env: str, key: str, text: str, default: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.config import ConfigError
-from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, checked_action, parse_options
+from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, check_finite, checked_action, parse_options
 from jaxrl_dist.frames import Frame
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, PyTree, Space, Timestep
 
@@ -221,14 +221,16 @@ class EnvPool:
         valid = ~self._ended
         terminated = terminated & valid
         truncated = truncated & valid & ~terminated
-        self._steps += 1
         self._ended = terminated | truncated
         raw_reward, over = reward, self._ended
         if self.spec.family == "atari":  # info carries the unclipped reward, and whether the game, not a life, is over
             raw_reward, over = info["reward"], truncated | (terminated & (info["terminated"] != 0))
         episodes = self._episodes.add(raw_reward, valid, over)
         reward = np.where(valid, reward, 0).astype(np.float32)
-        return Timestep(self._observation(obs, info, ~valid), reward, terminated, truncated, valid), episodes
+        observation = self._observation(obs, info, ~valid)
+        check_finite(self.spec, self._steps, "reward", reward)
+        self._steps += 1
+        return Timestep(observation, reward, terminated, truncated, valid), episodes
 
     def render(self, index: int) -> np.ndarray:
         try:
@@ -268,6 +270,7 @@ class EnvPool:
     def _observation(self, obs: np.ndarray, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
         # A copy, always: EnvPool may reuse its buffers while a device still reads them.
         obs = np.array(obs, dtype=self.spec.observation.dtype)
+        check_finite(self.spec, self._steps, "observation", obs)
         if self.spec.frame_stack == 1:
             return obs
         # EnvPool's own stacks run on over a lost life and begin anew with the game. So does this clock, but for a game

@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxrl_dist import env_worker
 from jaxrl_dist.config import BACKENDS, ConfigError, EnvError, did_you_mean
-from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, checked_action, parse_option
+from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, check_finite, checked_action, parse_option
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, Space, Timestep
 
 _START_SECONDS = 60.0
@@ -434,16 +434,14 @@ class Gymnasium:
         """Looks at what the environments gave back.
 
         Raises:
-          EnvError: something that is no number, or an observation outside a discrete space.
+          EnvError: something that is no finite number, or an observation outside a discrete space.
         """
-        obs, reward = self._records["obs"], self._records["reward"]
-        space = self.spec.observation
-        if isinstance(space, Box):
-            wrong = np.isnan(obs) if np.issubdtype(space.dtype, np.floating) else np.zeros(self.num_envs, bool)
-        else:
+        obs, space = self._records["obs"], self.spec.observation
+        check_finite(self.spec, self._steps, "observation", obs)
+        check_finite(self.spec, self._steps, "reward", self._records["reward"])
+        if not isinstance(space, Box):
             wrong = (obs < 0) | (obs >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec))
-        for what, bad in (("observation", wrong), ("reward", ~np.isfinite(reward))):
-            if bad.any():
-                index = int(np.argwhere(bad)[0, 0])
-                shown = " ".join(str(self._records["obs" if what == "observation" else what][index]).split())[:80]
-                raise EnvError(f"{self._name}: environment {index} at step {self._steps} gave the {what} {shown}")
+            if wrong.any():
+                index = int(np.argwhere(wrong)[0, 0])
+                where = f"environment {index} at step {self._steps}"
+                raise EnvError(f"{self._name}: {where} gave the observation {obs[index]}, outside {space}")

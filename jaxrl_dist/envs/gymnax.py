@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.config import ConfigError, EnvError
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers, checked_action, parse_options
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers, check_finite, checked_action, parse_options
 from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Space, Timestep
 
@@ -246,13 +246,17 @@ class HostGymnax:
 
     def reset(self) -> np.ndarray:
         self._state, obs = self._reset(self._key)
-        return np.array(obs)
+        obs = np.array(obs)
+        check_finite(self.spec, self._steps, "observation", obs)
+        return obs
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         action = checked_action(self.spec, action, self._steps)
         self._state, step, episodes = self._step(self._state, action, self._key, np.uint32(self._steps))
-        self._steps += 1
         step, episodes = jax.tree.map(np.array, (step, episodes))
+        check_finite(self.spec, self._steps, "observation", step.obs)
+        check_finite(self.spec, self._steps, "reward", step.reward)
+        self._steps += 1
         return step, episodes
 
     def render(self, index: int) -> np.ndarray:

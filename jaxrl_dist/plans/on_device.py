@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,7 +44,10 @@ def on_device(job: Job) -> Iterator[Report]:
         began = time.perf_counter() - program.compile_seconds
         count = max(1, min(at_once, job.iterations_per_report - int(since.iterations)))
         budget = min(job.total_env_steps - env_steps, 2**30)
-        state, actor, since, steps = program(state, actor, since, keys, np.int32(count), np.int32(budget))
+        state, actor, since, *found = program(state, actor, since, keys, np.int32(count), np.int32(budget))
+        steps, fault = jax.device_get(found)
+        # Before any report: so no checkpoint holds what came of it, and a resumed run meets it again.
+        device.check_fault(job.source.spec, fault, job.num_envs, job.rollout_length)
         env_steps += int(steps)
         seconds = time.perf_counter() - program.compile_seconds - began
         at_once = max(1, min(2 * at_once, int(DISPATCH_SECONDS * count / seconds)))
@@ -62,17 +66,18 @@ def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
 
 
 def _iterate(job: Job) -> Any:
-    """``(state, actor, keys) -> (state, actor, steps, metrics, episodes)``: one iteration, under ``jax.shard_map``."""
+    """``(state, actor, keys) -> (state, actor, steps, metrics, episodes, fault)``, an iteration under ``shard_map``."""
     rollout = device.make_rollout(job.algorithm, job.source.device(), job.rollout_length)
 
     def iterate(
         state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]
-    ) -> tuple[TrainState, device.ActorState, jax.Array, Any, EpisodeStats]:
+    ) -> tuple[TrainState, device.ActorState, jax.Array, Any, EpisodeStats, device.Fault]:
         act_key, env_key, learn_key = keys
         actor, experience, episodes = rollout(state.variables, actor, act_key, env_key, state.iteration, state.env_step)
+        fault = device.Fault(meshes.vary(state.iteration[None]), device.find_fault(experience)[None])
         state, metrics = job.learner.update(state, experience, learn_key)
         steps = meshes.global_sum(jnp.sum(experience.valid, dtype=jnp.int32))
-        return state, actor, steps, metrics, episodes
+        return state, actor, steps, metrics, episodes, fault
 
     return iterate
 
@@ -96,9 +101,10 @@ def _place(job: Job, since: Since, like: Since) -> Since:
 
 
 def _program(job: Job) -> meshes.Program:
-    """``(state, actor, since, keys, count, budget) -> (state, actor, since, steps)``.
+    """``(state, actor, since, keys, count, budget) -> (state, actor, since, steps, fault)``.
 
     Makes ``count`` iterations, or fewer if ``budget`` env steps are done before, and adds what they bring to ``since``.
+    ``fault`` is the first of each device.
     """
     iterate = _iterate(job)
 
@@ -109,17 +115,17 @@ def _program(job: Job) -> meshes.Program:
         keys: tuple[jax.Array, ...],
         count: jax.Array,
         budget: jax.Array,
-    ) -> tuple[TrainState, device.ActorState, Since, jax.Array]:
+    ) -> tuple[TrainState, device.ActorState, Since, jax.Array, device.Fault]:
         last = since.iterations + count
 
         def more(carry: Any) -> jax.Array:
-            _, _, since, steps = carry
+            _, _, since, steps, _ = carry
             return (since.iterations < last) & (steps < budget)
 
         def body(carry: Any) -> Any:
-            state, actor, since, steps = carry
+            state, actor, since, steps, fault = carry
             updates = state.updates
-            state, actor, new_steps, metrics, episodes = iterate(state, actor, keys)
+            state, actor, new_steps, metrics, episodes, new_fault = iterate(state, actor, keys)
             grew = state.updates > updates
             total = jax.tree.map(lambda *x: jnp.stack(x), EpisodeStats._make(x[0] for x in since.episodes), episodes)
             since = Since(
@@ -128,10 +134,12 @@ def _program(job: Job) -> meshes.Program:
                 sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
                 episodes=jax.tree.map(lambda x: x[None], meshes.vary(total.merge())),
             )
-            return state, actor, since, steps + new_steps
+            fault = jax.tree.map(partial(jnp.where, fault.place == device.NO_FAULT), new_fault, fault)
+            return state, actor, since, steps + new_steps, fault
 
-        return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32)))
+        none = device.Fault(jnp.zeros(1, jnp.int32), jnp.full(1, device.NO_FAULT))
+        return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32), meshes.vary(none)))
 
     one, batch = meshes.REPLICATED, meshes.BATCH
     in_specs = (meshes.STATE, batch, _SINCE, one, one, one)
-    return meshes.Program(run, job.mesh, in_specs, (meshes.STATE, batch, _SINCE, one), donate=(0, 1, 2))
+    return meshes.Program(run, job.mesh, in_specs, (meshes.STATE, batch, _SINCE, one, batch), donate=(0, 1, 2))
