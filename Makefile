@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow docs lint format clean
+.PHONY: help train test slow docs notebooks lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -23,6 +23,9 @@ slow: .venv/installed-test  ## the tests that learn to published scores, minutes
 
 docs: .venv/installed-test  ## build the documentation into site/, to be read from site/index.html
 	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+notebooks: .venv/installed  ## run the notebooks and store their outputs in them
+	JAX_PLATFORMS=cpu $(BIN)/python scripts/notebooks.py
 
 lint: .venv/installed-test  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check

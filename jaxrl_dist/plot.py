@@ -142,10 +142,7 @@ def plot(
     Raises:
       ConfigError: what is no run, a metric that it does not have, or a picture that cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot, whose backend belongs to the caller, as a notebook's does
 
     if x not in AXES:
         raise ConfigError(f"--x {x} is none of {', '.join(AXES)}{did_you_mean(x, AXES)}")
@@ -154,7 +151,8 @@ def plot(
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves = {name: read_curve(path, metric, x) for name, path in paths.items()}
     groups = group({name: _read_config(path) for name, path in paths.items()})
-    fig, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    fig = Figure(figsize=(7, 4.2), layout="constrained")
+    ax = fig.subplots()
     try:
         for index, (label, names) in enumerate(groups.items()):
             color, own = f"C{index}", [curves[name] for name in names]
@@ -173,8 +171,6 @@ def plot(
         fig.savefig(out, dpi=120)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--out {out} cannot be written: {error}") from error
-    finally:
-        plt.close(fig)
 
 
 def _read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:

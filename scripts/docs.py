@@ -7,11 +7,13 @@ is written by hand or can be out of date. ``make docs`` builds the site.
 from __future__ import annotations
 
 import ast
+import base64
 import dataclasses
 import functools
 import importlib
 import inspect
 import itertools
+import json
 import pathlib
 import re
 import runpy
@@ -20,6 +22,9 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 
 import jaxrl_dist
 from jaxrl_dist import algorithms, envs, training
@@ -40,8 +45,17 @@ KINDS = {
 """An environment of each kind that presets tell apart."""
 
 
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """The hook: adds a page for each notebook, and its pictures."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for name, content in notebook(path).items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """The hook: mkdocs calls it with the text of each document."""
+    markdown = re.sub(r"\]\((?:\.\./(notebooks/))?([\w-]+)\.ipynb\)", r"](\1\2.md)", markdown)
     return re.sub(r"^\{\{ (\w+)(?: (\S+))? \}\}$", lambda found: PARTS[found[1]](found[2]), markdown, flags=re.M)
 
 
@@ -270,6 +284,30 @@ def tested(_: str | None) -> str:
         rows.append(row)
     head = ("algorithm", *(f"{plan} {backend}" for plan, backend in columns))
     return "\n".join([table(head, rows), "", *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))])
+
+
+# --- Notebooks ----------------------------------------------------------------------------------------
+
+
+def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
+    """The page of a notebook with the outputs that are stored in it, and its pictures, by the names of their files."""
+    parts: list[str] = []
+    found: dict[str, str | bytes] = {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source.replace("](../docs/", "](../"))
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            if (picture := output.get("data", {}).get("image/png")) is not None:
+                name = f"{path.stem}-{len(found) + 1}.png"
+                found[name] = base64.b64decode(picture)
+                parts.append(f"![]({name})")
+            else:
+                text = "".join(output.get("text") or output["data"]["text/plain"])
+                parts.append(f"```text\n{text.rstrip()}\n```")
+    return {f"{path.stem}.md": "\n\n".join(parts), **found}
 
 
 # --- Documents ----------------------------------------------------------------------------------------

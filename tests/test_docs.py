@@ -171,6 +171,14 @@ def test_the_site_needs_no_network(site: Path) -> None:
         assert not re.search(r"\{\{ \w", text), page
 
 
+def test_each_notebook_is_a_page_with_its_pictures(site: Path) -> None:
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        page = site / "notebooks" / f"{notebook.stem}.html"
+        shown = re.findall(r'<img alt="" src="([^"]+)"', page.read_text(encoding="utf-8"))
+        assert len(shown) == notebook.read_text(encoding="utf-8").count('"image/png"')
+        assert all((page.parent / name).read_bytes().startswith(b"\x89PNG") for name in shown)
+
+
 @pytest.mark.parametrize("name", [*ALGORITHMS, *PRESETS])
 def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
     """With all flags, their defaults, and the paper."""

@@ -54,6 +54,7 @@ IMPORTED_BY: dict[str, set[str]] = {
 }
 GRADIENTS = {"jax.grad", "jax.value_and_grad", "jax.vjp", "jax.jacrev"}
 GRADIENTS_IN = {"learners/sgd.py"}
+EVALUATES_IN = {"scripts/notebooks.py"}  # whose business is to run code that notebooks hold
 
 SOURCES = {
     path.relative_to(base).as_posix(): ast.parse(path.read_text(encoding="utf-8"), str(path))
@@ -129,8 +130,8 @@ def test_one_module_takes_gradients() -> None:
 def test_no_source_text_is_evaluated() -> None:
     wrong = [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
-        for name, tree in SOURCES.items()
-        for node in ast.walk(tree)
+        for name in SOURCES.keys() - EVALUATES_IN
+        for node in ast.walk(SOURCES[name])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
     ]
     assert not wrong, "\n" + "\n".join(wrong)

@@ -78,6 +78,18 @@ def test_runs_that_differ_in_their_seed_alone_are_put_together(tmp_path: Path) -
         assert out.read_bytes().startswith(begin)
 
 
+def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
+    import matplotlib
+
+    before = matplotlib.get_backend()
+    matplotlib.use("svg")
+    try:
+        plot.plot([make_run(tmp_path, "a", [1.0, 2.0])], tmp_path / "curve.png")
+        assert matplotlib.get_backend() == "svg"
+    finally:
+        matplotlib.use(before)
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
