@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxrl_dist.config import CheckpointError as CheckpointError
     from jaxrl_dist.config import ConfigError as ConfigError
+    from jaxrl_dist.config import DivergedError as DivergedError
     from jaxrl_dist.config import EnvError as EnvError
     from jaxrl_dist.config import Train as Train
     from jaxrl_dist.policy import Policy as Policy
@@ -29,6 +30,7 @@ _PUBLIC = {
     "Algorithm": "types",
     "CheckpointError": "config",
     "ConfigError": "config",
+    "DivergedError": "config",
     "EnvError": "config",
     "Policy": "policy",
     "Report": "types",

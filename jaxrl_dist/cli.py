@@ -342,19 +342,10 @@ def evaluate_command(args: Sequence[str]) -> None:
     policy = _asked_policy(asked)
 
     from jaxrl_dist.console import Display
-    from jaxrl_dist.evaluate import evaluate
 
     display = Display(asked.episodes)
     with display.live:
-        played = evaluate(
-            policy.algorithm,
-            policy.variables,
-            policy.source,
-            asked.episodes,
-            asked.seed,
-            max_steps=asked.max_steps,
-            progress=display.evaluating,
-        )
+        played = policy.evaluate(asked.episodes, asked.seed, max_steps=asked.max_steps, progress=display.evaluating)
     display.console.print(_played(played.summary()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from jaxrl_dist import checkpoint
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.evaluate import Evaluation, evaluate
 from jaxrl_dist.training import find_env, make_algorithm, resolve, stored_config
 from jaxrl_dist.types import Box, PyTree, Variables
 
@@ -54,6 +56,18 @@ class Policy:
             key = jax.random.wrap_key_data(key)  # an old-style jax.random.PRNGKey
         keys = None if key is None else jax.random.split(key, shape[0])
         return self._act(self.variables, obs, core, keys)
+
+    def evaluate(
+        self,
+        episodes: int = 100,
+        seed: int = 0,
+        *,
+        max_steps: int | None = None,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> Evaluation:
+        """Plays greedy episodes, as the command ``evaluate`` does; arguments and errors as those of ``Evaluator``."""
+        how = episodes, seed
+        return evaluate(self.algorithm, self.variables, self.source, *how, max_steps=max_steps, progress=progress)
 
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None

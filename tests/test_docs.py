@@ -23,7 +23,6 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.config import flag
-from jaxrl_dist.evaluate import evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,7 +51,7 @@ def test_the_documented_algorithm_learns_and_loads(example: types.ModuleType, tm
     assert last.evaluation is not None
     assert last.evaluation["return_mean"] > 150  # a random policy gets 20
     policy = jaxrl_dist.load_policy(tmp_path / "run", example.RWR)
-    played = evaluate(policy.algorithm, policy.variables, policy.source, 20, seed=0)
+    played = policy.evaluate(20, seed=0)
     assert played.summary() == last.evaluation
     with pytest.raises(jaxrl_dist.ConfigError, match="unknown algorithm 'RWR'"):
         jaxrl_dist.load_policy(tmp_path / "run")
@@ -74,7 +73,7 @@ def test_the_readme_s_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     train, use, *_ = blocks("README.md")
     run_dir = tmp_path / "run"
     train = train.replace("total_env_steps=150_000", f"total_env_steps=2_000, run_dir={str(run_dir)!r}")
-    use = use.replace('"runs/..."', repr(str(run_dir)))
+    use = use.replace('"runs/..."', repr(str(run_dir))).replace("episodes=100", "episodes=5")
     import numpy as np
 
     names = {"num_envs": 3, "obs": np.zeros((3, 4), np.float32)}

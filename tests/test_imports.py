@@ -38,7 +38,7 @@ ALLOWED: dict[str, str] = {
     "plans": "config types rng mesh replay envs learners actors flow metrics",
     "training": "config types rng mesh replay envs actors learners algorithms flags evaluate metrics trackers "
     "checkpoint plans",
-    "policy": "config types envs flags checkpoint training",
+    "policy": "config types envs evaluate flags checkpoint training",
     "console": "config types",
     "plot": "config metrics",
     "video": "config envs evaluate policy",
