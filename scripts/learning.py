@@ -123,6 +123,7 @@ BARS = (
     Bar("sac-halfcheetah", "sac", "envpool:HalfCheetah-v4", 200_000, 3000, 1, 1),
     Bar("r2d2-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3),
     Bar("r2d2-synchronous-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3, SYNCHRONOUS),
+    Bar("ppo-halfcheetah", "ppo", "envpool:HalfCheetah-v4", 1_000_000, 2000, 3, 3),
     Bar("ppo-taxi", "ppo", "envpool:Taxi-v3", 500_000, 0, 3, 3),
 )
 
