@@ -84,9 +84,12 @@ def parse_train(args: Sequence[str], default: Command[Any]) -> Command[Any]:
 def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
     """Gives the switches of these names a value, as tyro wants it for those that may be None."""
     values = {spelling: flag(name) for name in names for spelling in (flag(name), "--no-" + flag(name)[2:])}
-    known = [(arg.replace("_", "-"), arg) for arg in args]
-    pairs = ([values[name], str(name == values[name])] if name in values else [arg] for name, arg in known)
-    return [part for pair in pairs for part in pair]
+    parts = []
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        name = arg.replace("_", "-")
+        known = name in values and following != "None"
+        parts += [values[name], str(name == values[name])] if known else [arg]
+    return parts
 
 
 def resolve_flags(

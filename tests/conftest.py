@@ -18,7 +18,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     folder = tempfile.mkdtemp(prefix="jaxrl-dist-tests-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

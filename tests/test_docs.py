@@ -12,11 +12,9 @@ import shlex
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import pytest
 
 import jaxrl_dist
@@ -99,15 +97,6 @@ def test_the_page_of_what_was_learnt_is_that_of_the_results() -> None:
 # --- The tutorial -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def compiled_once(tmp_path: Path) -> Iterator[None]:
-    """Runs whose programs are equal share them."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "programs"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
-@pytest.mark.usefixtures("compiled_once")
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """From its first line to its last, but for fewer steps on one device."""
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +30,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "synchronous": {"env": "envpool:CartPole-v1"},
     "asynchronous": {"lockstep": True, "num_actors": 2},
 }
-UNTIMED = ("async/queue", "async/sent", "async/learner_idle", "async/actor_idle")
+UNTIMED = ("async/queue", "async/sent", "async/dropped", "async/learner_idle", "async/actor_idle")
 """What depends on the threads' timing, which an evaluation changes."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs whose programs are equal share them."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    yield
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1)
-    jax.config.update("jax_compilation_cache_dir", None)
 
 
 def config(plan: str = "on_device", env: str = "CartPole-v1", **values: Any) -> Any:

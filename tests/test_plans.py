@@ -451,7 +451,7 @@ def test_nothing_goes_through_the_host() -> None:
     state = job.initial_state()
     since = on_device_module._initial_since(job, state, actor, keys)
     limits = meshes.place((np.int32(2), np.int32(10**6)), make_mesh(2), meshes.REPLICATED)  # iterations, env steps
-    state, actor, since, _ = program(state, actor, since, keys, *limits)
+    state, actor, since, *_ = program(state, actor, since, keys, *limits)
     with jax.transfer_guard("disallow"):
         state, *_ = program(state, actor, since, keys, *limits)
     assert int(state.iteration) == 4
