@@ -85,7 +85,7 @@ def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
     """Gives the switches of these names a value, as tyro wants it for those that may be None."""
     values = {spelling: flag(name) for name in names for spelling in (flag(name), "--no-" + flag(name)[2:])}
     parts = []
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
+    for arg, following in zip(args, [*args[1:], ""], strict=False):
         name = arg.replace("_", "-")
         known = name in values and following != "None"
         parts += [values[name], str(name == values[name])] if known else [arg]

@@ -80,7 +80,10 @@ DISCRETE = [name for name in PROBED if name not in ("ddpg", "td3")]
 def probed(name: str, env_id: str, plan: str = "on_device") -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """What an algorithm learns of all the probes at once: of each, greedy actions and values where x is -1 and 1."""
     source = find(env_id)
-    algorithm = PROBED[name].make(source.spec)
+    config = PROBED[name]
+    if plan == "gradients":  # of policies that are some versions old, on which large steps go to and fro
+        config = dataclasses.replace(config, learning_rate=0.002)
+    algorithm = config.make(source.spec)
     iterations, num_devices = (80, 1) if algorithm.replay else (60 if plan == "synchronous" else 200, 2)
     steps = STEPS_OF_ITERATION * iterations
     job = make_job(
@@ -90,7 +93,7 @@ def probed(name: str, env_id: str, plan: str = "on_device") -> dict[str, tuple[n
         total_env_steps=steps,
         report_interval=10**9,
         num_devices=num_devices,
-        pool=PoolOptions(num_actors=2, meshes=(make_mesh(1),)),
+        pool=PoolOptions(num_actors=2, meshes=(make_mesh(1),), lag=1 if plan == "asynchronous" else None),
     )
     *_, report = {**PLANS, **THREADED}[plan](job)
     obs = np.zeros((len(KINDS), 2, len(KINDS) + 1), np.float32)
