@@ -46,38 +46,88 @@ def preprocess(obs: ArrayLike, space: Space, dtype: DTypeLike) -> jax.Array:
 # --- Layers -------------------------------------------------------------------------------------------
 
 
-def _windows(x: jax.Array, axis: int, size: int, stride: int, padding: str, fill: float) -> list[jax.Array]:
-    """For each offset in a window of ``size``, the elements that the windows along ``axis`` see there."""
-    (pads,) = jax.lax.padtype_to_pads((x.shape[axis],), (size,), (stride,), padding)
-    x = jnp.pad(x, [pads if i == axis else (0, 0) for i in range(-x.ndim, 0)], constant_values=fill)
-    span = (x.shape[axis] - size) // stride * stride + 1
-    return [jax.lax.slice_in_dim(x, i, i + span, stride, axis) for i in range(size)]
-
-
 def conv2d(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Array:
     """Convolves images ``[N, H, W, C]`` with a square kernel ``[k, k, C, F]``, padding VALID or SAME.
 
-    On the CPU it is slices and one matmul, because there the gradient of XLA's own convolution is some 20 times
+    On the CPU the gradient is written out, and has no forward-mode derivative: that which XLA derives is some 20 times
     slower inside ``lax.scan``, where training runs, than outside.
     """
+    x, kernel = _equally_varying(x, kernel)  # as those that write gradients out must
+    cpu = functools.partial(_conv2d_of_cpu, stride, padding)
+    return jax.lax.platform_dependent(x, kernel, cpu=cpu, default=functools.partial(_conv2d, stride, padding))
 
-    def slices(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        for axis in (-2, -3):  # columns first, so that rows vary slowest, as in the kernel
-            x = jnp.concatenate(_windows(x, axis, len(kernel), stride, padding, 0.0), axis=-1)
-        y = x.reshape(-1, x.shape[-1]) @ kernel.reshape(x.shape[-1], -1)
-        return y.reshape(*x.shape[:-1], -1)
 
-    def native(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        layout = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=layout)
+def _equally_varying(*arrays: jax.Array) -> list[jax.Array]:
+    """Marks each as different on devices, within ``jax.shard_map``, where another is."""
+    varying = [jax.typeof(x).mat.varying for x in arrays]
+    missing = [tuple(frozenset().union(*varying) - own) for own in varying]
+    return [jax.lax.pcast(x, axes, to="varying") if axes else x for x, axes in zip(arrays, missing, strict=True)]
 
-    return jax.lax.platform_dependent(x, kernel, cpu=slices, default=native)
+
+# The only layout for which XLA has a fast loop in every program on the CPU.
+_convolve = functools.partial(jax.lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def _conv2d(stride: int, padding: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _convolve(x, kernel, (stride, stride), padding)
+
+
+_conv2d_of_cpu = jax.custom_vjp(_conv2d, nondiff_argnums=(0, 1))
+
+
+def _conv2d_forward(
+    stride: int, padding: str, x: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _conv2d(stride, padding, x, kernel), (x, kernel)
+
+
+def _conv2d_backward(
+    stride: int, padding: str, residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Both as convolutions with ``gradient``, whose pixels lie ``stride`` apart in the image."""
+    x, kernel = residuals
+    size, apart, shape = len(kernel), (stride, stride), x.shape[1:3]
+    before = [low for low, _ in jax.lax.padtype_to_pads(shape, (size, size), apart, padding)]
+    spans = [(n - 1) * stride + 1 for n in gradient.shape[1:3]]
+    pads_of_x = [(size - 1 - low, n - span + low) for n, span, low in zip(shape, spans, before, strict=True)]
+    pads_of_kernel = [(low, span + size - 1 - n - low) for n, span, low in zip(shape, spans, before, strict=True)]
+
+    def of_x(gradient: jax.Array) -> jax.Array:
+        """A pixel of x takes part in the outputs whose windows hold it: the same convolution, the kernel turned."""
+        turned = kernel[::-1, ::-1].swapaxes(2, 3)
+        return _convolve(gradient, turned, (1, 1), pads_of_x, lhs_dilation=apart)
+
+    def of_kernel(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """An entry meets x in all outputs of all images: channels are the batch, and images are summed over."""
+        x, gradient = part[0].transpose(3, 1, 2, 0), part[1].transpose(1, 2, 0, 3)
+        return _convolve(x, gradient, (1, 1), pads_of_kernel, rhs_dilation=apart).transpose(1, 2, 0, 3)
+
+    # In parts, as large batches take several times longer an image. A loop of its own for each, so that XLA drops the
+    # one whose result is not needed.
+    parts, gradients = _parts(x), _parts(gradient)
+    grad_x = jax.lax.map(of_x, gradients).reshape(-1, *x.shape[1:])[: len(x)]
+    return grad_x, jax.lax.map(of_kernel, (parts, gradients)).sum(axis=0)
+
+
+def _parts(x: jax.Array, most: int = 64) -> jax.Array:
+    """``[N, ...]`` as ``[parts, n, ...]`` with ``n`` at most ``most``; zeros fill the last part."""
+    count = max(1, -(-len(x) // most))
+    each = -(-len(x) // count)
+    padded = jnp.pad(x, [(0, count * each - len(x))] + [(0, 0)] * (x.ndim - 1))
+    return padded.reshape(count, each, *x.shape[1:])
+
+
+_conv2d_of_cpu.defvjp(_conv2d_forward, _conv2d_backward)
 
 
 def max_pool(x: jax.Array, size: int, stride: int) -> jax.Array:
-    """SAME max-pooling of images ``[..., H, W, C]``; slices, for the reason that ``conv2d`` gives."""
+    """SAME max-pooling of images ``[..., H, W, C]``; of slices, as the gradient of XLA's is slow on the CPU."""
     for axis in (-2, -3):
-        x = functools.reduce(jnp.maximum, _windows(x, axis, size, stride, "SAME", -math.inf))
+        (pads,) = jax.lax.padtype_to_pads((x.shape[axis],), (size,), (stride,), "SAME")
+        x = jnp.pad(x, [pads if i == axis else (0, 0) for i in range(-x.ndim, 0)], constant_values=-math.inf)
+        span = (x.shape[axis] - size) // stride * stride + 1
+        windows = [jax.lax.slice_in_dim(x, i, i + span, stride, axis) for i in range(size)]
+        x = functools.reduce(jnp.maximum, windows)
     return x
 
 
