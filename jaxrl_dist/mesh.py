@@ -121,3 +121,9 @@ def vary(tree: Any) -> Any:
         return x if DATA in jax.typeof(x).mat.varying else jax.lax.pcast(x, DATA, to="varying")
 
     return jax.tree.map(mark, tree)
+
+
+def vary_as(tree: Any, like: jax.Array) -> Any:
+    """Marks arrays as different on devices, over the mesh axes for which ``like`` is."""
+    axes = jax.typeof(like).mat.varying
+    return jax.tree.map(lambda x: jax.lax.pcast(x, tuple(axes - jax.typeof(x).mat.varying), to="varying"), tree)

@@ -21,13 +21,14 @@ ALLOWED: dict[str, str] = {
     "returns": "config types",
     "distributions": "config types",
     "exploration": "",
-    "networks": "config types distributions",
+    "torsos": "config types mesh",
+    "networks": "config types mesh torsos",
     "replay": "config types rng mesh frames",
     "flow": "",
     "env_worker": "",
     "envs": "config types rng env_worker frames",
     "learners": "config types rng mesh returns distributions networks replay",
-    "algorithms": "config types rng mesh returns distributions exploration networks replay",
+    "algorithms": "config types rng mesh returns distributions exploration torsos networks replay",
     "flags": "config algorithms",
     "actors": "config types rng mesh frames flow networks envs",
     "evaluate": "config types rng mesh frames envs actors",
@@ -49,7 +50,7 @@ UNCHECKED = {"__init__"}  # public names, imported when first used: see test_imp
 
 # Who may import what from outside the package; for a name that is not here, anyone.
 IMPORTED_BY: dict[str, set[str]] = {
-    "flax": {"networks.py"},
+    "flax": {"networks.py", "torsos.py"},
     **{library: set() for library in ("pickle", "cloudpickle", "dill", "marshal", "shelve", "socket", "socketserver")},
 }
 GRADIENTS = {"jax.grad", "jax.value_and_grad", "jax.vjp", "jax.jacrev"}

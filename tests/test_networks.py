@@ -14,21 +14,17 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxrl_dist.config import ConfigError, NetworkConfig, TorsoConfig
-from jaxrl_dist.networks import (
+from jaxrl_dist.networks import ActorCritic, actor_critic, critic_network, policy_network, reset_core
+from jaxrl_dist.torsos import (
     MLP,
-    ActorCritic,
     Conv,
     ImpalaResNet,
     MinAtarCNN,
     NatureCNN,
-    actor_critic,
     choose_torso,
     conv2d,
-    critic_network,
     max_pool,
-    policy_network,
     preprocess,
-    reset_core,
 )
 from jaxrl_dist.types import Box, Discrete, MultiDiscrete, Space
 

@@ -21,7 +21,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.config import ConfigError, TorsoConfig
 from jaxrl_dist.learners.gradients import windows
-from jaxrl_dist.networks import _make_torso
+from jaxrl_dist.torsos import make_torso
 from jaxrl_dist.types import Box, Discrete, EnvSpec
 
 WIDTH = 5
@@ -85,7 +85,7 @@ IMAGE = Box((4, 6, 6), np.dtype(np.uint8), np.zeros((4, 6, 6), np.uint8), np.ful
 def test_it_sees_what_torsos_see(library: str, space: Any) -> None:
     """A batch along one axis, whatever the axes of the observations, which come as the other torsos have them."""
     shape = {(): (4,), (4, 6, 6): (6, 6, 4)}.get(space.shape, space.shape)
-    torso = _make_torso(TorsoConfig(torso=LIBRARIES[library](int(np.prod(shape)))), space, jnp.dtype(jnp.float32))
+    torso = make_torso(TorsoConfig(torso=LIBRARIES[library](int(np.prod(shape)))), space, jnp.dtype(jnp.float32))
     x = jax.random.normal(jax.random.key(1), (2, 3, *shape))
     features, params = torso.init_with_output(jax.random.key(0), x[0, :1])
     assert features.shape == (1, WIDTH) and all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_dist import networks, returns
+from jaxrl_dist import networks, returns, torsos
 from jaxrl_dist.config import NetworkConfig
 from jaxrl_dist.distributions import Distribution, policy_head
 from jaxrl_dist.types import Aux, EnvSpec, PyTree, Rollout, Variables
@@ -42,7 +42,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
       ConfigError: spaces that the networks or distributions do not handle.
     """
     head = policy_head(spec.action)
-    shared = networks.choose_torso(config.torso, spec.observation) != "mlp"
+    shared = torsos.choose_torso(config.torso, spec.observation) != "mlp"
     network = networks.actor_critic(config, spec.observation, head.num_outputs, shared, log_std=head.log_std_size)
     recurrent = config.core != "none"
 
