@@ -257,6 +257,8 @@ class TorsoConfig:
 class NetworkConfig(TorsoConfig):
     """The neural network of an actor-critic, which may have a memory."""
 
+    initial_std: float = 1.0
+    """Standard deviation of continuous actions before training, which then changes it."""
     core: Literal["none", "gru"] = "none"
     """Recurrent core before the heads; 'gru' gives the policy a memory that is reset with each episode."""
     core_size: int = 64
@@ -264,6 +266,7 @@ class NetworkConfig(TorsoConfig):
 
     def validate(self) -> None:
         super().validate()
+        check_range(self, "initial_std", above=0)
         check_range(self, "core_size", low=1, high=MAX_SIZE)
 
 

@@ -329,7 +329,7 @@ def actor_critic(
       num_outputs: size of the policy head, whose weights start at scale 0.01 (the value head's at 1).
       shared_torso: one torso for policy and value, else one for each; a recurrent core always has one.
       log_std: if ``A > 0``, ``P = num_outputs + A``: the outputs end with a trained vector ``[A]`` that starts at
-        zero and does not depend on the observation, the logarithm of a standard deviation.
+        ``log(config.initial_std)`` and does not depend on the observation, the logarithm of a standard deviation.
 
     Raises:
       ConfigError: if ``config.torso`` cannot read the observations.
@@ -353,7 +353,7 @@ def actor_critic(
         if recurrent:
             (features, _), params["gru"] = gru.init_with_output(next(keys), initial_core(1), features)
         if log_std:
-            params["log_std"] = jnp.zeros((log_std,), jnp.float32)
+            params["log_std"] = jnp.full((log_std,), math.log(config.initial_std), jnp.float32)
         return params | {"policy": policy.init(next(keys), features), "value": value.init(next(keys), features)}
 
     def encode(params: PyTree, obs: jax.Array) -> list[jax.Array]:

@@ -402,9 +402,9 @@ def test_shapes_and_dtypes(torso: str, space: Space, core: str, precision: str) 
 
 
 def test_start() -> None:
-    network = actor_critic(NetworkConfig(hidden_sizes=(8,)), VECTOR, 2, False, log_std=3)
+    network = actor_critic(NetworkConfig(hidden_sizes=(8,), initial_std=0.5), VECTOR, 2, False, log_std=3)
     params = jax.jit(network.init)(jax.random.key(0))
-    equal(params["log_std"], np.zeros(3))
+    equal(params["log_std"], np.log([0.5] * 3))
     torsos = [params[part]["params"]["Dense_0"] for part in ("policy_torso", "value_torso")]
     heads = [params[part]["params"] for part in ("policy", "value")]
     for layer, scale in zip([*torsos, *heads], [math.sqrt(2), math.sqrt(2), 0.01, 1.0], strict=True):

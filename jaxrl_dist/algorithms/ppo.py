@@ -99,8 +99,15 @@ class PPO(NetworkConfig):
                 "entropy_coefficient": 0.0,
                 "scale_rewards": True,
             }
-            if spec.family == "mujoco":  # Andrychowicz et al. (2021), section 3.3: normalised observations matter most
-                preset |= {"rollout_length": 256, "num_minibatches": 32, "normalize_observations": True}
+            if spec.family == "mujoco":
+                # Andrychowicz et al. (2021), sections 3.2 and 3.3: with a deviation of 0.5 and normalised observations.
+                preset |= {
+                    "num_envs": 64,
+                    "rollout_length": 32,
+                    "num_minibatches": 32,
+                    "normalize_observations": True,
+                    "initial_std": 0.5,
+                }
             return preset
         return {}
 
