@@ -7,6 +7,7 @@ import dataclasses
 import importlib.metadata
 import os
 import pathlib
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,8 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # whoever read our output has enough, as `head` does
-        with contextlib.suppress(OSError, ValueError):  # Python flushes once more at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from jaxrl_dist.console import discard_output
+
+        discard_output()
         return 1
     except (OSError, EnvError, DivergedError, CheckpointError) as error:
         for note in getattr(error, "__notes__", ()):  # an environment's traceback tells its author more than our line
@@ -171,9 +173,10 @@ def train_command(args: Sequence[str]) -> None:
         left_open: Train[Any] = Train(algorithm, config.env, config.env_options, atari_preset=config.atari_preset)
         return training.resolve(left_open, source.spec)
 
-    _find_modules(flags.value_of(args, "--env"))
-    command = flags.resolve_flags(algorithm, layers, preset)
-    _train(name, command.train(), quiet=command.quiet)
+    with signals.stopping() as stop:
+        _find_modules(flags.value_of(args, "--env"))
+        command = flags.resolve_flags(algorithm, layers, preset)
+        _train(name, command.train(), stop, quiet=command.quiet)
 
 
 def _find_modules(env: str | None) -> None:
@@ -182,43 +185,46 @@ def _find_modules(env: str | None) -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _train(name: str, config: Train[Any], *, quiet: bool) -> None:
+def _train(name: str, config: Train[Any], stop: signals.Stop, *, quiet: bool) -> None:
     from jaxrl_dist import metrics, training
 
     if config.run_dir is None:
         config = dataclasses.replace(config, run_dir=metrics.default_run_dir(config.env, name, config.seed))
     with _warnings_of_one_line(quiet):
-        _show(name, training.prepare(config), quiet=quiet)
+        _show(name, training.prepare(config), stop, quiet=quiet)
 
 
-def _show(name: str, run: Run, *, quiet: bool) -> None:
+def _show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
     """Runs and shows it."""
     from jaxrl_dist.console import Display
 
+    if stop():  # before anything was begun
+        raise stop.interrupted()
+    if not quiet:
+        stop.notice = "jaxrl-dist: stopping after this update, which is saved; once more ends the run at once"
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet)
-    with signals.stopping() as stop:
-
-        def evaluating(done: int) -> None:
-            stop.hurry()
-            display.evaluating(done)
-
-        reports = run._replace(job=run.job._replace(stop=stop)).reports(evaluating)
-        begun = f", from {run.job.env_steps:,} env steps on" if run.job.resumed else ""
-        display.console.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
-        for report in display.watch(reports, config.total_env_steps):
-            last = report
-        if stop.number is not None and last.env_steps < config.total_env_steps:
-            message = f"interrupted; `jaxrl-dist resume {config.run_dir}` goes on from {last.env_steps} env steps"
-            raise Interrupted(stop.number, message)
+    reports = run._replace(job=run.job._replace(stop=stop)).reports(display.evaluating)
+    begun = f", from {run.job.env_steps:,} env steps on" if run.job.resumed else ""
+    display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
+    for report in display.watch(reports, config.total_env_steps):
+        last = report
+    if stop():
+        run_dir = shlex.quote(str(config.run_dir))
+        if last.env_steps < config.total_env_steps:
+            raise stop.interrupted(
+                f"interrupted; `jaxrl-dist resume {run_dir}` goes on from {last.env_steps} env steps"
+            )
+        if config.evaluation_episodes and not last.evaluation:
+            raise stop.interrupted(f"interrupted; it is trained and saved, and `jaxrl-dist evaluate {run_dir}` works")
     seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
     rate = last.env_steps / max(seconds - compiling, 1e-9)
-    display.console.print(
+    display.print(
         f"{last.env_steps:,} env steps in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
         f"after {compiling:.1f} s of setting up and compiling"
     )
     if last.evaluation:
-        display.console.print(_played(last.evaluation))
+        display.print(_played(last.evaluation))
 
 
 RESUME_HELP = """\
@@ -255,14 +261,13 @@ def resume_command(args: Sequence[str]) -> None:
     for name in changes:
         if name not in allowed:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; see: jaxrl-dist resume --help")
-    _find_modules(env)
-
-    from jaxrl_dist import training
-
     changes = {name: value for name, value in changes.items() if name in RESUMABLE}
-    with _warnings_of_one_line(given.quiet):
+    with signals.stopping() as stop, _warnings_of_one_line(given.quiet):
+        from jaxrl_dist import training
+
+        _find_modules(env)
         run = training.prepare_resume(training.stored_config(run_dir, own, env), run_dir, changes)
-        _show(algorithm, run, quiet=given.quiet)
+        _show(algorithm, run, stop, quiet=given.quiet)
 
 
 @contextlib.contextmanager

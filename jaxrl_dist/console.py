@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jaxrl_dist.config import counted
+from jaxrl_dist.config import FileWarning, counted
 from jaxrl_dist.types import Report
 
 PLAIN_SECONDS = 2.0
 """Where the output is no terminal, lines come at most this often."""
+
+
+def discard_output() -> None:
+    """Has stdout lead nowhere, where it cannot be written: Python flushes it once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Console(Console):
@@ -41,13 +51,22 @@ class Display:
             expand=True,
         )
 
+    def print(self, text: str) -> None:
+        """Prints lines. Where they cannot be written any more, it is said once, and what was to be shown goes on."""
+        try:
+            self.console.print(text)
+        except OSError as error:
+            discard_output()
+            text = f"the output cannot be written ({error.strerror}); this goes on without showing more"
+            warnings.warn(text, FileWarning, stacklevel=2)
+
     def watch(self, reports: Iterable[Report], total_env_steps: int) -> Iterator[Report]:
         """Passes the reports of a training run on, showing each."""
         # Without a total the bar pulses, which is all there is to say while XLA compiles.
         training = self.live.add_task("compiling", total=None, status="")
         with self.live:
             if not self.console.is_terminal:
-                self.console.print("compiling")
+                self.print("compiling")
             shown = -PLAIN_SECONDS
             for report in reports:
                 status = self._status(report)
@@ -59,7 +78,7 @@ class Display:
                 )
                 if not self.console.is_terminal and (last or time.monotonic() - shown > PLAIN_SECONDS):
                     shown = time.monotonic()
-                    self.console.print(status)
+                    self.print(status)
                 yield report
 
     def evaluating(self, done: int) -> None:
@@ -69,7 +88,7 @@ class Display:
                 self.live.update(task.id, description="trained", total=task.total or 1, completed=task.total or 1)
             self._evaluation = self.live.add_task("evaluating", total=self._episodes, status="")
             if not self.console.is_terminal:
-                self.console.print(f"evaluating: {self._episodes:,} greedy episodes")
+                self.print(f"evaluating: {counted(self._episodes, 'greedy episode')}")
         self.live.update(self._evaluation, completed=done, status=f"{done:,} greedy episodes")
 
     def _status(self, report: Report) -> str:

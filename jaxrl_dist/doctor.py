@@ -238,7 +238,7 @@ def probe(name: str) -> dict[str, Any]:
       Its answer, with the last line on its stderr as ``said``; only an ``error`` of one line where there is none.
     """
     command = [sys.executable, "-P", "-m", "jaxrl_dist.doctor", name]
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    paths = os.pathsep.join(path or "." for path in sys.path)
     # A GPU's memory may be in use by a run, and is not to be reserved for a look at it.
     env = {**os.environ, "PYTHONPATH": paths, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:

@@ -318,7 +318,7 @@ def config_flags(
             if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
                 raise ConfigError(
                     f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
-                    f"again, as in load_policy(run_dir, {name}=...)"
+                    f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
                 )
         known_run = [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT]
         known_own = [field.name for field in dataclasses.fields(config_class(algorithm, own))]
@@ -341,6 +341,9 @@ def _as_flags(values: dict[str, Any], known: Collection[str]) -> list[str]:
     for name, value in values.items():
         if name not in known:
             raise ConfigError(f"unknown field {name!r}{did_you_mean(name, known)}")
+        for text in value if isinstance(value, dict | list) else [value]:
+            if isinstance(text, str) and re.match("-+[A-Za-z]", text):  # it would be read as a flag of its own
+                raise ConfigError(f"{name} cannot be {text!r}")
         if isinstance(value, bool):
             args.append(flag(name) if value else "--no-" + flag(name)[2:])
         elif isinstance(value, dict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -15,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupted(KeyboardInterrupt):
     """A signal has ended the run."""
 
-    def __init__(self, number: int, message: str = "interrupted") -> None:
+    def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + number
 
@@ -25,22 +26,16 @@ class Stop:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.patient = True
-        """Whether the first signal is left to whoever calls this; else it raises ``Interrupted`` where the main thread
-        is."""
+        self.notice: str | None = None
+        """What the first signal is answered by on stderr."""
 
     def __call__(self) -> bool:
         return self.number is not None
 
-    def hurry(self) -> None:
-        """Ends the patience: what comes now can be left at any time.
-
-        Raises:
-          Interrupted: a signal has come already.
-        """
-        self.patient = False
-        if self.number is not None:
-            raise Interrupted(self.number)
+    def interrupted(self, message: str = "interrupted") -> Interrupted:
+        """What to raise once a signal has come."""
+        assert self.number is not None
+        return Interrupted(self.number, message)
 
 
 @contextlib.contextmanager
@@ -56,8 +51,7 @@ def stopping() -> Iterator[Stop]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if not stop.patient:
-            raise Interrupted(number)
+        """Nothing: ``watch`` is told in another way. An exception from here can be lost, as in a call of the GC's."""
 
     def watch() -> None:
         while numbers := os.read(reading, 1):
@@ -65,6 +59,9 @@ def stopping() -> Iterator[Stop]:
                 if stop.number is not None:
                     os._exit(128 + numbers[0])
                 stop.number = numbers[0]
+                if stop.notice:
+                    with contextlib.suppress(OSError, ValueError):
+                        print(stop.notice, file=sys.stderr, flush=True)
 
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

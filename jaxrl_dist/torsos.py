@@ -303,6 +303,8 @@ class _OwnTorso:
         Raises:
           ConfigError: it is no pair.
         """
+        if isinstance(pair, type):
+            raise ConfigError(f"torso must be an instance, such as {pair.__name__}(), not the class {pair.__name__}")
         if hasattr(pair, "init") and hasattr(pair, "apply"):  # as flax modules and the like have them
             pair = pair.init, pair.apply
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):

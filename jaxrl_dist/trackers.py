@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import re
 import struct
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_dist.config import ConfigError, Train, check_used
+from jaxrl_dist.config import ConfigError, FileWarning, Train, check_used
 from jaxrl_dist.metrics import Tracker, write_json
 
 WANDB_FILE = "wandb.json"
@@ -42,6 +44,14 @@ def start(config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], re
     """
     trackers: list[Tracker] = [TensorBoard(run_dir, resumed)] if config.tensorboard else []
     return [*trackers, WeightsAndBiases(run_dir, content)] if config.wandb else trackers
+
+
+def close(tracker: Tracker) -> None:
+    """Closes it. That this fails is a warning: what a run has learned is worth more."""
+    try:
+        tracker.close()
+    except Exception as error:  # of a library that may raise anything
+        warnings.warn(f"{type(tracker).__name__} has not ended in order: {error}", FileWarning, stacklevel=2)
 
 
 class TensorBoard:
@@ -108,7 +118,8 @@ class WeightsAndBiases:
         wandb = _wandb()
         name = uuid.uuid4().hex[:16]
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            name = str(json.loads((run_dir / WANDB_FILE).read_bytes())["id"])
+            known = str(json.loads((run_dir / WANDB_FILE).read_bytes())["id"])
+            name = known if re.fullmatch("[0-9a-f]{16}", known) else name  # only such as we have given
         write_json(run_dir / WANDB_FILE, {"id": name})
         # Of the process it is to see nothing but the numbers: no code, no repository, no output.
         settings = {"console": "off", "disable_code": True, "disable_git": True}

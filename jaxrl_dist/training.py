@@ -211,8 +211,10 @@ def _check_same(config: Train[Any], about: Mapping[str, Any]) -> bool:
     """
     check_progress(about["progress"])
     there, here = about["config"], json.loads(json.dumps(flags.to_json(config)))
+    plain = flags.to_json(Train(type(config.algorithm)(), config.env))  # for fields that an older version did not have
     for part in ("algorithm", "hyperparameters", "run"):
-        old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (there, here))
+        default, old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (plain, there, here))
+        old = {**json.loads(json.dumps(default)), **old}
         for name in sorted(old.keys() | new.keys()):
             if name not in RESUMABLE and old.get(name) != new.get(name):
                 raise ConfigError(
@@ -279,9 +281,14 @@ class Run(NamedTuple):
                 resumed = None if job.resumed is None else job.resumed.progress["reported"]["iteration"]
                 directory, kept = pathlib.Path(config.run_dir), flags.to_json(config)
                 before = None if job.resumed is None else job.resumed.progress["reported"]["env_steps"]
-                others = trackers.start(config, directory, kept, before)
+                try:
+                    others = trackers.start(config, directory, kept, before)
+                except ConfigError:
+                    if resumed is None:
+                        (directory / metrics.METRICS).unlink()  # else the directory would seem to hold a run
+                    raise
                 for tracker in others:
-                    stack.enter_context(contextlib.closing(tracker))
+                    stack.callback(trackers.close, tracker)
                 files = metrics.RunFiles(directory, file, kept, resumed, others)
                 stack.enter_context(contextlib.closing(files))
                 saver = stack.enter_context(contextlib.closing(checkpoint.Saver(directory, config.keep_checkpoints)))
@@ -299,9 +306,13 @@ class Run(NamedTuple):
                 ends = last or job.stop()
                 if files and saver:
                     files.write(report)
+                    if last:  # before the checkpoint, which is larger, and the evaluation, which may be long
+                        checkpoint.save_variables(files.path, report.variables())
+                        files.finish(report)
                     due = _passed(config.checkpoint_interval, saved_steps, report.env_steps)
+                    known = job.resumed is not None and report.env_steps == job.env_steps
                     # Training does not wait for the disk: while a checkpoint is being written, the next is put off.
-                    if ends or (due and not saver.busy()):
+                    if not known and (ends or (due and not saver.busy())):
                         whole = self._trimmed(report.checkpoint())
                         again = whole.progress["since"] is not None  # when the interval of this report is over
                         progress = {**whole.progress, "evaluated": before if again else evaluated}
@@ -310,11 +321,8 @@ class Run(NamedTuple):
                         saved_steps = report.env_steps
                     if ends:
                         saver.finish()
-                if files and last:  # before the evaluation, which may be long
-                    checkpoint.save_variables(files.path, report.variables())
-                    files.finish(report)
                 if last and config.evaluation_episodes:
-                    report = self._evaluate(evaluator, report, evaluating)
+                    report = self._evaluate(evaluator, report, evaluating, stop=job.stop)
                     if files:
                         if to_evaluate:
                             files.write(report)

@@ -39,7 +39,8 @@ def record(
       What was played, and the number of pictures.
 
     Raises:
-      ConfigError: the environment cannot be drawn, or the file cannot be written.
+      ConfigError: the environment cannot be drawn, or the file has no place or is no GIF.
+      OSError: the file cannot be written; what was there before is still there.
     """
     from PIL import Image
 
@@ -59,8 +60,10 @@ def record(
     played = evaluator.play(policy.variables, progress, watch=watch)
     assert played is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)
+    partial = out.with_name(f".{out.name}.new")  # so that what stands there is replaced by a whole film or not at all
     try:
-        first.save(out, save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror or error}") from error
+        first.save(partial, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
     return played, 1 + len(others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -424,13 +425,93 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert (
-        err.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` goes on from ") and err.count("\n") == 1
-    )
+    answer, line = err.splitlines()
+    assert answer == "jaxrl-dist: stopping after this update, which is saved; once more ends the run at once"
+    assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` goes on from ")
     assert "Traceback" not in out
     assert len(runs.read_metrics(tmp_path / "x")) > 2
     assert not (tmp_path / "x" / "summary.json").exists()
     assert len(checkpoint.saved(tmp_path / "x")) == 1
+
+
+STOPPED = """
+import os, signal, sys, time
+from jaxrl_dist import cli, console
+shown, first = console.Display.WHERE, [True]
+def stop(self, *args, **more):
+    if first:
+        first.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)
+    return shown(self, *args, **more)
+console.Display.WHERE = stop
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def stopped(where: str, command: str, folder: Path) -> tuple[int, list[str]]:
+    """Exit code, and lines on stderr, of a command that gets SIGTERM when it first comes to this method of Display."""
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED.replace("WHERE", where), *command.split()],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_what_is_trained_is_kept_when_its_evaluation_is_stopped(tmp_path: Path) -> None:
+    code, lines = stopped("evaluating", f"train {runs.CARTPOLE} --run-dir x", tmp_path)
+    assert code == 143 and len(lines) == 2
+    assert lines[1].endswith("interrupted; it is trained and saved, and `jaxrl-dist evaluate x` works")
+    run_dir = tmp_path / "x"
+    assert runs.read_json(run_dir / "summary.json")["evaluation"] is None
+    assert cli.main(["evaluate", str(run_dir), "--episodes", "2"]) == 0
+    newest = checkpoint.saved(run_dir)[0] / "run.json"
+    before = newest.stat().st_mtime_ns, newest.read_bytes()
+    assert cli.main(["resume", str(run_dir), "--quiet"]) == 0
+    assert runs.read_json(run_dir / "summary.json")["evaluation"]["episodes"] == 2
+    assert (newest.stat().st_mtime_ns, newest.read_bytes()) == before, "there was nothing new to save"
+
+
+def test_a_signal_before_anything_is_begun_leaves_nothing(tmp_path: Path) -> None:
+    code, lines = stopped("__init__", f"train {runs.CARTPOLE} --run-dir x", tmp_path)
+    assert code == 143 and lines[-1].startswith("jaxrl-dist: error: interrupted")
+
+
+@pytest.mark.parametrize("where", ["full", "closed"])
+def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jaxrl_dist.cli", "train", *runs.CARTPOLE.split(), "--run-dir", "x"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb") if where == "full" else os.fdopen(writing, "wb") as out:
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=200,
+        )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 0
+    assert line.startswith("jaxrl-dist: warning: the output cannot be written (") and "goes on" in line
+    assert runs.read_json(tmp_path / "x" / "summary.json")["evaluation"]["episodes"] == 2
+
+
+def test_trained_variables_are_kept_though_the_checkpoint_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: checkpoint.Saver) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints")
+
+    monkeypatch.setattr(checkpoint.Saver, "finish", full)
+    assert cli.main(["train", *runs.CARTPOLE.split(), "--run-dir", str(tmp_path / "x"), "--quiet"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(tmp_path / "x"), "--episodes", "2"]) == 0
 
 
 FAULTY = {
@@ -476,7 +557,8 @@ def test_ctrl_c_ends_a_run_whose_environments_hang(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume ") and err.count("\n") == 1
+    answer, line = err.splitlines()
+    assert "stopping" in answer and line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume ")
 
 
 def test_a_lag_that_an_algorithm_does_not_correct_is_worth_a_warning(

@@ -112,6 +112,8 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "a switch for a number": (lambda c: {**c, "run": {**c["run"], "num_envs": True}}, "--num-envs"),
     "a number for a switch": (lambda c: {**c, "hyperparameters": {"normalize_advantages": 3}}, "3"),
     "a wrong choice": (lambda c: {**c, "run": {**c["run"], "plan": "fast"}}, "invalid choice 'fast'"),
+    "a flag for a number": (lambda c: {**c, "hyperparameters": {"hidden_sizes": ["--help"]}}, "cannot be '--help'"),
+    "a flag for a name": (lambda c: {**c, "run": {**c["run"], "env_options": {"-h": 1}}}, "env_options cannot be '-h'"),
     "null for a number": (lambda c: {**c, "run": {**c["run"], "seed": None}}, "--seed: 'None' is no whole number"),
 }
 

@@ -70,6 +70,26 @@ def test_its_fields_are_flags(file: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "did you mean '--temperature'?" in capsys.readouterr().err
 
 
+def test_a_loss_that_takes_a_mean_is_refused(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = file.read_text().replace("return policy_loss + value_loss,", "return jnp.mean(policy_loss + value_loss),")
+    (tmp_path / "mean.py").write_text(text.replace("from a_helper_beside_it import BOUND", "BOUND = 3.0"))
+    assert (
+        cli.main(
+            [
+                "train",
+                str(tmp_path / "mean.py"),
+                "--env",
+                "CartPole-v1",
+                *runs.TINY.split(),
+                "--run-dir",
+                str(tmp_path / "x"),
+            ]
+        )
+        == 2
+    )
+    assert "the algorithm's loss has returned losses ()" in (err := capsys.readouterr().err) and err.count("\n") == 1
+
+
 def test_its_runs_name_no_code(run_dir: Path, file: Path) -> None:
     config = runs.read_json(run_dir / "config.json")
     assert config["algorithm"] == "RWR" and str(file.parent) not in (run_dir / "config.json").read_text()

@@ -374,6 +374,21 @@ def test_other_versions_are_worth_a_warning(run_dir: Path, monkeypatch: pytest.M
         prepare_resume(run_dir)
 
 
+def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
+    def older(content: dict[str, Any]) -> dict[str, Any]:
+        del content["run"]["free_running"], content["hyperparameters"]["initial_std"]
+        return content
+
+    config = run_dir / "config.json"
+    config.write_text(json.dumps(older(runs.read_json(config))))
+    for path in checkpoint.saved(run_dir):
+        content = runs.read_json(path / "run.json")
+        older(content["config"])
+        (path / "run.json").write_text(json.dumps(content))
+        resealed(path)
+    assert prepare_resume(run_dir).job.resumed
+
+
 # --- Damage -------------------------------------------------------------------------------------------
 
 

@@ -112,6 +112,17 @@ def test_a_tracker_that_fails_costs_its_metrics_alone(tmp_path: Path) -> None:
     assert kept(tmp_path)[7]["a"] == 1.0
 
 
+def test_a_tracker_that_does_not_close_is_a_warning() -> None:
+    class Failing:
+        def write(self, env_steps: int, values: Any) -> None: ...
+
+        def close(self) -> None:
+            raise RuntimeError("broken")
+
+    with pytest.warns(FileWarning, match="Failing has not ended in order: broken"):
+        trackers.close(Failing())
+
+
 class FakeRun:
     """Remembers what it is told."""
 
@@ -161,6 +172,9 @@ def test_wandb_gets_the_config_and_what_the_metrics_say(wandb: list[FakeRun], tm
     assert wandb[1].told["id"] == run.told["id"] and wandb[1].told["resume"] == "allow"
     assert {step for step, _ in wandb[1].logged} <= kept(run_dir).keys()
     assert runs.read_json(run_dir / "wandb.json") == {"id": run.told["id"]}
+    (run_dir / "wandb.json").write_text('{"id": "another"}')  # not by us
+    assert cli.main(["resume", str(run_dir), "--total-env-steps", "400", "--quiet"]) == 0
+    assert wandb[2].told["id"] not in ("another", run.told["id"])
 
 
 def test_what_wandb_refuses_is_one_line(
@@ -169,6 +183,8 @@ def test_what_wandb_refuses_is_one_line(
     wandb.append(FakeRun(name="refused"))
     assert cli.main(["train", *COMMAND.split(), "--wandb", "--quiet", "--run-dir", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == "jaxrl-dist: error: --wandb: No API key configured. Use `wandb login`\n"
+    wandb.clear()
+    runs.train(COMMAND, tmp_path / "run")  # as the directory holds no run
 
 
 def test_without_the_package_nothing_begins(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +124,18 @@ def test_what_cannot_be_drawn_is_refused(env: str, message: str, tmp_path: Path)
     with pytest.raises(ConfigError, match=message):
         record(untrained(env), tmp_path / "film.gif")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_fit_leaves_the_film_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Image.Image, path: Path, *args: Any, **more: Any) -> None:
+        path.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    (tmp_path / "film.gif").write_bytes(b"before")
+    with pytest.raises(OSError, match="No space left"):
+        record(untrained("CartPole-v1"), tmp_path / "film.gif", max_steps=3)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"film.gif": b"before"}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,8 @@ def config_class(name: str | type, own: type | None = None) -> Any:
         known = [*ALGORITHMS, *PRESETS]
         near, all_of_them = did_you_mean(name, known), ", ".join(known)
         raise ConfigError(
-            f"unknown algorithm {name!r}{near}; these work: {all_of_them}, or a file of yours (my_algo.py)"
+            f"unknown algorithm {name!r}{near}; these work: {all_of_them}, or a file of yours: train my_algo.py, or "
+            "after that --algorithm my_algo.py"
         )
     return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
 

@@ -222,7 +222,8 @@ def drawn(spec: EnvSpec, num_envs: int, seed: int, options: Mapping[str, Any], *
     try:
         return Gymnasium(spec, num_envs, seed, options, *how)
     except EnvError as error:  # without these options one has been made before
-        raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}") from error
+        hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
+        raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}{hint}") from error
 
 
 class _Worker(NamedTuple):

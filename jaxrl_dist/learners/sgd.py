@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_dist.config import ConfigError
 from jaxrl_dist.mesh import global_sum
 from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
@@ -45,12 +46,20 @@ def gradient(
     Returns:
       The gradient by ``params``; the mean of each of the loss's metrics and of the loss itself; the priorities ``[N]``
       if the loss gives any. Gradient and metrics are equal on all devices.
+
+    Raises:
+      ConfigError: losses or their mask are not one for each example.
     """
 
     def mean_loss(params: PyTree) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
         losses, mask, aux = algorithm.loss(
             state.variables._replace(params=params), state.target, batch, keys, state.env_step
         )
+        if not losses.shape == mask.shape or losses.shape[:1] != (len(keys),):
+            raise ConfigError(
+                f"the algorithm's loss has returned losses {losses.shape} with a mask {mask.shape}; both need an entry "
+                f"for each of {len(keys)} examples, and no mean"
+            )
         weighted = losses if weight is None else losses * weight.reshape(-1, *(1,) * (losses.ndim - 1))
         per_example = {"loss/total": weighted, **aux.metrics}
         sums = jnp.stack([jnp.sum(jnp.where(mask, x, 0.0)) for x in per_example.values()])
