@@ -185,6 +185,12 @@ def _key_value_pairs(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
     )
 
 
+def _whole(text: str) -> int:
+    """A whole number, which may be written as 1e6."""
+    number = float(text) if "e" in text.lower() else 0.5
+    return int(number) if number.is_integer() else int(text)
+
+
 @_registry.primitive_rule
 def _numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
     """Reads ``int``, ``float``, either ``| None``, and tuples of them; tyro's own messages take several lines."""
@@ -193,12 +199,13 @@ def _numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
     if kinds not in ({int}, {float}):
         return None
     kind = kinds.pop()
+    convert = _whole if kind is int else kind
 
     def read(args: list[str]) -> Any:
         values = []
         for arg in args:
             try:
-                values.append(None if optional and arg == "None" else kind(arg))
+                values.append(None if optional and arg == "None" else convert(arg))
             except ValueError:
                 what = "whole number" if kind is int else "number"
                 problem = f"neither a {what} nor None" if optional else f"no {what}"

@@ -105,5 +105,5 @@ def load_policy(
     source = find_env(config)
     config = resolve(config, source.spec)
     shapes = jax.eval_shape(make_algorithm(config, source.spec).init, jax.random.key(0))
-    variables = jax.tree.map(np.asarray, checkpoint.load_variables(run_dir, shapes))
+    variables = jax.device_put(checkpoint.load_variables(run_dir, shapes), jax.local_devices()[0])
     return Policy(config, source, variables)

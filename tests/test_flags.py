@@ -90,6 +90,13 @@ def test_config_json_brings_back_every_value(tmp_path: Path) -> None:
     assert flags.read_config(tmp_path) == empty
 
 
+def test_whole_numbers_may_have_an_exponent() -> None:
+    args = ["--env", "X", "--total-env-steps", "1e6", "--num-envs", "1.6E1", "--hidden-sizes", "1_0", "2e1"]
+    command = flags.parse_train(args, flags.plain_defaults("ppo"))
+    assert (command.total_env_steps, command.num_envs, command.algorithm.hidden_sizes) == (1_000_000, 16, (10, 20))
+    assert type(command.total_env_steps) is int
+
+
 def test_a_run_directory_is_not_kept() -> None:
     """Another run of the same config must not write to the same place."""
     content = flags.to_json(dataclasses.replace(flags.plain_defaults("ppo").train(), env="X", run_dir="here"))
