@@ -7,7 +7,8 @@ A run directory keeps one in ``checkpoints/<env steps>`` for each time that it s
     run.json       counts, times, config and versions; not in final
     manifest.json  the SHA-256 of each of these files; a changed bit passes orbax unseen
 
-It is written under another name, brought to the disk, and then renamed: what has the name is whole.
+It is written under another name, brought to the disk, and then renamed: what has the name is whole. What it takes the
+place of keeps a third name until then, by which it is found.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import pathlib
+import re
 import shutil
 import stat
 import warnings
@@ -29,16 +32,17 @@ import jax
 import numpy as np
 
 from jaxrl_dist.config import CheckpointError, ConfigError, FileWarning
+from jaxrl_dist.metrics import CHECKPOINTS, read_json, sync
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
-FOLDER = "checkpoints"
 FINAL = "final"
 ARRAYS, RUN, MANIFEST = "arrays", "run.json", "manifest.json"
 FORMAT = 1
 """Of a checkpoint; a reader refuses a number that it does not know."""
 _MAX_FILES = 10_000
-_MAX_JSON = 2**26
 _SLACK = 2**16  # bytes of what is no array
+_HIDDEN = re.compile(r"\.([0-9]+|final)\.(new|kept|old)")
+"""A checkpoint that is being written, that is to be replaced by the new one, or that is being deleted."""
 
 
 # --- Writing ------------------------------------------------------------------------------------------
@@ -48,9 +52,10 @@ def save_variables(run_dir: str | pathlib.Path, variables: Variables) -> None:
     """Writes what a run has trained into its directory.
 
     Raises:
+      ConfigError: its ``checkpoints`` is a link.
       OSError: the directory cannot be written.
     """
-    _write(pathlib.Path(run_dir, FOLDER, FINAL), variables, None)
+    _write(_own_folder(run_dir) / FINAL, variables, None)
 
 
 class Saver:
@@ -60,13 +65,25 @@ class Saver:
     """
 
     def __init__(self, run_dir: pathlib.Path, keep: int) -> None:
-        self._folder, self._keep = run_dir / FOLDER, keep
+        """Takes over from an earlier session, if there was one.
+
+        Raises:
+          ConfigError: the run directory's ``checkpoints`` is a link.
+          OSError: what an earlier session left there cannot be cleared away.
+        """
+        self._folder, self._keep = _own_folder(run_dir), keep
+        for path in self._folder.glob(".*"):  # of a session that was killed as it wrote or deleted
+            if (name := _HIDDEN.fullmatch(path.name)) is None:
+                continue
+            if name[2] == "kept" and not os.path.lexists(path.with_name(name[1])):
+                path.rename(path.with_name(name[1]))
+            else:
+                _delete(path)
         self._returns: dict[int, float | None] = {}
         for path in saved(run_dir):
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                self._returns[int(path.name)] = json.loads((path / RUN).read_bytes())["episode_return"]
-        for path in self._folder.glob(".*"):  # what a session that was killed left half written or half deleted
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
+                value = read_json(path / RUN)["episode_return"]
+                self._returns[_number(path)] = value if value is None or math.isfinite(value) else None
         _remove(self._folder / FINAL)  # of a session that came to its end, and will be gone beyond
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future[None] | None = None
@@ -95,7 +112,7 @@ class Saver:
         steps = checkpoint.env_steps
         _write(self._folder / f"{steps:012d}", checkpoint._replace(progress={}), content)
         self._returns[steps] = content["episode_return"]
-        there = [int(path.name) for path in saved(self._folder.parent)]
+        there = [_number(path) for path in saved(self._folder.parent)]
         # Later ones are of a session that this one did not go on from: they were damaged.
         ours = [number for number in there if number <= steps]
         known = [number for number in ours if self._returns.get(number) is not None]
@@ -109,8 +126,9 @@ class Saver:
         Raises:
           OSError: the last checkpoint could not be written.
         """
-        if self._writing is not None:
-            self._writing.result()
+        writing, self._writing = self._writing, None  # so that no one else tells of its error
+        if writing is not None:
+            writing.result()
 
     def close(self) -> None:
         """Ends the thread, once it has written what it is at."""
@@ -118,15 +136,27 @@ class Saver:
         self.busy()
 
 
+def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
+    """The directory of a run's checkpoints, in which files will be deleted.
+
+    Raises:
+      ConfigError: it is a link, and so perhaps not the run's own.
+    """
+    folder = pathlib.Path(run_dir, CHECKPOINTS)
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a link; put a directory in its place")
+    return folder
+
+
 def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) -> None:
     """Writes a whole checkpoint or none; one of the same name is replaced."""
     import orbax.checkpoint as ocp  # here, not above: it takes half a second
 
-    path = path.resolve()
-    temporary = path.with_name(f".{path.name}.new")
+    path = path.parent.resolve() / path.name  # absolute, for orbax; a link is replaced, not followed
+    temporary, kept = (path.with_name(f".{path.name}.{state}") for state in ("new", "kept"))
     arrays = {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _delete(temporary)
         temporary.mkdir(parents=True)
         _check_room(temporary / "room", sum(array.nbytes for array in arrays.values()))
         with _silence(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
@@ -137,22 +167,32 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) ->
         manifest = {"format": FORMAT, "sha256": files}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         for part in (*temporary.rglob("*"), temporary):
-            _sync(part)
-        _remove(path)
+            sync(part)
+        if os.path.lexists(path):
+            _delete(kept)
+            path.rename(kept)
         temporary.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
+        _delete(kept)
     except Exception as error:  # orbax and tensorstore raise many kinds where a disk is full
-        shutil.rmtree(temporary, ignore_errors=True)
+        _delete(temporary)
         raise OSError(f"{path} cannot be written: {_first_line(error)}") from error
 
 
 def _remove(path: pathlib.Path) -> None:
     """Deletes a checkpoint, if it is there, so that no half of it ever has its name."""
     doomed = path.with_name(f".{path.name}.old")
-    shutil.rmtree(doomed, ignore_errors=True)
+    _delete(doomed)
     with contextlib.suppress(FileNotFoundError):
         path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    _delete(doomed)
+
+
+def _delete(path: pathlib.Path) -> None:
+    """Deletes what has this name, as far as that is possible; of a link, the link alone."""
+    shutil.rmtree(path, ignore_errors=True)  # it leaves alone what is no directory
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _check_room(path: pathlib.Path, size: int) -> None:
@@ -169,15 +209,6 @@ def _check_room(path: pathlib.Path, size: int) -> None:
     path.unlink()
 
 
-def _sync(path: pathlib.Path) -> None:
-    """Brings a file, or the names in a directory, to the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
 # --- Reading ------------------------------------------------------------------------------------------
 
 
@@ -187,7 +218,7 @@ def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
     Raises:
       ConfigError: there is nothing, it cannot be read, or it is of another network.
     """
-    final = pathlib.Path(run_dir, FOLDER, FINAL)
+    final = pathlib.Path(run_dir, CHECKPOINTS, FINAL)
     if not pathlib.Path(run_dir).is_dir():
         raise ConfigError(f"there is no run directory {run_dir}")
     if os.path.lexists(final):
@@ -233,14 +264,18 @@ def load(run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any
 
 def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
     """The checkpoints in a run directory, whole or not, newest first."""
-    folder = pathlib.Path(run_dir, FOLDER)
+    folder = pathlib.Path(run_dir, CHECKPOINTS)
     if folder.is_symlink():
         return []
-    return sorted((path for path in folder.glob("[0-9]*") if path.name.isdecimal()), key=_number, reverse=True)
+    there = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+    for path in folder.glob(".[0-9]*.kept"):  # of a session that was killed as it replaced one
+        if path.name[1:-5].isdecimal() and not os.path.lexists(path.with_name(path.name[1:-5])):
+            there.append(path)
+    return sorted(there, key=_number, reverse=True)
 
 
 def _number(path: pathlib.Path) -> int:
-    return int(path.name)
+    return int(path.name.removeprefix(".").removesuffix(".kept"))
 
 
 def _newest(run_dir: str | pathlib.Path, read: Callable[[pathlib.Path], Any]) -> Any:
@@ -262,7 +297,7 @@ def _newest(run_dir: str | pathlib.Path, read: Callable[[pathlib.Path], Any]) ->
     if problems:
         more = f" (and {len(problems) - 1} older ones are no better)" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}")
-    raise CheckpointError(f"{run_dir} holds no trained variables: its {FOLDER} directory has no checkpoint")
+    raise CheckpointError(f"{run_dir} holds no trained variables: its {CHECKPOINTS} directory has no checkpoint")
 
 
 class _DamageError(ConfigError):
@@ -280,7 +315,9 @@ def _verify(path: pathlib.Path, like: PyTree) -> None:
     """
     files = _plain_files(path)
     room = None if like is None else 2 * sum(_nbytes(leaf) for leaf in jax.tree.leaves(like)) + 2**26
-    if room is not None and (size := sum(file.stat().st_size for file in files)) > room:
+    with _reading(path):
+        size = sum(file.stat().st_size for file in files)
+    if room is not None and size > room:
         raise _DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
     manifest = _read_json(path / MANIFEST)
     digests = manifest.get("sha256")
@@ -300,7 +337,7 @@ def _verify(path: pathlib.Path, like: PyTree) -> None:
 def _plain_files(path: pathlib.Path) -> list[pathlib.Path]:
     """All files below a directory, none of which may be a link, a pipe or a device."""
     files, folders = [], [path]
-    try:
+    with _reading(path):
         if not stat.S_ISDIR(path.lstat().st_mode):
             raise _DamageError(f"{path} is damaged: it is no directory")
         while folders:
@@ -313,24 +350,27 @@ def _plain_files(path: pathlib.Path) -> list[pathlib.Path]:
                     raise _DamageError(f"{entry.path} is damaged: it is no plain file")
                 if len(files) + len(folders) > _MAX_FILES:
                     raise _DamageError(f"{path} is damaged: it has more than {_MAX_FILES} files")
-    except OSError as error:
-        raise _DamageError(f"{path} is damaged: {error.strerror}") from None
     return files
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     """Reads an object from a file of a checkpoint."""
     try:
-        if path.stat().st_size > _MAX_JSON:
-            raise ValueError("too large")
-        content = json.loads(path.read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("no object")
-        return content
+        content = read_json(path)
+    except ConfigError as error:
+        raise _DamageError(str(error)) from None
+    if not isinstance(content, dict):
+        raise _DamageError(f"{path} is damaged: it is no object")
+    return content
+
+
+@contextlib.contextmanager
+def _reading(path: pathlib.Path) -> Iterator[None]:
+    """Makes an error of the disk one of the checkpoint, so that the one before may be used instead."""
+    try:
+        yield
     except OSError as error:
         raise _DamageError(f"{path} is damaged: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise _DamageError(f"{path} is damaged: {_first_line(error)}") from None
 
 
 def _restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
@@ -405,7 +445,7 @@ def _silence() -> Iterator[None]:
 
 
 def _sha256(file: pathlib.Path) -> str:
-    with file.open("rb") as content:
+    with _reading(file), file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 

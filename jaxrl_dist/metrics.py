@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import platform
+import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Protocol
@@ -19,6 +20,8 @@ from jaxrl_dist.config import CONFIG_FILE, ConfigError, FileWarning
 from jaxrl_dist.types import Report
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+CHECKPOINTS = "checkpoints"
+_MAX_JSON = 2**26
 
 
 def default_run_dir(env: str, algorithm: str, seed: int) -> str:
@@ -36,9 +39,14 @@ def claim(run_dir: str) -> None:
     path = pathlib.Path(run_dir)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        for name in (CONFIG_FILE, CHECKPOINTS):  # a new run would take the place of what is there
+            if os.path.lexists(path / name):
+                raise FileExistsError
         (path / METRICS).touch(exist_ok=False)  # of several processes, one gets the directory
     except FileExistsError:
         holds = "holds a run already; resume it, or" if path.is_dir() else "is a file;"
+        if (path / CHECKPOINTS).is_symlink():
+            holds = f"has a link in the place of {CHECKPOINTS};"
         raise ConfigError(f"--run-dir {run_dir} {holds} name another directory") from None
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
@@ -48,14 +56,17 @@ def lock(run_dir: str) -> IO[bytes]:
     """Keeps other processes off a run until its ``metrics.jsonl``, which is returned, is closed.
 
     Raises:
-      ConfigError: it cannot be written, or another process is at it.
+      ConfigError: it cannot be written, is no plain file, or another process is at it.
     """
     path = pathlib.Path(run_dir, METRICS)
     try:  # through no link: what is opened may be cut
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     file = os.fdopen(number, "r+b", buffering=0)
+    if not stat.S_ISREG(os.fstat(number).st_mode):  # to read a pipe would take forever
+        file.close()
+        raise ConfigError(f"{path} is no plain file")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -66,8 +77,8 @@ def lock(run_dir: str) -> IO[bytes]:
 
 def finished(run_dir: pathlib.Path, evaluation_episodes: int) -> bool:
     """Whether a run has come to its end, its evaluation included."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        summary = json.loads((run_dir / SUMMARY).read_bytes())
+    with contextlib.suppress(ConfigError, LookupError, TypeError):
+        summary = read_json(run_dir / SUMMARY)
         return summary["evaluation"] is not None or not evaluation_episodes
     return False
 
@@ -198,7 +209,8 @@ def _end_of(metrics: IO[bytes], iteration: int) -> int:
     """The size of ``metrics.jsonl`` up to the last line that is whole and not of a later iteration."""
     size = 0
     for line in metrics.read().splitlines(keepends=True):
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # a line that is damaged stays as it is
+        # A line that is damaged stays as it is.
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
             if json.loads(line)["iteration"] > iteration:
                 break
         if not line.endswith(b"\n"):
@@ -229,8 +241,58 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    """Writes a whole file or none: through a temporary file beside it."""
+    """Writes a whole file or none, and to the disk: through a temporary file beside it.
+
+    Raises:
+      OSError: it cannot be written; the error names it.
+    """
     temporary = path.with_suffix(".tmp")
     with _naming(path):
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link that someone else has put there
+            file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        sync(path.parent)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Brings a file, or the names in a directory, to the disk.
+
+    Raises:
+      OSError: it cannot be opened, or the disk fails.
+    """
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a file of a run directory that someone else may have made: no link, no pipe, nothing huge.
+
+    Raises:
+      ConfigError: there is none, it cannot be read, or it is not JSON.
+    """
+
+    def opener(name: str, how: int) -> int:
+        return os.open(name, how | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    try:
+        with open(path, "rb", opener=opener) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise ConfigError(f"{path} is no plain file")
+            if about.st_size > _MAX_JSON:
+                raise ConfigError(f"{path} cannot be read: it has {about.st_size} bytes")
+            return json.loads(file.read())
+    except ConfigError:
+        raise
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None

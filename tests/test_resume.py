@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
+import hashlib
 import json
 import os
 import random
@@ -657,3 +659,125 @@ def test_a_hostile_directory_is_refused_and_runs_nothing(
     err = capsys.readouterr().err
     assert code == 1 and err.startswith("jaxrl-dist: error: ") and err.count("\n") == 1 and len(err) < 600, err
     assert not canary.exists() and (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["{}", ".{}.new", ".{}.kept", ".{}.old"])
+def test_what_a_link_in_the_place_of_a_checkpoint_points_to_is_left_alone(name: str, tmp_path: Path) -> None:
+    folder, victim = tmp_path / "run" / "checkpoints", tmp_path / "victim"
+    saver = checkpoint.Saver(folder.parent, 1)
+    for path in (victim, folder):
+        path.mkdir(parents=True)
+    (victim / "precious").touch()
+    (folder / name.format("000000000010")).symlink_to(victim)
+    for _ in range(2):
+        saver.save(Checkpoint({"x": np.arange(3)}, (), {"env_steps": 10}), {}, None)
+        saver.finish()
+    saver.close()
+    assert [path.name for path in victim.iterdir()] == ["precious"]
+    checkpoint._verify(folder / "000000000010", None)
+
+
+def test_what_is_no_checkpoint_is_never_deleted(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for name in (".ssh", ".000000000010.new", ".final.old", ".10.new.old"):
+        (home / name).mkdir(parents=True)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "checkpoints").symlink_to(home)
+    with pytest.raises(ConfigError, match="checkpoints is a link"):
+        checkpoint.Saver(tmp_path / "linked", 1)
+    with pytest.raises(ConfigError, match="checkpoints is a link"):
+        checkpoint.save_variables(tmp_path / "linked", {})  # type: ignore[arg-type]
+    assert len(list(home.iterdir())) == 4
+    shutil.copytree(home, tmp_path / "run" / "checkpoints")
+    checkpoint.Saver(tmp_path / "run", 1).close()
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".ssh", ".10.new.old"}
+
+
+class _KillError(BaseException):
+    """As if the process was killed."""
+
+
+def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen, rename = tmp_path / "checkpoints" / "000000000010", [], Path.rename
+
+    def write(value: int) -> None:
+        checkpoint._write(path, {"x": np.arange(3)}, {"value": value})
+
+    def look() -> None:
+        found = checkpoint._newest(tmp_path, lambda path: checkpoint._verify(path, None) or path)
+        seen.append(runs.read_json(found / "run.json")["value"])
+
+    def watched(self: Path, to: Path) -> None:
+        rename(self, to)
+        if self.parent == path.parent:
+            look()
+            if seen == [1, 2, 2]:
+                raise _KillError
+
+    write(1)
+    monkeypatch.setattr(Path, "rename", watched)
+    write(2)
+    assert seen == [1, 2]
+    with pytest.raises(_KillError):
+        write(3)
+    monkeypatch.undo()
+    write(3)  # over what was left by the one that was killed
+    look()
+    assert seen == [1, 2, 2, 3]
+    path.rename(path.with_name(f".{path.name}.kept"))
+    path.with_name(f".{path.name}.new").mkdir()
+    checkpoint.Saver(tmp_path, 1).close()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_the_disk_does_not_give_is_damage(
+    run_dir: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest, before, *_ = checkpoint.saved(run_dir)
+    whole = hashlib.file_digest
+
+    def fail(file: Any, name: str) -> Any:
+        if str(newest) in file.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(file, name)
+
+    like = shapes(original)
+    monkeypatch.setattr(hashlib, "file_digest", fail)
+    with pytest.warns(FileWarning, match=f"is damaged: Input/output error; {before} is used instead"):
+        assert load(run_dir, like).env_steps == int(before.name)
+
+
+@pytest.mark.parametrize("what", ["pipe", "link", "nested", '"x"', "NaN", "1e999", "1" + "0" * 400, "[]"])
+def test_an_older_checkpoint_with_a_strange_return_is_not_the_best(what: str, tmp_path: Path) -> None:
+    about = tmp_path / "checkpoints" / "000000000010" / "run.json"
+    about.parent.mkdir(parents=True)
+    if what == "pipe":
+        os.mkfifo(about)
+    elif what == "link":
+        (tmp_path / "elsewhere").write_text('{"episode_return": 9}')
+        about.symlink_to(tmp_path / "elsewhere")
+    else:
+        value = "[" * 100_000 + "]" * 100_000 if what == "nested" else what
+        about.write_text(f'{{"episode_return": {value}}}')
+    saver = checkpoint.Saver(tmp_path, 1)
+    for steps, value in ((20, 2.0), (30, 1.0)):
+        saver.save(Checkpoint({"x": np.arange(3)}, (), {"env_steps": steps}), {}, value)
+    saver.finish()
+    saver.close()
+    assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [30, 20]
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(checkpoint, "_write", fail)
+    saver = checkpoint.Saver(tmp_path, 1)
+    saver.save(Checkpoint({}, (), {"env_steps": 20}), {}, None)
+    with pytest.raises(OSError, match="full"):
+        saver.finish()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saver.close()

@@ -203,7 +203,7 @@ def test_any_damage_to_any_file_is_seen(damage: str, saved: Path, tmp_path: Path
             (copy / name).unlink()
         else:
             (copy / name).write_bytes(content if damage == "flip" else content[: len(content) // 2])
-        with pytest.raises(ConfigError, match=r"damaged|holds no trained variables"):
+        with pytest.raises(ConfigError, match=r"damaged|not JSON|there is no|holds no trained variables"):
             checkpoint.load_variables(copy, variables())
 
 
@@ -283,3 +283,63 @@ def test_train_refuses_before_the_first_report(values: dict[str, Any], message: 
 def test_an_unknown_algorithm_is_refused() -> None:
     with pytest.raises(jaxrl_dist.ConfigError, match="did you mean 'ppo'"):
         jaxrl_dist.train(jaxrl_dist.Train("pppo", env="CartPole-v1"))
+
+
+# --- Files that someone else has made -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["config.json", "checkpoints"])
+def test_what_is_left_of_a_run_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        metrics.claim(str(tmp_path))
+    (tmp_path / name).rmdir()
+    (tmp_path / name).symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="holds a run already" if name == "config.json" else "has a link"):
+        metrics.claim(str(tmp_path))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_json_is_written_through_no_link_and_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, victim = [], tmp_path / "victim"
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
+    victim.write_text("precious")
+    (tmp_path / "config.tmp").symlink_to(victim)
+    metrics.write_json(tmp_path / "config.json", {"a": 1})
+    assert victim.read_text() == "precious"
+    assert metrics.read_json(tmp_path / "config.json") == {"a": 1}
+    assert synced == [(tmp_path / "config.json").stat().st_ino, tmp_path.stat().st_ino]
+
+
+def test_json_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    def message(path: Path) -> str:
+        with pytest.raises(ConfigError) as error:
+            metrics.read_json(path)
+        assert str(path) in str(error.value) and "\n" not in str(error.value)
+        return str(error.value)
+
+    path = tmp_path / "x"
+    assert message(path) == f"there is no {path}"
+    assert "is no plain file" in message(Path("/dev/null"))
+    assert "Is a directory" in message(tmp_path)
+    (tmp_path / "link").symlink_to("/dev/zero")
+    assert "cannot be read" in message(tmp_path / "link")
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no plain file" in message(tmp_path / "pipe")
+    for text in (b"{", b"\xff", b"", b"[" * 10**5, b"1" * 10**5):
+        path.write_bytes(text)
+        assert "is not JSON" in message(path)
+    with path.open("r+b") as file:
+        file.truncate(2**40)
+    assert f"it has {2**40} bytes" in message(path)
+
+
+def test_a_pipe_in_the_place_of_metrics_is_refused_and_a_nested_line_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="is no plain file"):
+        metrics.lock(str(tmp_path))
+    path.unlink()
+    path.write_bytes(b"[" * 10**5 + b"\n")
+    metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {}, 3).close()
+    assert path.stat().st_size == 10**5 + 1
