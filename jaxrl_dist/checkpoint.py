@@ -297,7 +297,8 @@ def _newest(run_dir: str | pathlib.Path, read: Callable[[pathlib.Path], Any]) ->
     if problems:
         more = f" (and {len(problems) - 1} older ones are no better)" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}")
-    raise CheckpointError(f"{run_dir} holds no trained variables: its {CHECKPOINTS} directory has no checkpoint")
+    again = f"its run has saved no checkpoint, and can be begun again by train --config {run_dir}"
+    raise CheckpointError(f"{run_dir} holds no trained variables: {again}")
 
 
 class _DamageError(ConfigError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import re
 import struct
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_dist.config import ConfigError, FileWarning, Train, check_used
-from jaxrl_dist.metrics import Tracker, write_json
+from jaxrl_dist.metrics import Tracker, read_json, write_json
 
 WANDB_FILE = "wandb.json"
 """Where a run directory keeps the name by which Weights & Biases knows the run."""
@@ -117,8 +116,8 @@ class WeightsAndBiases:
         """
         wandb = _wandb()
         name = uuid.uuid4().hex[:16]
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            known = str(json.loads((run_dir / WANDB_FILE).read_bytes())["id"])
+        with contextlib.suppress(ConfigError, LookupError, TypeError):
+            known = str(read_json(run_dir / WANDB_FILE)["id"])
             name = known if re.fullmatch("[0-9a-f]{16}", known) else name  # only such as we have given
         write_json(run_dir / WANDB_FILE, {"id": name})
         # Of the process it is to see nothing but the numbers: no code, no repository, no output.
