@@ -25,7 +25,7 @@ import re
 import shutil
 import stat
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -82,8 +82,7 @@ class Saver:
         self._returns: dict[int, float | None] = {}
         for path in saved(run_dir):
             with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
-                value = read_json(path / RUN)["episode_return"]
-                self._returns[_number(path)] = value if value is None or math.isfinite(value) else None
+                self._returns[_number(path)] = _finite(read_json(path / RUN)["episode_return"])
         _remove(self._folder / FINAL)  # of a session that came to its end, and will be gone beyond
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future[None] | None = None
@@ -111,13 +110,11 @@ class Saver:
     def _save(self, checkpoint: Checkpoint, content: dict[str, Any]) -> None:
         steps = checkpoint.env_steps
         _write(self._folder / f"{steps:012d}", checkpoint._replace(progress={}), content)
-        self._returns[steps] = content["episode_return"]
+        self._returns[steps] = _finite(content["episode_return"])
         there = [_number(path) for path in saved(self._folder.parent)]
         # Later ones are of a session that this one did not go on from: they were damaged.
         ours = [number for number in there if number <= steps]
-        known = [number for number in ours if self._returns.get(number) is not None]
-        best = max(known, key=lambda number: (self._returns[number], number), default=None)
-        for number in set(there) - {best, *ours[: self._keep]}:
+        for number in set(there) - _kept(self._returns, ours, self._keep):
             _remove(self._folder / f"{number:012d}")
 
     def finish(self) -> None:
@@ -134,6 +131,17 @@ class Saver:
         """Ends the thread, once it has written what it is at."""
         self._thread.shutdown()
         self.busy()
+
+
+def _kept(returns: Mapping[int, float | None], numbers: Sequence[int], keep: int) -> set[int]:
+    """Which checkpoints are kept, of those with these numbers, newest first: some of the newest, and the best."""
+    known = [(value, number) for number in numbers if (value := returns.get(number)) is not None]
+    return {*numbers[:keep], *(number for _, number in sorted(known)[-1:])}
+
+
+def _finite(value: Any) -> float | None:
+    """A finite number; None for anything else, such as another might have written."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:

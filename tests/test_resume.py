@@ -781,3 +781,18 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, m
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         saver.close()
+
+
+@pytest.mark.parametrize(
+    "returns, keep, kept",
+    [
+        ({}, 2, {70, 60}),
+        ({70: None, 60: None}, 1, {70}),
+        ({70: 1.0, 50: 3.0, 40: 2.0}, 1, {70, 50}),
+        ({70: 3.0, 50: 3.0, 40: 3.0}, 1, {70}),  # of equals, the newest
+        ({70: -2.0, 40: -1.0, 30: 9.0}, 2, {70, 60, 40}),  # 30 is gone
+        ({40: 1.0}, 9, {70, 60, 50, 40}),
+    ],
+)
+def test_which_checkpoints_are_kept(returns: dict[int, float | None], keep: int, kept: set[int]) -> None:
+    assert checkpoint._kept(returns, [70, 60, 50, 40], keep) == kept
