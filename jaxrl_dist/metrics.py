@@ -121,7 +121,11 @@ class RunFiles:
         if resumed is not None:
             self._iteration = resumed
             with _naming(run_dir / METRICS):
-                metrics.truncate(_end_of(metrics, resumed))
+                size, last = _end_of(metrics, resumed)
+                if last != resumed:
+                    text = f"{run_dir / METRICS} has lost the lines after iteration {last}, up to {resumed}"
+                    warnings.warn(text, FileWarning, stacklevel=2)
+                metrics.truncate(size)
                 metrics.seek(0, os.SEEK_END)
             (run_dir / SUMMARY).unlink(missing_ok=True)
         write_json(run_dir / CONFIG_FILE, {**config, "versions": versions()})
@@ -205,18 +209,19 @@ class RunFiles:
             self._write()
 
 
-def _end_of(metrics: IO[bytes], iteration: int) -> int:
-    """The size of ``metrics.jsonl`` up to the last line that is whole and not of a later iteration."""
-    size = 0
+def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
+    """The size of ``metrics.jsonl`` up to the last line that is whole and not of a later iteration, and which it is."""
+    size = last = 0
     for line in metrics.read().splitlines(keepends=True):
-        # A line that is damaged stays as it is.
-        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
-            if json.loads(line)["iteration"] > iteration:
-                break
         if not line.endswith(b"\n"):
             break
+        # A line that is damaged stays as it is.
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+            if (there := json.loads(line)["iteration"]) > iteration:
+                break
+            last = there
         size += len(line)
-    return size
+    return size, last
 
 
 @contextlib.contextmanager

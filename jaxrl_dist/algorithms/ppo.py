@@ -99,6 +99,9 @@ class PPO(NetworkConfig):
                 "entropy_coefficient": 0.0,
                 "scale_rewards": True,
             }
+            if spec.family == "classic_control":
+                # With 0.99 the greedy policy, which no noise moves on, may leave Pendulum hanging sideways for good.
+                preset |= {"discount": 0.95}
             if spec.family == "mujoco":
                 # Andrychowicz et al. (2021), sections 3.2 and 3.3: with a deviation of 0.5 and normalised observations.
                 preset |= {
