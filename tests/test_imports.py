@@ -34,7 +34,7 @@ ALLOWED: dict[str, str] = {
     "evaluate": "config types rng mesh frames envs actors",
     "signals": "",
     "metrics": "config types",
-    "checkpoint": "config types",
+    "checkpoint": "config types metrics",
     "trackers": "config metrics",
     "plans": "config types rng mesh replay envs learners actors flow metrics",
     "training": "config types rng mesh replay envs actors learners algorithms flags evaluate metrics trackers "
