@@ -592,7 +592,7 @@ def test_the_id_of_a_registry_in_a_file_is_no_code(module: str, tmp_path: Path) 
         with pytest.raises(ConfigError, match=r"no file may choose code to run|num_envs cannot be '--env'"):
             load(**changes)
     del config["run"]["env"]
-    with pytest.raises(ConfigError, match="no file may choose code to run"):
+    with pytest.raises(ConfigError, match="num_devices cannot be '--env'"):
         load(num_devices=[1, "--env", "this:CartPole-v1"])
     assert "this" not in sys.modules and module not in sys.modules
 
