@@ -500,6 +500,8 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
     tally = Tally(make(max_lag=0), fake, Store())  # type: ignore[arg-type]
     (found,) = rounds(job, fake, tally)
     assert found[0] is None and found[1] is not None and found[1].version == 3
+    assert tally.env_steps == 5 * 7 and tally._dropped == 5
+    tally.learn(found)
     assert tally.env_steps == 6 * 7 and tally._dropped == 5
 
 

@@ -73,19 +73,23 @@ class Tally(common.Interval):
 
     def __init__(self, job: common.Job, pool: ActorPool, store: ParamStore) -> None:
         super().__init__(job.resumed)
-        self.env_steps = job.env_steps  # of all samples taken in
+        self.env_steps = job.env_steps  # of all samples that were learnt from, or too old
         self.learning = False  # whether the last iteration made an update
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
         self._trained = self._dropped = 0
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learnt from
 
     def fresh(self, sample: Sample) -> bool:
-        """Takes a sample in, and says whether to learn from it: whether its policy is not too old."""
+        """Whether to learn from a sample: whether its policy is not too old. Else it is dropped."""
+        fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
+        if not fresh:
+            self._count(sample)
+            self._dropped += 1
+        return fresh
+
+    def _count(self, sample: Sample) -> None:
         self.env_steps += sample.env_steps
         self.ended(sample.episodes)
-        fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
-        self._dropped += not fresh
-        return fresh
 
     def _lag(self, sample: Sample) -> int:
         return self._store.version - sample.version
@@ -95,6 +99,7 @@ class Tally(common.Interval):
         self.iterations += 1
         for sample in samples:
             if sample is not None:
+                self._count(sample)
                 self._trained += 1
                 self._lags[self._lag(sample)] += 1
 
