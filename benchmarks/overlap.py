@@ -24,8 +24,8 @@ from jaxrl_dist.actors.pool import ActorPool, ParamStore
 from jaxrl_dist.config import Train
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.asynchronous import asynchronous
-from jaxrl_dist.plans.common import Job
-from jaxrl_dist.plans.samples import joiner, sender
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.threaded import joiner, sender
 from jaxrl_dist.rng import Stream
 
 

@@ -26,9 +26,9 @@ from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs import envpool as adapter
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.plans.common import Job
+from jaxrl_dist.plans.job import Job
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Box
+from jaxrl_dist.spaces import Box
 
 
 def main() -> None:

@@ -15,11 +15,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import flags, replay, training
+from jaxrl_dist import flags, training
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.config import Train
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.plans.common import Job
+from jaxrl_dist.memory import ring
+from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.types import TrainState
 
@@ -74,7 +75,7 @@ def make_bare(job: Job) -> Callable[[int], None]:
 
     def draw(state: TrainState) -> object:
         memory = state.memory._replace(added=jnp.full_like(state.memory.added, window))
-        windows, _ = replay.sample_uniform(memory, key, plan.batch_size, window)
+        windows, _ = ring.sample_uniform(memory, key, plan.batch_size, window)
         return algorithm.postprocess(state.variables, state.target, windows, keys)
 
     def update(state: TrainState, batch: object, keys: jax.Array) -> tuple[TrainState, object]:

@@ -12,13 +12,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrl_dist.config import CheckpointError as CheckpointError
-    from jaxrl_dist.config import ConfigError as ConfigError
-    from jaxrl_dist.config import DivergedError as DivergedError
-    from jaxrl_dist.config import EnvError as EnvError
     from jaxrl_dist.config import Train as Train
-    from jaxrl_dist.policy import Policy as Policy
-    from jaxrl_dist.policy import load_policy as load_policy
+    from jaxrl_dist.errors import CheckpointError as CheckpointError
+    from jaxrl_dist.errors import ConfigError as ConfigError
+    from jaxrl_dist.errors import DivergedError as DivergedError
+    from jaxrl_dist.errors import EnvError as EnvError
+    from jaxrl_dist.play.policy import Policy as Policy
+    from jaxrl_dist.play.policy import load_policy as load_policy
     from jaxrl_dist.training import preset as preset
     from jaxrl_dist.training import resume as resume
     from jaxrl_dist.training import train as train
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Algorithm": "types",
-    "CheckpointError": "config",
-    "ConfigError": "config",
-    "DivergedError": "config",
-    "EnvError": "config",
-    "Policy": "policy",
+    "CheckpointError": "errors",
+    "ConfigError": "errors",
+    "DivergedError": "errors",
+    "EnvError": "errors",
+    "Policy": "play.policy",
     "Report": "types",
     "Rollout": "types",
     "Train": "config",
-    "load_policy": "policy",
+    "load_policy": "play.policy",
     "preset": "training",
     "resume": "training",
     "train": "training",

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from jaxrl_dist import signals
-from jaxrl_dist.config import (
-    PLANS,
-    RESUMABLE,
+from jaxrl_dist.checks import check_range, did_you_mean, flag
+from jaxrl_dist.config import PLANS, RESUMABLE, Train, split_env
+from jaxrl_dist.errors import (
     CheckpointError,
     ConfigError,
     ConfigWarning,
@@ -26,16 +25,12 @@ from jaxrl_dist.config import (
     EnvError,
     EnvWarning,
     FileWarning,
-    Train,
-    check_range,
-    did_you_mean,
-    flag,
-    split_env,
 )
-from jaxrl_dist.signals import Interrupted
+from jaxrl_dist.run import signals
+from jaxrl_dist.run.signals import Interrupted
 
 if TYPE_CHECKING:
-    from jaxrl_dist.policy import Policy
+    from jaxrl_dist.play.policy import Policy
     from jaxrl_dist.training import Run
 
 HELP = """\
@@ -81,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # whoever read our output has enough, as `head` does
-        from jaxrl_dist.console import discard_output
+        from jaxrl_dist.run.console import discard_output
 
         discard_output()
         return 1
@@ -186,17 +181,18 @@ def _find_modules(env: str | None) -> None:
 
 
 def _train(name: str, config: Train[Any], stop: signals.Stop, *, quiet: bool) -> None:
-    from jaxrl_dist import metrics, training
+    from jaxrl_dist import training
+    from jaxrl_dist.run import files
 
     if config.run_dir is None:
-        config = dataclasses.replace(config, run_dir=metrics.default_run_dir(config.env, name, config.seed))
+        config = dataclasses.replace(config, run_dir=files.default_run_dir(config.env, name, config.seed))
     with _warnings_of_one_line(quiet):
         _show(name, training.prepare(config), stop, quiet=quiet)
 
 
 def _show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
     """Runs and shows it."""
-    from jaxrl_dist.console import Display
+    from jaxrl_dist.run.console import Display
 
     if stop():  # before anything was begun
         raise stop.interrupted()
@@ -327,7 +323,7 @@ def _asked_policy(asked: Evaluate) -> Policy:
     flags.config_flags(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
     _find_modules(asked.env)
 
-    from jaxrl_dist.policy import load_policy
+    from jaxrl_dist.play.policy import load_policy
 
     return load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None)
 
@@ -346,7 +342,7 @@ def evaluate_command(args: Sequence[str]) -> None:
     check_range(asked, "episodes", low=1, high=10**6)
     policy = _asked_policy(asked)
 
-    from jaxrl_dist.console import Display
+    from jaxrl_dist.run.console import Display
 
     display = Display(asked.episodes)
     with display.live:
@@ -380,8 +376,8 @@ def video_command(args: Sequence[str]) -> None:
     check_range(asked, "fps", low=1, high=50)
     policy = _asked_policy(asked)
 
-    from jaxrl_dist.console import Display
-    from jaxrl_dist.video import record
+    from jaxrl_dist.play.video import record
+    from jaxrl_dist.run.console import Display
 
     display = Display(asked.episodes)
     with display.live:
@@ -399,7 +395,7 @@ class Plot:
     out: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "curves.png"
     """The picture to write, in the format of its ending: png, pdf, svg ..."""
     metric: str = "episode/return"
-    """A metric of metrics.jsonl."""
+    """A metric of files.jsonl."""
     x: Literal["steps", "time"] = "steps"
     """What the horizontal axis shows: environment steps or seconds."""
 
@@ -411,7 +407,7 @@ def plot_command(args: Sequence[str]) -> None:
     flags.check_flags(args, ("out", "metric", "x"))
     asked = flags.run_tyro(Plot, args, prog="jaxrl-dist plot")
 
-    from jaxrl_dist.plot import plot
+    from jaxrl_dist.commands.plot import plot
 
     plot(asked.run_dirs, asked.out, metric=asked.metric, x=asked.x)
     print(f"wrote {asked.out}")
@@ -444,7 +440,7 @@ def check_env_command(args: Sequence[str]) -> None:
     check_range(asked, "env_timeout", above=0, high=10**6)
     _find_modules(asked.env)
 
-    from jaxrl_dist.envs.check import check
+    from jaxrl_dist.commands.check_env import check
 
     found = check(asked.env, asked.env_options, asked.env_timeout)
     for fault in found.faults:
@@ -473,7 +469,7 @@ def doctor_command(args: Sequence[str]) -> None:
     flags.check_flags(args, ())
     flags.run_tyro(Doctor, args, prog="jaxrl-dist doctor")
 
-    from jaxrl_dist.doctor import examine
+    from jaxrl_dist.commands.doctor import examine
 
     answer = examine()
     width = max(len(name) for name, _ in answer.facts)

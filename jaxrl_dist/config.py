@@ -1,4 +1,4 @@
-"""Configuration: the errors that a user meets, range checks, and the flags that several algorithms share.
+"""What a training run is: its environment, its sizes, its plan and what it leaves behind.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -6,127 +6,13 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-from collections.abc import Iterable
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+
+from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_range, check_used, did_you_mean, parse_bounds, parse_devices
+from jaxrl_dist.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Algorithm, EnvSpec
-
-
-class ConfigError(ValueError):
-    """The user asked for something that cannot be done; the message is one line that says what would work."""
-
-
-class CheckpointError(RuntimeError):
-    """A run has no checkpoint that can be read; the message is one line."""
-
-
-class ConfigWarning(UserWarning):
-    """What the user asked for can be done, and may not be what was meant; the message is one line."""
-
-
-class EnvWarning(UserWarning):
-    """An environment failed, and the run goes on without it; the message is one line."""
-
-
-class DivergedError(RuntimeError):
-    """Training has gone wrong by itself; the message is one line."""
-
-
-class FileWarning(UserWarning):
-    """A file of a run cannot be written or is damaged, and the run goes on without it; the message is one line."""
-
-
-class EnvError(RuntimeError):
-    """An environment's own code failed; the message is one line, and a note holds the original traceback."""
-
-    def __init__(self, message: str, traceback: str | None = None) -> None:
-        super().__init__(" ".join(message.split()))
-        if traceback is not None:
-            self.add_note(traceback.rstrip())
-
-
-def flag(name: str) -> str:
-    """The command-line spelling of a field: ``num_envs`` -> ``--num-envs``."""
-    return "--" + name.replace("_", "-")
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 device``, ``2 devices``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest of ``choices``, or nothing when none is near."""
-    by_lower = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
-
-
-def check_range(
-    config: Any,
-    *names: str,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> None:
-    """Checks that the named fields are finite numbers with ``low <= x <= high`` and ``above < x < below``.
-
-    A field that is None is skipped, a tuple is checked element by element; whole numbers are asked for where the
-    field's type does not say float.
-
-    Raises:
-      ConfigError: naming the field's flag, its value and the range that works.
-    """
-    bounds = [(low, ">="), (above, ">"), (high, "<="), (below, "<")]
-    wanted = " and ".join(f"{sign} {bound}" for bound, sign in bounds if bound is not None)
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}
-    for name in names:
-        value = getattr(config, name)
-        for x in value if isinstance(value, tuple) else (value,):
-            if x is None:
-                continue
-            kind: Any = Real if "float" in kinds[name] else Integral
-            if not isinstance(x, kind):
-                what = "number" if kind is Real else "whole number"
-                raise ConfigError(f"{flag(name)} must be a {what}, not {x!r}")
-            inside = (
-                math.isfinite(x)
-                and (low is None or x >= low)
-                and (high is None or x <= high)
-                and (above is None or x > above)
-                and (below is None or x < below)
-            )
-            if not inside:
-                raise ConfigError(f"{flag(name)} must be {wanted}, not {x}")
-
-
-def check_used(config: Any, *names: str, there: bool, needed: str) -> None:
-    """Checks that the named fields have their defaults unless what they belong to is ``there``.
-
-    Raises:
-      ConfigError: naming the field's flag and what is ``needed``.
-    """
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for name in names:
-        if not there and getattr(config, name) != defaults[name]:
-            raise ConfigError(f"{flag(name)} does nothing without {needed}")
-
-
-def check_divides(name: str, value: int, *divisors: tuple[int, str]) -> None:
-    """Checks that a field divides over each of the divisors, such as ``(8, "devices")``.
-
-    Raises:
-      ConfigError: naming the first over which it does not, and the nearest values that divide over all.
-    """
-    for divisor, what in divisors:
-        if value % divisor:
-            near = multiples_near(value, math.lcm(*[divisor for divisor, _ in divisors]))
-            raise ConfigError(f"{flag(name)} {value} does not divide over {divisor} {what}; nearest that work: {near}")
 
 
 BACKENDS = ("gymnax", "envpool", "gymnasium")
@@ -168,50 +54,6 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
     raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID or MODULE:NAME works")
 
 
-def parse_devices(name: str, text: str | None) -> list[int] | None:
-    """Reads the device numbers of a flag, such as ``0,2-5``; None stays None.
-
-    Raises:
-      ConfigError: it is no such list.
-    """
-    if text is None:
-        return None
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < 10**6):
-            raise ConfigError(f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {text!r}")
-        numbers += range(int(first), int(last) + 1)
-    if len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{flag(name)} {text} names a device twice")
-    return numbers
-
-
-def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
-    """Reads the value of a flag that is a bound, such as ``1``, or a range, such as ``-1,1``; None stays None.
-
-    Raises:
-      ConfigError: it is neither.
-    """
-    if text is None:
-        return None
-    try:
-        numbers = [float(part) for part in str(text).split(",")]
-        low, high = numbers if len(numbers) == 2 else (-numbers[0], *numbers)
-    except ValueError:
-        low = high = math.nan
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"{flag(name)} must be a bound such as 1 or a range such as -1,1, not {text!r}")
-    return low, high
-
-
-def multiples_near(value: int, of: int) -> str:
-    """The positive multiples of ``of`` just below and just above ``value``, as ``8 or 16``."""
-    below = value // of * of
-    return " or ".join(str(m) for m in (below, below + of) if m > 0)
-
-
 class AlgorithmConfig(Protocol):
     """The hyperparameters of an algorithm: a frozen dataclass whose fields are its command-line flags."""
 
@@ -226,91 +68,8 @@ class AlgorithmConfig(Protocol):
         """The algorithm for an environment; builds closures only."""
 
 
-if TYPE_CHECKING:
-    Torso = Any
-else:  # what a flag can say; in Python also a pair (init, apply)
-    Torso = Literal["auto", "mlp", "minatar", "nature", "impala"]
-
-
-@dataclasses.dataclass(frozen=True)
-class TorsoConfig:
-    """The part of a neural network that reads observations; algorithms inherit these flags."""
-
-    torso: Torso = "auto"
-    """What reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for large; in
-    Python also a network of your own, a pair (init, apply)."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
-    activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
-    """Activation function of the torso."""
-    layer_norm: bool = False
-    """Normalise the outputs of the torso's layers before the activation function (Ba et al. 2016)."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the network's layers; parameters, losses and optimiser state stay float32."""
-
-    def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range."""
-        check_range(self, "hidden_sizes", low=1, high=MAX_SIZE)
-
-
-@dataclasses.dataclass(frozen=True)
-class NetworkConfig(TorsoConfig):
-    """The neural network of an actor-critic, which may have a memory."""
-
-    initial_std: float = 1.0
-    """Standard deviation of continuous actions before training, which then changes it."""
-    core: Literal["none", "gru"] = "none"
-    """Recurrent core before the heads; 'gru' gives the policy a memory that is reset with each episode."""
-    core_size: int = 64
-    """Width of the recurrent core's state."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "initial_std", above=0)
-        check_range(self, "core_size", low=1, high=MAX_SIZE)
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplayConfig(TorsoConfig):
-    """How an algorithm learns from replayed experience."""
-
-    learning_rate: float = 1e-3
-    """Step size of Adam."""
-    discount: float = 0.99
-    """Discount factor of future rewards."""
-    batch_size: int = 256
-    """Windows in an update, over all devices."""
-    replay_capacity: int = 100_000
-    """Env steps that the memory keeps, over all environments."""
-    replay_ratio: float = 1.0
-    """Updates per env step."""
-    learning_starts: int = 1_000
-    """Env steps before the first update."""
-    n_step: int = 1
-    """Rewards before the bootstrap (Sutton 1988)."""
-    priority_exponent: float | None = None
-    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
-    importance_exponent: float = 0.4
-    """beta of prioritised replay's importance weights (section 3.4)."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "learning_rate", "replay_ratio", above=0)
-        check_range(self, "discount", low=0, high=1)
-        check_range(self, "batch_size", "n_step", low=1, high=MAX_SIZE)
-        check_range(self, "replay_capacity", low=1)
-        check_range(self, "learning_starts", low=0)
-        check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
-        prioritized = self.priority_exponent is not None
-        check_used(self, "importance_exponent", there=prioritized, needed="--priority-exponent")
-
-
 Config = TypeVar("Config")
 
-MAX_SIZE = 2**20
-"""Of what lies in an array's axis: far above use, far below what overflows 32-bit indices."""
-MAX_STEPS = 2**30
-"""Of one rollout of all environments, and of a report interval: devices count them in 32 bits."""
 
 PRESET: Any = None
 """Default of the fields below that the algorithm's preset for the environment fills in, else ``RUN_DEFAULTS``."""

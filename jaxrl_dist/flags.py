@@ -14,18 +14,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import tyro
 
 from jaxrl_dist.algorithms import config_class, name_of
-from jaxrl_dist.config import (
-    CONFIG_FILE,
-    OBJECT,
-    RUN_DEFAULTS,
-    Config,
-    ConfigError,
-    Train,
-    did_you_mean,
-    env_name,
-    flag,
-    split_env,
-)
+from jaxrl_dist.checks import did_you_mean, flag
+from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Config, Train, env_name, split_env
+from jaxrl_dist.errors import ConfigError
 
 FORMAT = 1
 """Of ``config.json``; a reader refuses a number that it does not know."""

@@ -16,37 +16,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import algorithms, checkpoint, envs, flags, metrics, replay, trackers
+from jaxrl_dist import algorithms, envs, flags
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.actors.common import blank_rollout
+from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.pool import PoolOptions
-from jaxrl_dist.config import (
-    RESUMABLE,
-    RUN_DEFAULTS,
-    ConfigError,
-    ConfigWarning,
-    EnvError,
-    EnvWarning,
-    Train,
-    check_divides,
-    check_used,
-    counted,
-    did_you_mean,
-    env_name,
-    flag,
-    parse_bounds,
-    parse_devices,
-)
+from jaxrl_dist.actors.step import blank_rollout
+from jaxrl_dist.algorithms import wrappers
+from jaxrl_dist.checks import check_divides, check_used, counted, did_you_mean, flag, parse_bounds, parse_devices
+from jaxrl_dist.config import RESUMABLE, RUN_DEFAULTS, Train, env_name
 from jaxrl_dist.envs import EnvSource, Wrappers
-from jaxrl_dist.evaluate import Evaluator
-from jaxrl_dist.learners import gradients as gradient_learner
-from jaxrl_dist.learners import normalize, off_policy, on_policy
+from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvError, EnvWarning
+from jaxrl_dist.learners import halves, off_policy, on_policy
+from jaxrl_dist.memory import ring
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.asynchronous import asynchronous
-from jaxrl_dist.plans.common import Job, Plan, check_progress
 from jaxrl_dist.plans.gradients import gradients
+from jaxrl_dist.plans.job import Job, Plan
+from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.plans.synchronous import synchronous
-from jaxrl_dist.types import Algorithm, Box, Checkpoint, EnvSpec, Learner, Replay, Report, Rollout
+from jaxrl_dist.run import checkpoint, trackers
+from jaxrl_dist.run import files as run_files
+from jaxrl_dist.spaces import Box
+from jaxrl_dist.types import Algorithm, Checkpoint, EnvSpec, Learner, Replay, Report, Rollout
 
 THREADED_PLANS = ("asynchronous", "gradients")
 """Plans whose actors run in threads."""
@@ -168,14 +159,14 @@ def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[s
         if name not in RESUMABLE:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {', '.join(RESUMABLE)} can")
     config = dataclasses.replace(config, **changes)
-    file = metrics.lock(str(run_dir))  # before the checkpoint is read: another process might go on from it
+    file = run_files.lock(str(run_dir))  # before the checkpoint is read: another process might go on from it
     try:
         run = prepare(dataclasses.replace(config, run_dir=str(run_dir), init_from=None))
         config = dataclasses.replace(run.config, init_from=config.init_from)
         shapes = _checkpoint_shapes(run.job, run.config.plan)
         resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, about))
         done, total = resumed.env_steps, config.total_env_steps
-        if done >= total and ("total_env_steps" in changes or metrics.finished(run_dir, config.evaluation_episodes)):
+        if done >= total and ("total_env_steps" in changes or run_files.finished(run_dir, config.evaluation_episodes)):
             raise ConfigError(f"{run_dir} has done {done} env steps of --total-env-steps {total}; name more to go on")
         return Run(config, run.job._replace(resumed=resumed), file)
     except BaseException:
@@ -220,7 +211,7 @@ def _check_same(config: Train[Any], about: Mapping[str, Any]) -> bool:
                 raise ConfigError(
                     f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; it cannot change"
                 )
-    changed = {name for name, version in metrics.versions().items() if about["versions"].get(name) != version}
+    changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
     if changed:
         text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
         warnings.warn(text, ConfigWarning, stacklevel=2)
@@ -265,7 +256,7 @@ class Run(NamedTuple):
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
         if self.file is None and self.config.run_dir:
-            metrics.claim(self.config.run_dir)
+            run_files.claim(self.config.run_dir)
         return self._reports(evaluating)
 
     def _reports(self, evaluating: Callable[[int], None]) -> Iterator[Report]:
@@ -277,7 +268,7 @@ class Run(NamedTuple):
         with contextlib.ExitStack() as stack:
             files = saver = None
             if config.run_dir:
-                file = stack.enter_context(self.file or metrics.lock(config.run_dir))
+                file = stack.enter_context(self.file or run_files.lock(config.run_dir))
                 resumed = None if job.resumed is None else job.resumed.progress["reported"]["iteration"]
                 directory, kept = pathlib.Path(config.run_dir), flags.to_json(config)
                 before = None if job.resumed is None else job.resumed.progress["reported"]["env_steps"]
@@ -285,14 +276,14 @@ class Run(NamedTuple):
                     others = trackers.start(config, directory, kept, before)
                 except ConfigError:
                     if resumed is None:
-                        (directory / metrics.METRICS).unlink()  # else the directory would seem to hold a run
+                        (directory / run_files.METRICS).unlink()  # else the directory would seem to hold a run
                     raise
                 for tracker in others:
                     stack.callback(trackers.close, tracker)
-                files = metrics.RunFiles(directory, file, kept, resumed, others)
+                files = run_files.RunFiles(directory, file, kept, resumed, others)
                 stack.enter_context(contextlib.closing(files))
                 saver = stack.enter_context(contextlib.closing(checkpoint.Saver(directory, config.keep_checkpoints)))
-                about = {"config": kept, "versions": metrics.versions()}
+                about = {"config": kept, "versions": run_files.versions()}
             saved_steps = job.env_steps
             for report in _PLANS[config.plan](job):
                 last = report.env_steps >= config.total_env_steps
@@ -426,11 +417,11 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
                 f"--normalize-observations needs observations of numbers; those of {spec.id} are images or categories, "
                 "which the networks scale by themselves"
             )
-        algorithm = normalize.normalize_observations(algorithm, spec)
+        algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:
-        algorithm = normalize.scale_rewards(algorithm, config.algorithm.discount)
+        algorithm = wrappers.scale_rewards(algorithm, config.algorithm.discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
-        algorithm = normalize.clip_rewards(algorithm, *bounds)  # around the others, which see clipped ones
+        algorithm = wrappers.clip_rewards(algorithm, *bounds)  # around the others, which see clipped ones
     return algorithm
 
 
@@ -507,7 +498,7 @@ def pool_options(
                 raise ConfigError(f"{flag(name)} does not work with --plan gradients; --plan asynchronous does")
         if config.gather is not None:
             raise ConfigError("--gather does not work with --plan gradients, which takes each gradient as it comes")
-        gradient_learner.check_sizes(algorithm, config.rollout_length)
+        halves.check_sizes(algorithm, config.rollout_length)
     if config.free_running and config.lockstep:
         raise ConfigError("--free-running depends on the threads' timing, and --lockstep is to rule that out")
     acting = learners
@@ -560,7 +551,7 @@ def check_memory(plan: Replay, like: Rollout, num_devices: int, frame_stack: int
     """
     num_envs, device = like.reward.shape[1], jax.local_devices()[0]
     slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
-    needed = replay.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
+    needed = ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
     if device.platform == "cpu":
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # what is free now, the page cache hides
     else:

@@ -12,69 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
+
+from jaxrl_dist.spaces import Space
 
 PyTree = Any
 """A nest of arrays; each use says what it holds."""
 Array = Any
 """A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
-
-
-# --- Spaces -------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Discrete:
-    """Integers ``0 .. n - 1``, as int32 scalars."""
-
-    n: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.int32)
-
-
-@dataclasses.dataclass(frozen=True)
-class MultiDiscrete:
-    """One integer ``0 .. nvec[i] - 1`` for each ``i``, as an int32 vector."""
-
-    nvec: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.nvec),)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.int32)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Box:
-    """Arrays of one shape and dtype between ``low`` and ``high`` (arrays of that shape; may be infinite)."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    low: np.ndarray
-    high: np.ndarray
-
-
-Space = Discrete | MultiDiscrete | Box
-
-
-def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image is laid out as EnvPool's Atari (4, 84, 84), not as gymnax's MinAtar (10, 10, 4).
-
-    Of a square image the two equal sides say so; else there are fewer channels than columns or rows.
-    """
-    if len(shape) != 3 or 1 < shape[0] == shape[1]:
-        return False
-    return 1 < shape[1] == shape[2] or shape[0] < shape[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,7 +241,7 @@ class Checkpoint(NamedTuple):
 
     state: TrainState
     actor: PyTree  # of environments inside a program; () where they live on the host, and start anew
-    progress: Mapping[str, Any]  # counts, times, and what has happened since the last report; see ``plans.common``
+    progress: Mapping[str, Any]  # counts, times, and what has happened since the last report; see ``plans.report``
 
     @property
     def env_steps(self) -> int:

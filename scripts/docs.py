@@ -28,7 +28,9 @@ from mkdocs.structure.files import File, Files
 
 import jaxrl_dist
 from jaxrl_dist import algorithms, envs, training
-from jaxrl_dist.config import PLANS, PRESET, RUN_DEFAULTS, ConfigError, flag, split_env
+from jaxrl_dist.checks import flag
+from jaxrl_dist.config import PLANS, PRESET, RUN_DEFAULTS, split_env
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.flags import plain_defaults
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

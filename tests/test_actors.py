@@ -13,14 +13,14 @@ import pytest
 from probes import assert_close, make_job, make_mesh
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import networks
 from jaxrl_dist.actors import device
-from jaxrl_dist.actors.common import Share
+from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.actors.host import HostActor, compile_acting
+from jaxrl_dist.actors.step import Share
+from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs import EnvSource, find
-from jaxrl_dist.evaluate import evaluate
-from jaxrl_dist.learners import normalize
+from jaxrl_dist.nn import networks
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, EpisodeStats, Rollout
 
@@ -39,7 +39,7 @@ def make(name: str) -> tuple[Algorithm, EnvSource]:
     source = find(f"gymnax:{env_id}", options)
     algorithm = config.make(source.spec)
     if name == "recurrent":
-        algorithm = normalize.scale_rewards(algorithm, config.discount)
+        algorithm = wrappers.scale_rewards(algorithm, config.discount)
     return algorithm, source
 
 

@@ -27,16 +27,16 @@ from jaxrl_dist.actors.pool import ActorPool, ParamStore, PoolOptions, Restartin
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.impala import IMPALA
-from jaxrl_dist.config import EnvError, EnvWarning
 from jaxrl_dist.envs import EnvSource, HostEnv, find
-from jaxrl_dist.learners import gradients as gradient_learner
+from jaxrl_dist.errors import EnvError, EnvWarning
+from jaxrl_dist.learners import halves
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
 from jaxrl_dist.plans import asynchronous as asynchronous_module
 from jaxrl_dist.plans import gradients as gradients_module
 from jaxrl_dist.plans.asynchronous import asynchronous, rounds
-from jaxrl_dist.plans.common import Job
 from jaxrl_dist.plans.gradients import gradients
-from jaxrl_dist.plans.samples import Tally, joiner
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.threaded import Tally, joiner
 from jaxrl_dist.types import EnvSpec, EpisodeStats, Report, Timestep
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.config.EnvWarning")  # of environments that are to fail
@@ -757,7 +757,7 @@ def test_windows_are_all_that_lie_in_the_rollout() -> None:
     job = base("dqn", 1)
     rollout = random_rollout(job.algorithm, job.source.spec, LENGTH, SIZE)
     for length in (1, 3, LENGTH):
-        found = gradient_learner.windows(rollout, length)
+        found = halves.windows(rollout, length)
         assert found.core == found.final_core == ()
         index = 0
         for first in range(LENGTH - length + 1):
@@ -778,7 +778,7 @@ def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
     state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
     _, metrics = compile_gradient(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
     length = algorithm.window or 0
-    windows = gradient_learner.windows(gradient_learner._extended(rollout, length - 1), length)
+    windows = halves.windows(halves._extended(rollout, length - 1), length)
     assert windows.reward.shape == (length, LENGTH * SIZE)
     keys = jax.random.split(jax.random.key(2), windows.reward.shape[1])
     batch = algorithm.postprocess(state.variables, state.target, windows, keys)

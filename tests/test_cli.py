@@ -18,8 +18,11 @@ from typing import Any
 import pytest
 import runs
 
-from jaxrl_dist import checkpoint, cli, metrics, training
-from jaxrl_dist.config import ConfigError, ConfigWarning, Train
+from jaxrl_dist import cli, training
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import files as run_files
 
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = 4
@@ -436,7 +439,8 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
 
 STOPPED = """
 import os, signal, sys, time
-from jaxrl_dist import cli, console
+from jaxrl_dist import cli
+from jaxrl_dist.run import console
 shown, first = console.Display.WHERE, [True]
 def stop(self, *args, **more):
     if first:
@@ -651,6 +655,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_default_run_directories_differ() -> None:
-    names = {metrics.default_run_dir("gymnax:CartPole-v1", "ppo", 3) for _ in range(20)}
+    names = {run_files.default_run_dir("gymnax:CartPole-v1", "ppo", 3) for _ in range(20)}
     assert len(names) == 20
     assert all(name.startswith("runs/gymnax-CartPole-v1__ppo__3__") for name in names)

@@ -17,9 +17,9 @@ import scipy.stats
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_dist import types
-from jaxrl_dist.config import ConfigError
-from jaxrl_dist.distributions import Categorical, EpsilonGreedy, MultiCategorical, Normal, TanhNormal, policy_head
+from jaxrl_dist import spaces
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn.distributions import Categorical, EpsilonGreedy, MultiCategorical, Normal, TanhNormal, policy_head
 
 NUM_SAMPLES = 20_000
 SIGNIFICANT = 1e-3  # keys are fixed, so a test that passes once passes always
@@ -303,21 +303,21 @@ def test_discrete_gradients_are_finite() -> None:
 # --- Heads ------------------------------------------------------------------------------------------------------------
 
 
-def box(*shape: int, dtype: Any = np.float32) -> types.Box:
-    return types.Box(shape, np.dtype(dtype), np.full(shape, -1, dtype), np.full(shape, 1, dtype))
+def box(*shape: int, dtype: Any = np.float32) -> spaces.Box:
+    return spaces.Box(shape, np.dtype(dtype), np.full(shape, -1, dtype), np.full(shape, 1, dtype))
 
 
 @pytest.mark.parametrize(
     "space, num_outputs, log_std_size, kind",
     [
-        (types.Discrete(4), 4, 0, Categorical),
-        (types.MultiDiscrete((3, 1, 2)), 6, 0, MultiCategorical),
-        (types.MultiDiscrete((5,)), 5, 0, MultiCategorical),
+        (spaces.Discrete(4), 4, 0, Categorical),
+        (spaces.MultiDiscrete((3, 1, 2)), 6, 0, MultiCategorical),
+        (spaces.MultiDiscrete((5,)), 5, 0, MultiCategorical),
         (box(3), 3, 3, Normal),
         (box(1, dtype=np.float64), 1, 1, Normal),
     ],
 )
-def test_policy_head(space: types.Space, num_outputs: int, log_std_size: int, kind: type) -> None:
+def test_policy_head(space: spaces.Space, num_outputs: int, log_std_size: int, kind: type) -> None:
     head = policy_head(space)
     assert (head.num_outputs, head.log_std_size) == (num_outputs, log_std_size)
     outputs = normal_like(0, 7, num_outputs + log_std_size)
@@ -330,7 +330,7 @@ def test_policy_head(space: types.Space, num_outputs: int, log_std_size: int, ki
         action = distribution.sample(keys)
         return (action, distribution.mode()), (distribution.log_prob(action), distribution.entropy())
 
-    dtype = jnp.float32 if isinstance(space, types.Box) else jnp.int32
+    dtype = jnp.float32 if isinstance(space, spaces.Box) else jnp.int32
     for precision in (jnp.float32, jnp.bfloat16):
         actions, numbers = jax.eval_shape(act, outputs.astype(precision), keys(7))
         assert [(x.shape, x.dtype) for x in actions] == [((7, *space.shape), dtype)] * 2
@@ -338,6 +338,6 @@ def test_policy_head(space: types.Space, num_outputs: int, log_std_size: int, ki
 
 
 @pytest.mark.parametrize("space", [box(), box(2, 3), box(2, dtype=np.int32)])
-def test_policy_head_refuses_other_boxes(space: types.Box) -> None:
+def test_policy_head_refuses_other_boxes(space: spaces.Box) -> None:
     with pytest.raises(ConfigError, match=r"^a Box action space must be a vector of floats, not shape .* of \w+$"):
         policy_head(space)

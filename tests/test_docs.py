@@ -20,7 +20,7 @@ import pytest
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
-from jaxrl_dist.config import flag
+from jaxrl_dist.checks import flag
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from jaxrl_dist import cli, doctor
+from jaxrl_dist import cli
+from jaxrl_dist.commands import doctor
 
 HEALTHY: dict[str, dict[str, Any]] = {
     "devices": {

@@ -12,12 +12,16 @@ import pytest
 
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import networks, replay, returns, training
+from jaxrl_dist import returns, training
 from jaxrl_dist.algorithms.dqn import DQN
-from jaxrl_dist.config import ConfigError, TorsoConfig
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd
-from jaxrl_dist.policy import Policy
-from jaxrl_dist.types import Box, Discrete, EnvSpec, Replay, Rollout
+from jaxrl_dist.memory import ring
+from jaxrl_dist.nn import networks
+from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.types import EnvSpec, Replay, Rollout
 
 OBSERVATION = Box((3,), np.dtype(np.float32), np.full(3, -1, np.float32), np.full(3, 1, np.float32))
 SPEC = EnvSpec("Test", "gymnax", "misc", OBSERVATION, Discrete(4), 100)
@@ -229,7 +233,7 @@ def test_memory_is_made_on_the_mesh() -> None:
     state = run.job.initial_state()
     assert {x.sharding.spec for x in jax.tree.leaves(state.memory)} == {meshes.BATCH}
     assert len(state.memory.added.sharding.device_set) == 8
-    assert isinstance(state.memory, replay.Memory)
+    assert isinstance(state.memory, ring.Memory)
 
 
 @pytest.mark.parametrize("priority_exponent", [None, 0.5])
@@ -246,12 +250,12 @@ def test_a_run_on_two_devices(priority_exponent: float | None) -> None:
 
 def test_uniform_windows_are_the_same_on_any_number_of_devices() -> None:
     w = windows(40)
-    memory = replay.add(replay.init(w, 64, prioritized=False), w, 3)
+    memory = ring.add(ring.init(w, 64, prioritized=False), w, 3)
     drawn = []
     for num_devices in (1, 2, 8):
         mesh = meshes.make_mesh(jax.local_devices()[:num_devices])
         sample = jax.shard_map(
-            lambda memory, key, size=32 // num_devices: replay.sample_uniform(memory, key, size, 3)[0].obs,
+            lambda memory, key, size=32 // num_devices: ring.sample_uniform(memory, key, size, 3)[0].obs,
             mesh=mesh,
             in_specs=(meshes.BATCH, meshes.REPLICATED),
             out_specs=meshes.TIME_BATCH,

@@ -18,10 +18,11 @@ from probes import Probe, assert_close, make_mesh
 
 from jaxrl_dist import envs
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.config import ConfigError
 from jaxrl_dist.envs import base, envpool, find
 from jaxrl_dist.envs import gymnax as adapter
-from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, Space, Timestep
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.types import EnvSpec, EpisodeStats, Timestep
 
 
 def random_actions(space: Space, rng: np.random.Generator, *shape: int) -> np.ndarray:

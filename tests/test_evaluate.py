@@ -15,10 +15,11 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli, training
-from jaxrl_dist.config import EnvError, EnvWarning, flag
+from jaxrl_dist.actors.evaluate import Evaluator, evaluate
+from jaxrl_dist.checks import flag
+from jaxrl_dist.commands.plot import read_curve
 from jaxrl_dist.envs import find
-from jaxrl_dist.evaluate import Evaluator, evaluate
-from jaxrl_dist.plot import read_curve
+from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.types import Algorithm, Variables
 
 SIZES: dict[str, Any] = {
@@ -199,7 +200,7 @@ def test_episodes_are_cut_and_count_as_far_as_they_came() -> None:
 
 
 def test_without_a_limit_of_its_own_an_episode_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxrl_dist.evaluate.MAX_EPISODE_STEPS", 40)
+    monkeypatch.setattr("jaxrl_dist.actors.evaluate.MAX_EPISODE_STEPS", 40)
     source = find(Endless())
     played = evaluate(algorithm(), VARIABLES, source, 3, 0)
     assert played.cut == 3 and played.lengths.tolist() == [40] * 3

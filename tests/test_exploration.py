@@ -13,14 +13,15 @@ import scipy.stats
 from probes import box, spec
 
 from jaxrl_dist import exploration
-from jaxrl_dist.actors.common import after_step
+from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.replayed import ActionScale
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
-from jaxrl_dist.config import ConfigError
-from jaxrl_dist.types import Box, MultiDiscrete, Timestep
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box, MultiDiscrete
+from jaxrl_dist.types import Timestep
 
 LOW, HIGH = np.array([-1, 0.1], np.float32), np.array([3, 0.7], np.float32)
 CONTINUOUS = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))

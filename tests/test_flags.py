@@ -12,7 +12,8 @@ import pytest
 from jaxrl_dist import flags
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.config import ConfigError, Train
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

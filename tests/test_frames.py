@@ -15,11 +15,12 @@ import optax
 import pytest
 from probes import make_mesh
 
-from jaxrl_dist import frames, preset, replay, rng, train, training
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist import preset, rng, train, training
+from jaxrl_dist.actors.evaluate import Evaluation, evaluate
 from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.envs import envpool, find
-from jaxrl_dist.evaluate import Evaluation, evaluate
+from jaxrl_dist.memory import frames, ring
 from jaxrl_dist.types import Algorithm, EpisodeStats, Rollout, Variables
 
 NUM_ENVS, LENGTH, ROLLOUTS = 8, 30, 8
@@ -176,13 +177,13 @@ def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
     whole, theirs = ([crop(experience) for experience, _ in act("lives", n)[:rollouts]] for n in (1, 0))
     obs = np.concatenate([*(rollout.obs[:-1] for rollout in theirs), theirs[-1].obs[-1:]])
     valid = np.concatenate([rollout.valid for rollout in whole])
-    memory = replay.init(whole[0], slots, prioritized=prioritized, frame_stack=frame_stack)
-    add = jax.jit(replay.add, static_argnums=(2, 3))
+    memory = ring.init(whole[0], slots, prioritized=prioritized, frame_stack=frame_stack)
+    add = jax.jit(ring.add, static_argnums=(2, 3))
     for rollout in whole:
         memory = add(memory, rollout, window, frame_stack)
-    draw = replay.sample_prioritized if prioritized else replay.sample_uniform
+    draw = ring.sample_prioritized if prioritized else ring.sample_uniform
 
-    def sample(memory: replay.Memory, key: jax.Array) -> Any:
+    def sample(memory: ring.Memory, key: jax.Array) -> Any:
         drawn, index, *_ = draw(memory, key, 8192, window, frame_stack)
         return drawn, index
 

@@ -25,11 +25,14 @@ import runs
 from test_envs import check_contract, random_actions
 
 import jaxrl_dist
-from jaxrl_dist import cli, env_worker
-from jaxrl_dist.config import ConfigError, EnvError, split_env
+from jaxrl_dist import cli
+from jaxrl_dist.config import split_env
 from jaxrl_dist.envs import find
 from jaxrl_dist.envs import gymnasium as adapter
-from jaxrl_dist.types import Box, Discrete, EpisodeStats, MultiDiscrete, Timestep
+from jaxrl_dist.envs import worker as env_worker
+from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
+from jaxrl_dist.types import EpisodeStats, Timestep
 
 WORKERS = ("threads", "processes")
 NUM_ENVS = 3

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from probes import acted, assert_close, perturbed, random_rollout, spec
 
-from jaxrl_dist import networks
 from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.nn import networks
 from jaxrl_dist.types import Rollout, Variables
 
 SPEC = spec()

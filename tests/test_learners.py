@@ -16,6 +16,7 @@ import pytest
 from probes import assert_close, box, learner_of, make_mesh, random_rollout, spec, with_sgd
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.dqn import DQN
@@ -26,8 +27,8 @@ from jaxrl_dist.algorithms.pqn import PQN
 from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
-from jaxrl_dist.config import ConfigError
-from jaxrl_dist.learners import normalize, sgd
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.learners import sgd
 from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.types import Algorithm, Aux, EnvSpec, Rollout, TrainState, Variables
@@ -99,8 +100,8 @@ def make(name: str) -> tuple[Algorithm, list[Rollout]]:
     config, env, with_stats = CASES[name]
     algorithm = config.make(env)
     if with_stats:
-        algorithm = normalize.normalize_observations(algorithm, env)
-        algorithm = normalize.scale_rewards(algorithm, config.discount)
+        algorithm = wrappers.normalize_observations(algorithm, env)
+        algorithm = wrappers.scale_rewards(algorithm, config.discount)
     ends = np.linspace(0, 1, NUM_ENVS)
     algorithm = with_sgd(algorithm)
     return algorithm, [random_rollout(algorithm, env, NUM_STEPS, NUM_ENVS, seed, ends) for seed in (1, 2)]

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxrl_dist.config import ConfigError, NetworkConfig, TorsoConfig
-from jaxrl_dist.networks import ActorCritic, actor_critic, critic_network, policy_network, reset_core
-from jaxrl_dist.torsos import (
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
+from jaxrl_dist.nn.networks import ActorCritic, actor_critic, critic_network, policy_network, reset_core
+from jaxrl_dist.nn.torsos import (
     MLP,
     Conv,
     ImpalaResNet,
@@ -26,7 +27,7 @@ from jaxrl_dist.torsos import (
     max_pool,
     preprocess,
 )
-from jaxrl_dist.types import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 
 
 def box(*shape: int, dtype: type = np.float32) -> Box:

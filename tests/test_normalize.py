@@ -13,10 +13,10 @@ import pytest
 from probes import make_mesh, random_rollout, spec
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.actors.common import after_step
+from jaxrl_dist.actors.step import after_step
+from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.pg import PG
-from jaxrl_dist.learners import normalize
-from jaxrl_dist.learners.normalize import RunningStats
+from jaxrl_dist.algorithms.wrappers import RunningStats
 from jaxrl_dist.types import Algorithm, Rollout, Timestep, Variables
 
 DISCOUNT = 0.9
@@ -92,7 +92,7 @@ def spying(seen: list[Any]) -> Algorithm:
 
 def test_observations_are_scaled_and_clipped() -> None:
     seen: list[Any] = []
-    algorithm = normalize.normalize_observations(spying(seen), ENV)
+    algorithm = wrappers.normalize_observations(spying(seen), ENV)
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     obs = np.array([[3.0, -20.0, 1e6], [0.5, 8.0, -11.0]], np.float32)
     algorithm.policy(variables, obs, (), None, 0.0)
@@ -109,7 +109,7 @@ def test_observations_are_scaled_and_clipped() -> None:
 
 def test_observations_are_counted_once() -> None:
     """Those that a step was taken from: the last one is the first of the next rollout, and a reset step takes none."""
-    algorithm = normalize.normalize_observations(PLAIN, ENV)
+    algorithm = wrappers.normalize_observations(PLAIN, ENV)
     rollouts = [random_rollout(PLAIN, ENV, NUM_STEPS, NUM_ENVS, seed) for seed in range(3)]
     stats = observed(algorithm, rollouts, 8)[0]
     kept = np.concatenate([rollout.obs[:-1][rollout.valid] for rollout in rollouts]).astype(np.float64)
@@ -147,7 +147,7 @@ def naive_returns(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:
 def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
     """Over several rollouts, with resets in them and at their seams; the return travels in the policy state."""
     seen: list[Any] = []
-    algorithm = normalize.scale_rewards(spying(seen), DISCOUNT)
+    algorithm = wrappers.scale_rewards(spying(seen), DISCOUNT)
     whole = random_rollout(PLAIN, ENV, 4 * NUM_STEPS, NUM_ENVS)
     returns = naive_returns(whole.reward, whole.valid)
     core = jax.device_get(algorithm.initial_core(NUM_ENVS))

@@ -17,9 +17,9 @@ from test_envs import check_contract, random_actions
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.config import ConfigError, EnvError
 from jaxrl_dist.envs import find
-from jaxrl_dist.types import Discrete
+from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.spaces import Discrete
 
 SIZES: dict[str, Any] = {
     "num_envs": 8,

@@ -19,10 +19,12 @@ from probes import acted, box, random_rollout, spec
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import config_class
-from jaxrl_dist.config import ConfigError, TorsoConfig
-from jaxrl_dist.learners.gradients import windows
-from jaxrl_dist.torsos import make_torso
-from jaxrl_dist.types import Box, Discrete, EnvSpec
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.learners.halves import windows
+from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.nn.torsos import make_torso
+from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.types import EnvSpec
 
 WIDTH = 5
 

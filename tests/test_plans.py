@@ -30,12 +30,13 @@ from jaxrl_dist.algorithms.pqn import PQN
 from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
-from jaxrl_dist.config import BACKENDS, ConfigError, Train
+from jaxrl_dist.config import BACKENDS, Train
 from jaxrl_dist.envs import find
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans import on_device as on_device_module
 from jaxrl_dist.plans.asynchronous import asynchronous
-from jaxrl_dist.plans.common import Job
 from jaxrl_dist.plans.gradients import gradients
+from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
 from jaxrl_dist.types import Algorithm, Report, Rollout, Variables

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_dist import cli, plot
-from jaxrl_dist.config import ConfigError
-from jaxrl_dist.plot import Curve
+from jaxrl_dist import cli
+from jaxrl_dist.commands import plot
+from jaxrl_dist.commands.plot import Curve
+from jaxrl_dist.errors import ConfigError
 
 
 def make_run(folder: Path, name: str, returns: list[float | None], seed: int = 0, **hyperparameters: float) -> Path:

@@ -13,7 +13,7 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import rng
-from jaxrl_dist.types import Box, Discrete
+from jaxrl_dist.spaces import Box, Discrete
 
 RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
 

@@ -11,8 +11,8 @@ import numpy as np
 import rlax
 from probes import acted, perturbed, random_rollout, spec
 
-from jaxrl_dist import networks
 from jaxrl_dist.algorithms.pqn import PQN
+from jaxrl_dist.nn import networks
 from jaxrl_dist.types import Rollout, Variables
 
 SPEC = spec()

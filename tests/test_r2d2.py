@@ -14,14 +14,16 @@ from probes import assert_close, box, make_mesh, random_rollout, spec
 
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import networks, replay
 from jaxrl_dist.actors import device
-from jaxrl_dist.actors.common import Share
+from jaxrl_dist.actors.step import Share
 from jaxrl_dist.algorithms.r2d2 import R2D2
-from jaxrl_dist.config import ConfigError
 from jaxrl_dist.envs import find
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd
-from jaxrl_dist.types import Box, EnvSpec, Rollout
+from jaxrl_dist.memory import ring
+from jaxrl_dist.nn import networks
+from jaxrl_dist.spaces import Box
+from jaxrl_dist.types import EnvSpec, Rollout
 
 SPEC = spec()
 N = 16
@@ -184,7 +186,7 @@ ACTING = R2D2(**NET, burn_in=6, sequence_length=8, n_step=3, epsilon_base=1.0, e
 
 
 @functools.cache
-def acted(prioritized: bool) -> tuple[Any, Rollout, replay.Memory]:
+def acted(prioritized: bool) -> tuple[Any, Rollout, ring.Memory]:
     """Parameters, all that was done with them in CartPole, and a memory that has wrapped around."""
     env = find("gymnax:CartPole-v1").device()
     algorithm = ACTING.make(env.spec)
@@ -197,14 +199,14 @@ def acted(prioritized: bool) -> tuple[Any, Rollout, replay.Memory]:
         in_specs=(everywhere, batch, *[everywhere] * 4),
         out_specs=(batch, meshes.ROLLOUT),
     )
-    act, add = jax.jit(rollout), jax.jit(replay.add, static_argnums=2)
+    act, add = jax.jit(rollout), jax.jit(ring.add, static_argnums=2)
     actor = device.init(algorithm, env, Share(0, ENVS, ENVS), jax.random.key(1))
     memory, parts = None, []
     for iteration in range(8):
         actor, experience = act(
             variables, actor, jax.random.key(2), jax.random.key(3), jnp.int32(iteration), jnp.zeros(())
         )
-        memory = memory or replay.init(experience, SLOTS, prioritized=prioritized)
+        memory = memory or ring.init(experience, SLOTS, prioritized=prioritized)
         memory = add(memory, experience, algorithm.window)
         parts.append(experience._replace(core=(), final_core=()))
     assert memory is not None
@@ -217,7 +219,7 @@ def sampled(prioritized: bool, batch_size: int = 2048) -> tuple[Rollout, np.ndar
     """Windows, and the environment and the step ``[N]`` at which each of them starts."""
     _, whole, memory = acted(prioritized)
     window = ACTING.burn_in + ACTING.sequence_length + ACTING.n_step - 1
-    draw = replay.sample_prioritized if prioritized else replay.sample_uniform
+    draw = ring.sample_prioritized if prioritized else ring.sample_uniform
     sample = jax.shard_map(
         lambda memory, key: draw(memory, key, batch_size, window)[:2],
         mesh=make_mesh(1),
@@ -261,10 +263,10 @@ def test_sampling_reads_the_core_of_the_first_step_alone() -> None:
     config = R2D2(hidden_sizes=(8,), core_size=4096)
     algorithm = config.make(SPEC)
     windows = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, random_rollout(algorithm, SPEC, 4, ENVS)))
-    memory = jax.eval_shape(lambda: replay.init(windows, SLOTS, prioritized=False))
+    memory = jax.eval_shape(lambda: ring.init(windows, SLOTS, prioritized=False))
 
-    def batch(memory: replay.Memory, key: jax.Array) -> Any:
-        windows, _ = replay.sample_uniform(memory, key, 64, 28)
+    def batch(memory: ring.Memory, key: jax.Array) -> Any:
+        windows, _ = ring.sample_uniform(memory, key, 64, 28)
         return algorithm.postprocess(None, None, windows, None)
 
     specs = (meshes.BATCH, meshes.REPLICATED)

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import replay
+from jaxrl_dist.memory import ring
 from jaxrl_dist.types import Rollout
 
 ENVS = 4
@@ -56,9 +56,9 @@ def on_mesh(function: Any, num_devices: int, in_specs: Any, out_specs: Any) -> A
 
 def filled(
     whole: Rollout, slots: int, chunk: int, window: int, *, prioritized: bool, frame_stack: int = 1
-) -> replay.Memory:
-    memory = replay.init(whole, slots, prioritized=prioritized, frame_stack=frame_stack)
-    add = jax.jit(replay.add, static_argnums=(2, 3))
+) -> ring.Memory:
+    memory = ring.init(whole, slots, prioritized=prioritized, frame_stack=frame_stack)
+    add = jax.jit(ring.add, static_argnums=(2, 3))
     for start in range(0, whole.reward.shape[0], chunk):
         memory = add(memory, cut(whole, start, start + chunk), window, frame_stack)
     return memory
@@ -101,7 +101,7 @@ def test_windows_are_whole_and_every_one_is_drawn(
 ) -> None:
     whole = stacked(stream(total), frame_stack)
     memory = filled(whole, slots, chunk, window, prioritized=prioritized, frame_stack=frame_stack)
-    draw = replay.sample_prioritized if prioritized else replay.sample_uniform
+    draw = ring.sample_prioritized if prioritized else ring.sample_uniform
     out = (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH)[: 3 if prioritized else 2]
     specs = meshes.BATCH, meshes.REPLICATED
     sample = on_mesh(lambda memory, key: draw(memory, key, 4096, window, frame_stack), 1, specs, out)
@@ -115,7 +115,7 @@ def test_uniform_is_uniform() -> None:
     whole = stream(100)
     memory = filled(whole, 40, 4, 3, prioritized=False)
     sample = on_mesh(
-        lambda memory, key: replay.sample_uniform(memory, key, 50_000, 3)[0].obs[0],
+        lambda memory, key: ring.sample_uniform(memory, key, 50_000, 3)[0].obs[0],
         1,
         (meshes.BATCH, meshes.REPLICATED),
         meshes.BATCH,
@@ -124,14 +124,14 @@ def test_uniform_is_uniform() -> None:
     assert scipy.stats.chisquare(counts).pvalue > 0.01
 
 
-def prioritized_memory(whole: Rollout, seed: int = 0) -> tuple[replay.Memory, dict[tuple[int, int], float]]:
+def prioritized_memory(whole: Rollout, seed: int = 0) -> tuple[ring.Memory, dict[tuple[int, int], float]]:
     """A wrapped-around memory whose priorities were set at random, and what they are by (environment, step)."""
     slots, window = 1500, 3
     memory = filled(whole, slots, 100, window, prioritized=True)
     starts = sorted(startable(whole, slots, window))
     p = np.random.default_rng(seed).random(len(starts)).astype(np.float32) ** 3
     env, step = np.asarray(starts, np.int32).T
-    memory = jax.jit(replay.set_priority)(memory, replay.Index(jnp.asarray(env), jnp.asarray(step % slots)), p)
+    memory = jax.jit(ring.set_priority)(memory, ring.Index(jnp.asarray(env), jnp.asarray(step % slots)), p)
     return memory, dict(zip(starts, p, strict=True))
 
 
@@ -139,7 +139,7 @@ def test_prioritized_draws_follow_the_priorities_after_wrap_around() -> None:
     whole = stream(4000)
     memory, p = prioritized_memory(whole)
     sample = on_mesh(
-        lambda memory, key: replay.sample_prioritized(memory, key, 1000, 3),
+        lambda memory, key: ring.sample_prioritized(memory, key, 1000, 3),
         1,
         (meshes.BATCH, meshes.REPLICATED),
         (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH),
@@ -166,8 +166,8 @@ def test_sums_stay_exact() -> None:
     whole = stream(4000)
     memory, _ = prioritized_memory(whole)
     for start in range(0, 300, 4):
-        memory = jax.jit(replay.add, static_argnums=2)(memory, cut(whole, start, start + 4), 3)
-    blocks = np.asarray(memory.priorities.table, np.float64).reshape(*memory.priorities.block_sum.shape, replay.BLOCK)
+        memory = jax.jit(ring.add, static_argnums=2)(memory, cut(whole, start, start + 4), 3)
+    blocks = np.asarray(memory.priorities.table, np.float64).reshape(*memory.priorities.block_sum.shape, ring.BLOCK)
     np.testing.assert_allclose(memory.priorities.block_sum, blocks.sum(-1), rtol=1e-5)
     assert np.asarray(memory.priorities.table)[:, 1500:].sum() == 0
 
@@ -177,7 +177,7 @@ def test_weighted_estimates_agree_on_any_number_of_devices(num_devices: int) -> 
     whole = stream(4000)
     memory, p = prioritized_memory(whole)
     sample = on_mesh(
-        lambda memory, key: replay.sample_prioritized(memory, key, 2000 // num_devices, 3),
+        lambda memory, key: ring.sample_prioritized(memory, key, 2000 // num_devices, 3),
         num_devices,
         (meshes.BATCH, meshes.REPLICATED),
         (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH),
@@ -211,9 +211,9 @@ def test_bytes_are_foretold(observation: str, slots: int, prioritized: bool, num
     like = like._replace(obs=jax.ShapeDtypeStruct((5, num_envs, *shape), dtype))
     how: dict[str, Any] = {"prioritized": prioritized, "frame_stack": frame_stack}
     place = meshes.shardings(meshes.make_mesh(jax.local_devices()[:num_devices]), meshes.BATCH)
-    memory = jax.jit(lambda: replay.init(like, slots, **how), out_shardings=place)()
+    memory = jax.jit(lambda: ring.init(like, slots, **how), out_shardings=place)()
     real = sum(shard.data.on_device_size_in_bytes() for x in jax.tree.leaves(memory) for shard in x.addressable_shards)
-    assert replay.nbytes(like, slots, **how) == real
+    assert ring.nbytes(like, slots, **how) == real
     pixels = np.prod(shape, dtype=int) * np.dtype(dtype).itemsize // frame_stack
     assert 0 <= real / (slots * num_envs) - pixels <= 64 + 8192 * prioritized / slots
 
@@ -223,14 +223,14 @@ def test_new_windows_get_the_priority_that_comes_with_them(window: int) -> None:
     """Those that end with each step; the largest there has been where none comes."""
     whole, slots, chunk = stream(48), 20, 8
     rng = np.random.default_rng(1)
-    memory = replay.init(whole, slots, prioritized=True)
+    memory = ring.init(whole, slots, prioritized=True)
     expected: dict[tuple[int, int], float] = {}
     largest = 1.0
     for start in range(0, 48, chunk):
         priority = rng.uniform(0.1, 3.0, (chunk, ENVS)).astype(np.float32)
         priority[: window - 1] = np.nan
         priority[rng.random(priority.shape) < 0.2] = np.nan
-        memory = replay.add(memory, cut(whole, start, start + chunk), window, priority=jnp.asarray(priority))
+        memory = ring.add(memory, cut(whole, start, start + chunk), window, priority=jnp.asarray(priority))
         came: list[float] = []
         for env in range(ENVS):
             known = {

@@ -27,10 +27,13 @@ import runs
 import tensorstore
 
 import jaxrl_dist
-from jaxrl_dist import checkpoint, cli, metrics, training
-from jaxrl_dist.config import CheckpointError, ConfigError, ConfigWarning, FileWarning, Train
+from jaxrl_dist import cli, training
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.plans import on_device
-from jaxrl_dist.plans.common import Job
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import files as run_files
 from jaxrl_dist.types import Checkpoint, Report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -293,10 +296,10 @@ def test_variables_of_an_unfinished_run_can_be_used(run_dir: Path, original: Pat
 
 
 def test_one_process_at_a_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with metrics.lock(str(run_dir)):
+    with run_files.lock(str(run_dir)):
         assert cli.main(["resume", str(run_dir), "--total-env-steps", "999999"]) == 2
         assert capsys.readouterr().err == f"jaxrl-dist: error: another process is at the run in {run_dir}\n"
-    metrics.lock(str(run_dir)).close()
+    run_files.lock(str(run_dir)).close()
 
 
 def test_metrics_are_cut_at_the_checkpoint(tmp_path: Path) -> None:
@@ -307,7 +310,7 @@ def test_metrics_are_cut_at_the_checkpoint(tmp_path: Path) -> None:
             FileWarning, match=f"has lost the lines after iteration {1 if iteration == 2 else 4}, up to"
         )
         with lost if iteration in (2, 9) else contextlib.nullcontext():
-            files = metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {}, iteration)
+            files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, iteration)
         files.write(Report(1, 2, iteration, 0.0, {}, lambda: None, lambda: None))  # type: ignore[arg-type, return-value]
         files.close()
         assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(lines[:kept])
@@ -376,7 +379,7 @@ def test_what_may_change(run_dir: Path) -> None:
 
 
 def test_other_versions_are_worth_a_warning(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "versions", lambda: {"jax": "0.0.1"})
+    monkeypatch.setattr(run_files, "versions", lambda: {"jax": "0.0.1"})
     with pytest.warns(ConfigWarning, match=r"saved with other versions of .*jax"):
         prepare_resume(run_dir)
 
@@ -443,7 +446,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(run_dir: Path, capsy
 FULL_DISK = """
 import resource, signal, sys, warnings
 import jaxrl_dist
-from jaxrl_dist.config import FileWarning
+from jaxrl_dist.errors import FileWarning
 warnings.simplefilter("always", FileWarning)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 config = jaxrl_dist.preset("pg", "CartPole-v1", num_envs=4, rollout_length=4, hidden_sizes=(64,), num_devices=1,
@@ -533,7 +536,7 @@ def test_a_signal_saves_and_ends_the_run(attempt: int, tmp_path: Path) -> None:
 def test_a_second_signal_ends_at_once_even_while_xla_compiles(tmp_path: Path) -> None:
     code = (
         "import os, signal, time, sys\n"
-        "from jaxrl_dist import signals\n"
+        "from jaxrl_dist.run import signals\n"
         "with signals.stopping() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    while not stop(): time.sleep(0.01)\n"

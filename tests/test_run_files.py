@@ -18,9 +18,11 @@ import pytest
 import runs
 
 import jaxrl_dist
-from jaxrl_dist import checkpoint, cli, metrics
-from jaxrl_dist.config import ConfigError, EnvError, FileWarning
-from jaxrl_dist.evaluate import Evaluator
+from jaxrl_dist import cli
+from jaxrl_dist.actors.evaluate import Evaluator
+from jaxrl_dist.errors import ConfigError, EnvError, FileWarning
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import files as run_files
 from jaxrl_dist.types import Report, Variables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,7 +103,7 @@ def report(iteration: int = 3, **values: float | None) -> Report:
 
 
 def test_what_is_no_number_becomes_null(tmp_path: Path) -> None:
-    files = metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {})
+    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     files.write(report(a=float("nan"), b=float("inf"), c=None, d=1.5))
     files.finish(report())
     files.close()
@@ -113,7 +115,7 @@ def test_what_is_no_number_becomes_null(tmp_path: Path) -> None:
 
 
 def test_every_line_is_on_the_disk_when_write_returns(tmp_path: Path) -> None:
-    files = metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {})
+    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     for count in (1, 2, 3):
         files.write(report(count))
         assert len(runs.read_metrics(tmp_path)) == count
@@ -121,9 +123,9 @@ def test_every_line_is_on_the_disk_when_write_returns(tmp_path: Path) -> None:
 
 
 def test_one_of_two_runs_gets_a_directory(tmp_path: Path) -> None:
-    metrics.claim(str(tmp_path / "a" / "b"))
+    run_files.claim(str(tmp_path / "a" / "b"))
     with pytest.raises(ConfigError, match="holds a run already"):
-        metrics.claim(str(tmp_path / "a" / "b"))
+        run_files.claim(str(tmp_path / "a" / "b"))
 
 
 @pytest.fixture
@@ -139,7 +141,7 @@ def no_space() -> Any:
 
 def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
     """A report that does not fit is a warning, as the disk may not stay full, and at the end it is an error."""
-    files = metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {})
+    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
     files.write(report())
     for iteration in (4, 5):
         with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be written now: File too large"):
@@ -148,7 +150,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
         files.close()
     assert error.value.filename == str(tmp_path / "metrics.jsonl")
     with pytest.raises(OSError, match=r"summary\.json"):
-        metrics.write_json(tmp_path / "summary.json", {"a": "x" * 5000})
+        run_files.write_json(tmp_path / "summary.json", {"a": "x" * 5000})
     assert not (tmp_path / "summary.json").exists()
 
 
@@ -210,7 +212,7 @@ def test_any_damage_to_any_file_is_seen(damage: str, saved: Path, tmp_path: Path
 FULL_DISK = """
 import resource, signal, sys
 import numpy as np
-from jaxrl_dist import checkpoint
+from jaxrl_dist.run import checkpoint
 from jaxrl_dist.types import Variables
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
@@ -292,11 +294,11 @@ def test_an_unknown_algorithm_is_refused() -> None:
 def test_what_is_left_of_a_run_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(ConfigError, match="holds a run already"):
-        metrics.claim(str(tmp_path))
+        run_files.claim(str(tmp_path))
     (tmp_path / name).rmdir()
     (tmp_path / name).symlink_to("nowhere")
     with pytest.raises(ConfigError, match="holds a run already" if name == "config.json" else "has a link"):
-        metrics.claim(str(tmp_path))
+        run_files.claim(str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -305,16 +307,16 @@ def test_json_is_written_through_no_link_and_to_the_disk(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
     victim.write_text("precious")
     (tmp_path / "config.tmp").symlink_to(victim)
-    metrics.write_json(tmp_path / "config.json", {"a": 1})
+    run_files.write_json(tmp_path / "config.json", {"a": 1})
     assert victim.read_text() == "precious"
-    assert metrics.read_json(tmp_path / "config.json") == {"a": 1}
+    assert run_files.read_json(tmp_path / "config.json") == {"a": 1}
     assert synced == [(tmp_path / "config.json").stat().st_ino, tmp_path.stat().st_ino]
 
 
 def test_json_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     def message(path: Path) -> str:
         with pytest.raises(ConfigError) as error:
-            metrics.read_json(path)
+            run_files.read_json(path)
         assert str(path) in str(error.value) and "\n" not in str(error.value)
         return str(error.value)
 
@@ -338,9 +340,9 @@ def test_a_pipe_in_the_place_of_metrics_is_refused_and_a_nested_line_passed_over
     path = tmp_path / "metrics.jsonl"
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="is no plain file"):
-        metrics.lock(str(tmp_path))
+        run_files.lock(str(tmp_path))
     path.unlink()
     path.write_bytes(b"[" * 10**5 + b"\n")
     with pytest.warns(FileWarning, match="has lost the lines after iteration 0, up to 3"):
-        metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {}, 3).close()
+        run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, 3).close()
     assert path.stat().st_size == 10**5 + 1

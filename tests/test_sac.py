@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from probes import perturbed, random_rollout, spec, window_return
 
-from jaxrl_dist import networks
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.types import Algorithm, Aux, Box, EnvSpec, Rollout, Variables
+from jaxrl_dist.nn import networks
+from jaxrl_dist.spaces import Box
+from jaxrl_dist.types import Algorithm, Aux, EnvSpec, Rollout, Variables
 
 LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 2], np.float32)
 CONTINUOUS, DISCRETE = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH)), spec()

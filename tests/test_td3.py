@@ -13,11 +13,12 @@ import pytest
 import rlax
 from probes import perturbed, random_rollout, spec, window_return
 
-from jaxrl_dist import networks
 from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.types import Box, Variables
+from jaxrl_dist.nn import networks
+from jaxrl_dist.spaces import Box
+from jaxrl_dist.types import Variables
 
 LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 2], np.float32)
 ENV = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))

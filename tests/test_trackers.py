@@ -1,4 +1,4 @@
-"""TensorBoard's event files and Weights & Biases: they get what ``metrics.jsonl`` gets."""
+"""TensorBoard's event files and Weights & Biases: they get what ``run_files.jsonl`` gets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 import jaxrl_dist
-from jaxrl_dist import cli, metrics, trackers
-from jaxrl_dist.config import ConfigError, FileWarning
+from jaxrl_dist import cli
+from jaxrl_dist.errors import ConfigError, FileWarning
+from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run import trackers
 from jaxrl_dist.types import Report
 
 COMMAND = (
@@ -57,7 +59,7 @@ def shown(run_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def kept(run_dir: Path) -> dict[int, dict[str, float]]:
-    """The same of ``metrics.jsonl``."""
+    """The same of ``run_files.jsonl``."""
     return {
         line.pop("env_steps"): {name: value for name, value in line.items() if value is not None}
         for line in runs.read_metrics(run_dir)
@@ -105,7 +107,7 @@ def test_a_tracker_that_fails_costs_its_metrics_alone(tmp_path: Path) -> None:
             raise ValueError("broken")
 
     nothing: Any = None
-    files = metrics.RunFiles(tmp_path, metrics.lock(str(tmp_path)), {}, None, [Failing()])
+    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, None, [Failing()])
     with pytest.warns(FileWarning, match="Failing does not get the report at 7 env steps: broken"):
         files.write(Report(7, 2, 3, 0.5, {"a": 1.0}, nothing, nothing))
     files.close()

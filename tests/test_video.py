@@ -18,13 +18,14 @@ from PIL import Image
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.config import ConfigError
+from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.envs.drawing import draw
-from jaxrl_dist.evaluate import evaluate
-from jaxrl_dist.policy import Policy
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.play.video import record
+from jaxrl_dist.spaces import Discrete
 from jaxrl_dist.training import find_env
-from jaxrl_dist.types import Discrete, EnvSpec
-from jaxrl_dist.video import record
+from jaxrl_dist.types import EnvSpec
 
 
 class Painted(gymnasium.Env):

@@ -23,11 +23,12 @@ from probes import assert_close, box, make_mesh, random_rollout, spec
 from test_envs import check_contract, random_actions
 
 import jaxrl_dist
-from jaxrl_dist import cli, frames, rng, training
+from jaxrl_dist import cli, rng, training
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.config import ConfigError
 from jaxrl_dist.envs import Wrappers, find, stacks
 from jaxrl_dist.envs.gymnax import RESET
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.memory import frames
 from jaxrl_dist.types import Algorithm, Timestep
 
 NUM_ENVS, NUM_STEPS, SEED = 3, 50, 3

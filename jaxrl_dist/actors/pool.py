@@ -18,9 +18,10 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
-from jaxrl_dist.actors.common import Share, Stages
-from jaxrl_dist.config import EnvError, EnvWarning, counted
+from jaxrl_dist.actors.step import Share, Stages
+from jaxrl_dist.checks import counted
 from jaxrl_dist.envs import EnvSource, HostEnv
+from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, TrainState, Variables
 

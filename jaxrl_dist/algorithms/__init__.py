@@ -9,7 +9,8 @@ import sys
 import traceback
 from typing import Any
 
-from jaxrl_dist.config import ConfigError, did_you_mean
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.errors import ConfigError
 
 ALGORITHMS = {
     "ppo": "PPO",

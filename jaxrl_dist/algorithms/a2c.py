@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist.config import NetworkConfig, check_range
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.nn.config import NetworkConfig
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Algorithm, EnvSpec
@@ -44,7 +45,7 @@ class A2C(NetworkConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        from jaxrl_dist.types import Box
+        from jaxrl_dist.spaces import Box
 
         preset: dict[str, Any] = {"rollout_length": 16}
         if isinstance(spec.action, Box):  # unscaled, Pendulum's returns of -1000 drown the policy's gradient

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_dist import networks, returns, torsos
-from jaxrl_dist.config import NetworkConfig
-from jaxrl_dist.distributions import Distribution, policy_head
+from jaxrl_dist import returns
+from jaxrl_dist.nn import networks, torsos
+from jaxrl_dist.nn.config import NetworkConfig
+from jaxrl_dist.nn.distributions import Distribution, policy_head
 from jaxrl_dist.types import Aux, EnvSpec, PyTree, Rollout, Variables
 
 

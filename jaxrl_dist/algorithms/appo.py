@@ -11,7 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.config import check_range
+from jaxrl_dist.checks import check_range
 
 if TYPE_CHECKING:
     import jax

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_dist.config import ConfigError, ReplayConfig, check_range, check_used
+from jaxrl_dist.checks import check_range, check_used
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.memory.config import ReplayConfig
 
 if TYPE_CHECKING:
     import jax
@@ -83,9 +85,10 @@ class DQN(ReplayConfig):
         import optax
         import rlax
 
-        from jaxrl_dist import exploration, networks
+        from jaxrl_dist import exploration
         from jaxrl_dist.algorithms.replayed import num_actions, replay_plan, transitions
-        from jaxrl_dist.distributions import EpsilonGreedy
+        from jaxrl_dist.nn import networks
+        from jaxrl_dist.nn.distributions import EpsilonGreedy
         from jaxrl_dist.types import Algorithm, Aux, Variables, no_core
 
         network = networks.q_network(

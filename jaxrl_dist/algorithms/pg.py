@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist.config import NetworkConfig, check_range
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.nn.config import NetworkConfig
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Algorithm, EnvSpec

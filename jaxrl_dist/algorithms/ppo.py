@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist.config import NetworkConfig, check_range
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.nn.config import NetworkConfig
 
 if TYPE_CHECKING:
     import jax
@@ -53,7 +54,7 @@ class PPO(NetworkConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        from jaxrl_dist.types import Box
+        from jaxrl_dist.spaces import Box
 
         if spec.family == "atari":
             # Schulman et al. (2017), table 5, but for what CleanRL's ppo_atari_envpool does since.

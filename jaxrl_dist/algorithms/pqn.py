@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_dist.config import TorsoConfig, check_range
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.nn.config import TorsoConfig
 
 if TYPE_CHECKING:
     import jax
@@ -58,9 +59,10 @@ class PQN(TorsoConfig):
         import jax.numpy as jnp  # these here, not above, so that --help need not wait for JAX
         import optax
 
-        from jaxrl_dist import networks, returns
+        from jaxrl_dist import returns
         from jaxrl_dist.algorithms.replayed import num_actions
-        from jaxrl_dist.distributions import EpsilonGreedy
+        from jaxrl_dist.nn import networks
+        from jaxrl_dist.nn.distributions import EpsilonGreedy
         from jaxrl_dist.types import Algorithm, Aux, Variables
 
         size = num_actions(self, spec)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_dist.config import MAX_SIZE, ReplayConfig, check_range
+from jaxrl_dist.checks import MAX_SIZE, check_range
+from jaxrl_dist.memory.config import ReplayConfig
 
 if TYPE_CHECKING:
     import jax
@@ -101,9 +102,10 @@ class R2D2(ReplayConfig):
         import optax
         import rlax
 
-        from jaxrl_dist import exploration, networks, returns
+        from jaxrl_dist import exploration, returns
         from jaxrl_dist.algorithms.replayed import num_actions, replay_plan
-        from jaxrl_dist.distributions import EpsilonGreedy
+        from jaxrl_dist.nn import networks
+        from jaxrl_dist.nn.distributions import EpsilonGreedy
         from jaxrl_dist.types import Algorithm, Aux, Variables
 
         network = networks.recurrent_q_network(

@@ -10,8 +10,10 @@ import numpy as np
 
 from jaxrl_dist import returns
 from jaxrl_dist.algorithms import name_of
-from jaxrl_dist.config import ConfigError, ReplayConfig
-from jaxrl_dist.types import Box, Discrete, EnvSpec, MultiDiscrete, Replay, Rollout
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.memory.config import ReplayConfig
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
+from jaxrl_dist.types import EnvSpec, Replay, Rollout
 
 
 def replay_plan(config: ReplayConfig) -> Replay:

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from jaxrl_dist.config import ReplayConfig, check_range
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.memory.config import ReplayConfig
 
 if TYPE_CHECKING:
     import jax
@@ -45,7 +46,7 @@ class SAC(ReplayConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        from jaxrl_dist.types import Discrete
+        from jaxrl_dist.spaces import Discrete
 
         preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000}
         if isinstance(spec.action, Discrete):
@@ -68,9 +69,10 @@ class SAC(ReplayConfig):
         import jax.numpy as jnp
         import optax
 
-        from jaxrl_dist import networks
         from jaxrl_dist.algorithms.replayed import replay_plan, transitions
-        from jaxrl_dist.types import Algorithm, Aux, Discrete, Variables
+        from jaxrl_dist.nn import networks
+        from jaxrl_dist.spaces import Discrete
+        from jaxrl_dist.types import Algorithm, Aux, Variables
 
         kind = _discrete(self, spec) if isinstance(spec.action, Discrete) else _continuous(self, spec)
         actor = networks.policy_network(self, spec.observation, kind.num_outputs)
@@ -177,9 +179,9 @@ def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
     """Actions squashed by tanh (appendix C); inside they are scaled to -1 .. 1, where entropies are comparable."""
     import jax.numpy as jnp
 
-    from jaxrl_dist import networks
     from jaxrl_dist.algorithms.replayed import ActionScale
-    from jaxrl_dist.distributions import TanhNormal
+    from jaxrl_dist.nn import networks
+    from jaxrl_dist.nn.distributions import TanhNormal
 
     scale = ActionScale.of(config, spec, "categories or vectors of numbers")
     critic = networks.critic_network(config, spec.observation, 2, action_size=scale.size)
@@ -209,9 +211,9 @@ def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
     import jax
     import jax.numpy as jnp
 
-    from jaxrl_dist import networks
     from jaxrl_dist.algorithms.replayed import num_actions
-    from jaxrl_dist.distributions import Categorical
+    from jaxrl_dist.nn import networks
+    from jaxrl_dist.nn.distributions import Categorical
 
     size = num_actions(config, spec)
     critic = networks.critic_network(config, spec.observation, 2, num_actions=size)

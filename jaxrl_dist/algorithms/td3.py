@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_dist.config import ReplayConfig, check_range
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.memory.config import ReplayConfig
 
 if TYPE_CHECKING:
     import jax
@@ -64,8 +65,9 @@ class TD3(ReplayConfig):
         import jax.numpy as jnp
         import optax
 
-        from jaxrl_dist import exploration, networks
+        from jaxrl_dist import exploration
         from jaxrl_dist.algorithms.replayed import ActionScale, replay_plan, transitions
+        from jaxrl_dist.nn import networks
         from jaxrl_dist.types import Algorithm, Aux, Variables
 
         scale = ActionScale.of(self, spec)

@@ -7,9 +7,11 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from jaxrl_dist import config, rng
-from jaxrl_dist.config import OBJECT, ConfigError, did_you_mean, env_name, split_env
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config import OBJECT, env_name, split_env
 from jaxrl_dist.envs import envpool, gymnasium, gymnax, stacks
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Wrappers
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import EnvSpec
 
 __all__ = ["BACKENDS", "DeviceEnv", "DrawnEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxrl_dist.config import ConfigError, EnvError, did_you_mean
-from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Timestep
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 class DeviceEnv(NamedTuple):

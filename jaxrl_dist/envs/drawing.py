@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_dist.config import ConfigError
-from jaxrl_dist.types import EnvSpec, channels_first
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import channels_first
+from jaxrl_dist.types import EnvSpec
 
 WIDTH, HEIGHT = 300, 200
 """Pixels of what is drawn by lines."""

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_dist.config import ConfigError
 from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, check_finite, checked_action, parse_options
-from jaxrl_dist.frames import Frame
-from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, PyTree, Space, Timestep
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.memory.frames import Frame
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 ATARI_PRESETS: dict[str, dict[str, Any]] = {
     # OpenAI baselines' wrappers, the protocol of Mnih et al. (2015): deterministic, random no-ops at the start.

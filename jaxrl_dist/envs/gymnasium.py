@@ -23,10 +23,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from jaxrl_dist import env_worker
-from jaxrl_dist.config import BACKENDS, ConfigError, EnvError, did_you_mean
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config import BACKENDS
+from jaxrl_dist.envs import worker as env_worker
 from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, check_finite, checked_action, parse_option
-from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, MultiDiscrete, Space, Timestep
+from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.types import EnvSpec, EpisodeStats, Timestep
 
 _START_SECONDS = 60.0
 """In which a worker process must be up, on a machine that is busy; its environments' own time counts from there."""

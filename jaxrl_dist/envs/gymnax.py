@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.config import ConfigError, EnvError
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers, check_finite, checked_action, parse_options
 from jaxrl_dist.envs.drawing import draw
-from jaxrl_dist.types import Box, Discrete, EnvSpec, EpisodeStats, PyTree, Space, Timestep
+from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.spaces import Box, Discrete, Space
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 class State(NamedTuple):

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import frames
-from jaxrl_dist.config import ConfigError
 from jaxrl_dist.envs.base import DeviceEnv, DrawnEnv
-from jaxrl_dist.frames import Frame
-from jaxrl_dist.types import Box, EnvSpec, EpisodeStats, PyTree, Timestep
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.memory import frames
+from jaxrl_dist.memory.frames import Frame
+from jaxrl_dist.spaces import Box
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 def stacked(env: EnvSpec | DeviceEnv, frame_stack: int) -> EnvSpec | DeviceEnv:

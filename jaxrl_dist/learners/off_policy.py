@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import mesh, replay, rng
-from jaxrl_dist.config import ConfigError, check_divides
+from jaxrl_dist import mesh, rng
+from jaxrl_dist.checks import check_divides
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.learners.gradients import windows
+from jaxrl_dist.learners.halves import windows
+from jaxrl_dist.memory import ring
 from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
 
 
@@ -28,7 +30,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
 
     def init(key: jax.Array) -> TrainState:
         prioritized = plan.priority_exponent is not None
-        memory = replay.init(like, plan.capacity // num_envs, prioritized=prioritized, frame_stack=frame_stack)
+        memory = ring.init(like, plan.capacity // num_envs, prioritized=prioritized, frame_stack=frame_stack)
         return sgd.init(algorithm, key)._replace(memory=memory)
 
     def one_update(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -37,9 +39,9 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
         draw_key, postprocess_key, loss_key = (jax.random.fold_in(key, stage) for stage in range(3))
         weight = None
         if plan.priority_exponent is None:
-            windows, index = replay.sample_uniform(state.memory, draw_key, local_size, window, frame_stack)
+            windows, index = ring.sample_uniform(state.memory, draw_key, local_size, window, frame_stack)
         else:
-            windows, index, probability = replay.sample_prioritized(
+            windows, index, probability = ring.sample_prioritized(
                 state.memory, draw_key, local_size, window, frame_stack
             )
             weight = importance_weights(probability, plan.importance_exponent)
@@ -50,7 +52,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
             assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
             # What has no priority, such as where the loss overflows, gets the least there is: it can still be drawn.
             powered = powered_priority(plan, jnp.where(jnp.isfinite(priority), priority, 0.0))
-            state = state._replace(memory=replay.set_priority(state.memory, index, powered))
+            state = state._replace(memory=ring.set_priority(state.memory, index, powered))
         return state, metrics
 
     def learn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -64,7 +66,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
         key = jax.random.fold_in(key, state.iteration)
         state = state._replace(
             variables=state.variables._replace(stats=algorithm.observe(state.variables.stats, rollout)),
-            memory=replay.add(state.memory, rollout, window, frame_stack, priority),
+            memory=ring.add(state.memory, rollout, window, frame_stack, priority),
             iteration=state.iteration + 1,
             env_step=state.env_step + num_envs * rollout_length,
         )
@@ -82,8 +84,8 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
     def learn_more(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         return learn(state, jax.random.fold_in(key, state.updates))
 
-    def cut(memory: replay.Memory) -> replay.Memory:
-        return replay.cut(memory, window, frame_stack)
+    def cut(memory: ring.Memory) -> ring.Memory:
+        return ring.cut(memory, window, frame_stack)
 
     return Learner(init, update, learn_more, cut)
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.config import ConfigError, check_divides
+from jaxrl_dist.checks import check_divides
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.types import Algorithm, Learner, Rollout, TrainState
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_dist.config import ConfigError
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import global_sum
 from jaxrl_dist.types import Algorithm, PyTree, TrainState
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from jax.sharding import Mesh
 
-from jaxrl_dist.learners import gradients, off_policy
+from jaxrl_dist.learners import halves, off_policy
 from jaxrl_dist.mesh import REPLICATED, ROLLOUT, STATE, TIME_BATCH, Program
 from jaxrl_dist.types import Algorithm, Learner
 
@@ -34,12 +34,12 @@ def compile_priority(algorithm: Algorithm, mesh: Mesh) -> Program:
 
 
 def compile_gradient(algorithm: Algorithm, mesh: Mesh) -> Program:
-    """``(state, rollout, key, number) -> (gradient, metrics)``: see ``gradients.gradient``."""
+    """``(state, rollout, key, number) -> (gradient, metrics)``: see ``halves.gradient``."""
     specs = (REPLICATED, ROLLOUT, REPLICATED, REPLICATED)
-    return Program(partial(gradients.gradient, algorithm), mesh, specs, (REPLICATED, REPLICATED))
+    return Program(partial(halves.gradient, algorithm), mesh, specs, (REPLICATED, REPLICATED))
 
 
 def compile_apply(algorithm: Algorithm, mesh: Mesh, steps: int) -> Program:
     """``(state, gradient) -> state``, each gradient of a rollout of so many env steps; the state is donated."""
-    apply = partial(gradients.apply, algorithm, steps=steps)
+    apply = partial(halves.apply, algorithm, steps=steps)
     return Program(apply, mesh, (STATE, REPLICATED), STATE, donate=(0,))

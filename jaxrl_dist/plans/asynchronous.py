@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jaxrl_dist import flow
-from jaxrl_dist.actors.common import Stages
 from jaxrl_dist.actors.pool import ActorPool, ParamStore, Sample
+from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.learners.sharded import compile_learn, compile_update
-from jaxrl_dist.plans.common import Clock, Job
-from jaxrl_dist.plans.samples import Tally, joiner, prioritize, sender
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.report import Clock
+from jaxrl_dist.plans.threaded import Tally, joiner, prioritize, sender
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report
 

@@ -14,11 +14,12 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import flow, rng
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.actors.common import Stages
 from jaxrl_dist.actors.pool import ActorPool, Finish, ParamStore, Snapshot
+from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
-from jaxrl_dist.plans.common import Clock, Job
-from jaxrl_dist.plans.samples import Tally
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.report import Clock
+from jaxrl_dist.plans.threaded import Tally
 from jaxrl_dist.types import PyTree, Report, Rollout
 
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
-from jaxrl_dist.actors.common import Share
-from jaxrl_dist.plans.common import NO_EPISODES, Clock, Job, Since, report
+from jaxrl_dist.actors.step import Share
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.report import NO_EPISODES, Clock, Since, report
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import EpisodeStats, Report, TrainState
 

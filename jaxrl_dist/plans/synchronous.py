@@ -10,7 +10,8 @@ import jax
 
 from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.plans.common import Clock, Interval, Job, report
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.report import Clock, Interval, report
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report
 

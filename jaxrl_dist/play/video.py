@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_dist.config import ConfigError
+from jaxrl_dist.actors.evaluate import Evaluation, Evaluator
 from jaxrl_dist.envs import DrawnEnv
-from jaxrl_dist.evaluate import Evaluation, Evaluator
-from jaxrl_dist.policy import Policy
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.play.policy import Policy
 
 
 def record(

@@ -244,7 +244,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """``python -m jaxrl_dist.env_worker CONNECTION MEMORY``, both file descriptors; the task comes over the first."""
+    """``python -m jaxrl_dist.envs.worker CONNECTION MEMORY``, both file descriptors; the task comes over the first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches this process too; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     descriptor, memory = map(int, sys.argv[1:])

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import frames, rng
-from jaxrl_dist.actors.common import after_step
+from jaxrl_dist import rng
+from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.envs import DrawnEnv, EnvSource
+from jaxrl_dist.memory import frames
 from jaxrl_dist.types import Algorithm, PyTree, Timestep, Variables
 
 MAX_ENVS = 128

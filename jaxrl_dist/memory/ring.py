@@ -18,7 +18,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import frames, mesh, rng
+from jaxrl_dist import mesh, rng
+from jaxrl_dist.memory import frames
 from jaxrl_dist.types import PyTree, Rollout
 
 BLOCK = 1024

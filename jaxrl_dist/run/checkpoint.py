@@ -31,8 +31,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_dist.config import CheckpointError, ConfigError, FileWarning
-from jaxrl_dist.metrics import CHECKPOINTS, read_json, sync
+from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
+from jaxrl_dist.run.files import CHECKPOINTS, read_json, sync
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
 FINAL = "final"

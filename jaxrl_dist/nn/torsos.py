@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxrl_dist.config import ConfigError, TorsoConfig
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import vary_as
-from jaxrl_dist.types import Box, Discrete, MultiDiscrete, PyTree, Space, channels_first
+from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space, channels_first
+from jaxrl_dist.types import PyTree
 
 _RELU_GAIN = math.sqrt(2)  # keeps the second moment of activations from layer to layer (He et al. 2015, eq. 10)
 

@@ -13,7 +13,8 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jaxrl_dist.config import FileWarning, counted
+from jaxrl_dist.checks import counted
+from jaxrl_dist.errors import FileWarning
 from jaxrl_dist.types import Report
 
 PLAIN_SECONDS = 2.0

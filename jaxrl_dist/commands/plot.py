@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_dist.config import CONFIG_FILE, ConfigError, did_you_mean
-from jaxrl_dist.metrics import METRICS
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config import CONFIG_FILE
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.files import METRICS
 
 POINTS = 200
 """Of the axis on which the curves of several seeds are put together."""

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import checkpoint
+from jaxrl_dist.actors.evaluate import Evaluation, evaluate
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs import EnvSource
-from jaxrl_dist.evaluate import Evaluation, evaluate
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.spaces import Box
 from jaxrl_dist.training import find_env, make_algorithm, resolve, stored_config
-from jaxrl_dist.types import Box, PyTree, Variables
+from jaxrl_dist.types import PyTree, Variables
 
 
 class Policy:

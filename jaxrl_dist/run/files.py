@@ -16,7 +16,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Protocol
 
-from jaxrl_dist.config import CONFIG_FILE, ConfigError, FileWarning
+from jaxrl_dist.config import CONFIG_FILE
+from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.types import Report
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"

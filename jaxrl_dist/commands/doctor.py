@@ -21,7 +21,8 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-from jaxrl_dist.config import BACKENDS, counted
+from jaxrl_dist.checks import counted
+from jaxrl_dist.config import BACKENDS
 
 SECONDS = 120.0
 """In which a probe must answer; on an idle machine they take two or three."""
@@ -237,7 +238,7 @@ def probe(name: str) -> dict[str, Any]:
     Returns:
       Its answer, with the last line on its stderr as ``said``; only an ``error`` of one line where there is none.
     """
-    command = [sys.executable, "-P", "-m", "jaxrl_dist.doctor", name]
+    command = [sys.executable, "-P", "-m", "jaxrl_dist.commands.doctor", name]
     paths = os.pathsep.join(path or "." for path in sys.path)
     # A GPU's memory may be in use by a run, and is not to be reserved for a look at it.
     env = {**os.environ, "PYTHONPATH": paths, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -287,7 +288,7 @@ def line_of(error: BaseException) -> str:
 
 
 def main() -> None:
-    """``python -m jaxrl_dist.doctor PROBE``: prints the answer as a line of JSON."""
+    """``python -m jaxrl_dist.commands.doctor PROBE``: prints the answer as a line of JSON."""
     name = sys.argv[1]
     try:
         found = look_at_devices() if name == "devices" else look_at_backend(name)

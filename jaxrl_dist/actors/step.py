@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist.networks import reset_core
+from jaxrl_dist.nn.networks import reset_core
 from jaxrl_dist.types import Algorithm, PyTree, Rollout, Timestep, Variables
 
 

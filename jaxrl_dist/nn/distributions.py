@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import types
-from jaxrl_dist.config import ConfigError
+from jaxrl_dist import spaces
+from jaxrl_dist.errors import ConfigError
 
 
 class Distribution(Protocol):
@@ -195,16 +195,16 @@ class PolicyHead(NamedTuple):
     """``(outputs [..., num_outputs + log_std_size]) -> distribution``; the log standard deviations come last."""
 
 
-def policy_head(action_space: types.Space) -> PolicyHead:
+def policy_head(action_space: spaces.Space) -> PolicyHead:
     """Discrete -> ``Categorical``, MultiDiscrete -> ``MultiCategorical``, Box of one axis -> ``Normal``.
 
     Raises:
       ConfigError: for any other action space.
     """
-    if isinstance(action_space, types.Discrete):
+    if isinstance(action_space, spaces.Discrete):
         return PolicyHead(action_space.n, 0, lambda outputs: Categorical(outputs.astype(jnp.float32)))
 
-    if isinstance(action_space, types.MultiDiscrete):
+    if isinstance(action_space, spaces.MultiDiscrete):
         ends = list(itertools.accumulate(action_space.nvec))
 
         def multi_categorical(outputs: jax.Array) -> MultiCategorical:

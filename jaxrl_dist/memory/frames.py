@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist.types import Array, EnvSpec, PyTree, channels_first
+from jaxrl_dist.spaces import channels_first
+from jaxrl_dist.types import Array, EnvSpec, PyTree
 
 
 class Frame(NamedTuple):

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import env_worker
-from jaxrl_dist.config import ConfigError
 from jaxrl_dist.envs import gymnasium, gymnax, locate
-from jaxrl_dist.types import Box, Discrete, PyTree, Space
+from jaxrl_dist.envs import worker as env_worker
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box, Discrete, Space
+from jaxrl_dist.types import PyTree
 
 STEPS = 1000
 """That are played; fewer of an environment that takes longer than ``SECONDS`` for them."""

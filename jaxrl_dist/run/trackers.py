@@ -12,8 +12,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_dist.config import ConfigError, FileWarning, Train, check_used
-from jaxrl_dist.metrics import Tracker, read_json, write_json
+from jaxrl_dist.checks import check_used
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError, FileWarning
+from jaxrl_dist.run.files import Tracker, read_json, write_json
 
 WANDB_FILE = "wandb.json"
 """Where a run directory keeps the name by which Weights & Biases knows the run."""

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxrl_dist.config import NetworkConfig, TorsoConfig
 from jaxrl_dist.mesh import vary_as
-from jaxrl_dist.torsos import choose_torso, dense, flatten, make_mlp, make_torso, preprocess
-from jaxrl_dist.types import Box, PyTree, Space
+from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
+from jaxrl_dist.nn.torsos import choose_torso, dense, flatten, make_mlp, make_torso, preprocess
+from jaxrl_dist.spaces import Box, Space
+from jaxrl_dist.types import PyTree
 
 # --- Recurrent core -----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.config import ConfigError
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
 

@@ -13,14 +13,15 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors.common import Stages
 from jaxrl_dist.actors.pool import ActorPool, Finish, ParamStore, Sample, Snapshot
+from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.learners.sharded import compile_priority
-from jaxrl_dist.plans import common
+from jaxrl_dist.plans import report as reports
+from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import PyTree, Report, Rollout, TrainState
 
 
-def sender(job: common.Job, priority: Finish | None = None) -> Finish:
+def sender(job: Job, priority: Finish | None = None) -> Finish:
     """An actor's last work on a rollout: the transfer to the learner, which so overlaps with the updates there.
 
     What is sent is a list of the rollout and, with ``priority``, what that makes of it.
@@ -34,7 +35,7 @@ def sender(job: common.Job, priority: Finish | None = None) -> Finish:
     return send
 
 
-def prioritize(job: common.Job, on: Mesh) -> Finish:
+def prioritize(job: Job, on: Mesh) -> Finish:
     """What finds the initial priorities of the windows in a rollout, on the device that acted."""
     program = compile_priority(job.algorithm, on)
     key = meshes.place(rng.stream(job.session_seed, rng.Stream.PRIORITIZE), on, meshes.REPLICATED)
@@ -68,10 +69,10 @@ def joiner(mesh: Mesh) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
     return join
 
 
-class Tally(common.Interval):
+class Tally(reports.Interval):
     """Counts samples, and what has been learnt from them since the last report."""
 
-    def __init__(self, job: common.Job, pool: ActorPool, store: ParamStore) -> None:
+    def __init__(self, job: Job, pool: ActorPool, store: ParamStore) -> None:
         super().__init__(job.resumed)
         self.env_steps = job.env_steps  # of all samples that were learnt from, or too old
         self.learning = False  # whether the last iteration made an update
@@ -113,12 +114,12 @@ class Tally(common.Interval):
         self._dropped += samples
 
     def report(
-        self, state: TrainState, clock: common.Clock, stages: Stages, programs: Sequence[Any], *, due: bool
+        self, state: TrainState, clock: reports.Clock, stages: Stages, programs: Sequence[Any], *, due: bool
     ) -> Report:
         """What has happened since the last report.
 
         Args:
-          due: as in ``common.report``.
+          due: as in ``report.report``.
           stages: of the learner's thread, whose "updating" has the compilation of ``programs`` in it.
         """
         pool, lags = self._pool, self._lags
@@ -142,7 +143,7 @@ class Tally(common.Interval):
         }
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
         more = {**metrics, **times}
-        report = common.report(state, self.env_steps, clock, self.since(), due=due, more=more)
+        report = reports.report(state, self.env_steps, clock, self.since(), due=due, more=more)
         self.restart()
         self._lags.clear()
         return report

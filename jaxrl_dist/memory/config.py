@@ -1,0 +1,43 @@
+"""Flags of replay, which algorithms inherit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxrl_dist.checks import MAX_SIZE, check_range, check_used
+from jaxrl_dist.nn.config import TorsoConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig(TorsoConfig):
+    """How an algorithm learns from replayed experience."""
+
+    learning_rate: float = 1e-3
+    """Step size of Adam."""
+    discount: float = 0.99
+    """Discount factor of future rewards."""
+    batch_size: int = 256
+    """Windows in an update, over all devices."""
+    replay_capacity: int = 100_000
+    """Env steps that the memory keeps, over all environments."""
+    replay_ratio: float = 1.0
+    """Updates per env step."""
+    learning_starts: int = 1_000
+    """Env steps before the first update."""
+    n_step: int = 1
+    """Rewards before the bootstrap (Sutton 1988)."""
+    priority_exponent: float | None = None
+    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
+    importance_exponent: float = 0.4
+    """beta of prioritised replay's importance weights (section 3.4)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate", "replay_ratio", above=0)
+        check_range(self, "discount", low=0, high=1)
+        check_range(self, "batch_size", "n_step", low=1, high=MAX_SIZE)
+        check_range(self, "replay_capacity", low=1)
+        check_range(self, "learning_starts", low=0)
+        check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
+        prioritized = self.priority_exponent is not None
+        check_used(self, "importance_exponent", there=prioritized, needed="--priority-exponent")

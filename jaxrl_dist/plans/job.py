@@ -1,0 +1,91 @@
+"""What every plan is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
+from jaxrl_dist.actors.pool import ActorJob, PoolOptions
+from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.types import Algorithm, Checkpoint, Learner, Report, TrainState, Variables
+
+
+class Job(NamedTuple):
+    """What to execute; a plan decides how."""
+
+    algorithm: Algorithm
+    learner: Learner
+    source: EnvSource
+    mesh: Mesh
+    num_envs: int
+    rollout_length: int
+    total_env_steps: int
+    report_interval: int  # in env steps
+    seed: int
+    init_variables: Variables | None  # None: the algorithm's own
+    pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
+    resumed: Checkpoint | None = None  # where to go on from; None: a new run
+    stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of what has been done until then
+    away: Callable[[], float] = lambda: 0.0  # seconds that whoever takes the reports has spent on something else
+
+    def initial_state(self) -> TrainState:
+        """The state before the first update, on the mesh; of a resumed run, that in its checkpoint."""
+        shardings = meshes.shardings(self.mesh, meshes.STATE)
+        if self.resumed is not None:
+            return self._resumed_state(self.resumed, shardings)
+        state = jax.jit(self.learner.init, out_shardings=shardings)(rng.stream(self.seed, rng.Stream.INIT))
+        if self.init_variables is not None:
+            # As numpy arrays: donation must not take away what the caller still holds.
+            variables = jax.tree.map(np.array, self.init_variables)
+            target = jax.tree.map(np.array, self.algorithm.initial_target(variables.params))
+            placed = meshes.place((variables, target), self.mesh, meshes.REPLICATED)
+            state = state._replace(variables=placed[0], target=placed[1])
+        return state
+
+    def _resumed_state(self, resumed: Checkpoint, shardings: TrainState) -> TrainState:
+        state = TrainState._make(map(jax.device_put, resumed.state, shardings))
+        if not jax.tree.leaves(resumed.state.memory):  # there is none, or it was not kept and fills anew
+            init = jax.jit(lambda key: self.learner.init(key).memory, out_shardings=shardings.memory)
+            return state._replace(memory=init(rng.stream(self.seed, rng.Stream.INIT)))
+        if not jax.tree.leaves(resumed.actor):
+            cut = meshes.Program(self.learner.cut, self.mesh, (meshes.BATCH,), meshes.BATCH, donate=(0,))
+            state = state._replace(memory=cut(state.memory))
+        return state
+
+    @property
+    def env_steps(self) -> int:
+        """Valid transitions before the first of this session."""
+        return 0 if self.resumed is None else self.resumed.env_steps
+
+    @property
+    def session_seed(self) -> int:
+        """The seed of what starts anew where a run is resumed: of environments on the host and of actors in threads."""
+        if self.resumed is None:
+            return self.seed
+        seeds = np.random.SeedSequence((self.seed, int(self.resumed.state.iteration))).generate_state(1)
+        return int(seeds[0]) & 0x7FFFFFFF
+
+    def key(self, stream: rng.Stream) -> jax.Array:
+        """The replicated key of a stream of this run."""
+        return meshes.place(rng.stream(self.seed, stream), self.mesh, meshes.REPLICATED)
+
+    def actor_job(self) -> ActorJob:
+        """What an actor pool is given."""
+        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, self.stop)
+
+    @property
+    def iterations_per_report(self) -> int:
+        """Rollouts between two reports."""
+        return max(1, self.report_interval // (self.num_envs * self.rollout_length))
+
+
+class Plan(Protocol):
+    """A way to execute an algorithm: it yields a report each interval until the steps are done."""
+
+    def __call__(self, job: Job) -> Iterator[Report]: ...
