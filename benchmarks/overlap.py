@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_dist import flags, flow, training
+from jaxrl_dist import flags, flow
 from jaxrl_dist.actors.pool import ActorPool, ParamStore
 from jaxrl_dist.config import Train
 from jaxrl_dist.learners.sharded import compile_update
@@ -27,6 +27,7 @@ from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.threaded import joiner, sender
 from jaxrl_dist.rng import Stream
+from jaxrl_dist.training import setup
 
 
 def main() -> None:
@@ -39,10 +40,10 @@ def main() -> None:
     args, more = parser.parse_known_args()
 
     def preset(config: Train[Any]) -> Train[Any]:
-        return training.resolve(Train(args.algorithm, config.env), training.find_env(config).spec)
+        return setup.resolve(Train(args.algorithm, config.env), setup.find_env(config).spec)
 
     more += ["--env", args.env, "--plan", "asynchronous", "--total-env-steps", str(10**12), "--report-interval", "1"]
-    job = training.prepare(flags.resolve_flags(args.algorithm, [more], preset).train()).job
+    job = setup.prepare(flags.resolve_flags(args.algorithm, [more], preset).train()).job
     assert job.algorithm.replay is None, "this measures plans that learn from each rollout once"
 
     steps = args.iterations * job.num_envs * job.rollout_length

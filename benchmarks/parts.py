@@ -21,7 +21,6 @@ import envpool
 import jax
 import numpy as np
 
-from jaxrl_dist import training
 from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs import envpool as adapter
@@ -29,6 +28,7 @@ from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.spaces import Box
+from jaxrl_dist.training import setup
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
 
     config: Train[Any] = Train(args.algorithm, env=args.env, plan="synchronous")
-    job = training.prepare(config).job
+    job = setup.prepare(config).job
     with contextlib.closing(job.source.host(job.num_envs, 0)) as env:
         stages = make_stages(job, env)
         for stage in stages.values():

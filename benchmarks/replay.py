@@ -15,13 +15,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import flags, training
+from jaxrl_dist import flags
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.config import Train
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
+from jaxrl_dist.training import setup
 from jaxrl_dist.types import TrainState
 
 
@@ -35,14 +36,14 @@ def main() -> None:
     args, more = parser.parse_known_args()
 
     def preset(config: Train) -> Train:
-        return training.resolve(Train(args.algorithm, config.env), training.find_env(config).spec)
+        return setup.resolve(Train(args.algorithm, config.env), setup.find_env(config).spec)
 
     more += ["--env", args.env, "--num-devices", "1", "--total-env-steps", str(10**12)]
     command = flags.resolve_flags(args.algorithm, [more], preset)
-    plan = training.prepare(command.train()).job.algorithm.replay
+    plan = setup.prepare(command.train()).job.algorithm.replay
     assert plan is not None, f"{args.algorithm} replays nothing"
     interval = str(int(args.updates / plan.ratio))
-    job = training.prepare(flags.parse_train(["--report-interval", interval], command).train()).job
+    job = setup.prepare(flags.parse_train(["--report-interval", interval], command).train()).job
 
     reports = on_device(job)
     while next(reports).updates == 0:

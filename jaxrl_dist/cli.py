@@ -31,7 +31,7 @@ from jaxrl_dist.run.signals import Interrupted
 
 if TYPE_CHECKING:
     from jaxrl_dist.play.policy import Policy
-    from jaxrl_dist.training import Run
+    from jaxrl_dist.training.run import Run
 
 HELP = """\
 usage: jaxrl-dist COMMAND ...
@@ -161,12 +161,13 @@ def train_command(args: Sequence[str]) -> None:
         flags.parse_train(["--help"], flags.plain_defaults(algorithm))
 
     def preset(config: Train[Any]) -> Train[Any]:
-        from jaxrl_dist import training
+        from jaxrl_dist.plans import devices
+        from jaxrl_dist.training import setup
 
-        training.reserve_memory(config.mem_fraction)
-        source = training.find_env(config)
+        devices.reserve_memory(config.mem_fraction)
+        source = setup.find_env(config)
         left_open: Train[Any] = Train(algorithm, config.env, config.env_options, atari_preset=config.atari_preset)
-        return training.resolve(left_open, source.spec)
+        return setup.resolve(left_open, source.spec)
 
     with signals.stopping() as stop:
         _find_modules(flags.value_of(args, "--env"))
@@ -181,13 +182,13 @@ def _find_modules(env: str | None) -> None:
 
 
 def _train(name: str, config: Train[Any], stop: signals.Stop, *, quiet: bool) -> None:
-    from jaxrl_dist import training
     from jaxrl_dist.run import files
+    from jaxrl_dist.training import setup
 
     if config.run_dir is None:
         config = dataclasses.replace(config, run_dir=files.default_run_dir(config.env, name, config.seed))
     with _warnings_of_one_line(quiet):
-        _show(name, training.prepare(config), stop, quiet=quiet)
+        _show(name, setup.prepare(config), stop, quiet=quiet)
 
 
 def _show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
@@ -238,6 +239,7 @@ def resume_command(args: Sequence[str]) -> None:
     """``resume RUN_DIR [FLAGS]``."""
     from jaxrl_dist import flags
     from jaxrl_dist.algorithms import from_file
+    from jaxrl_dist.training import resuming, stored
 
     allowed = (*RESUMABLE, "env", "quiet")
     if any(arg in ("-h", "--help") for arg in args):
@@ -259,10 +261,8 @@ def resume_command(args: Sequence[str]) -> None:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; see: jaxrl-dist resume --help")
     changes = {name: value for name, value in changes.items() if name in RESUMABLE}
     with signals.stopping() as stop, _warnings_of_one_line(given.quiet):
-        from jaxrl_dist import training
-
         _find_modules(env)
-        run = training.prepare_resume(training.stored_config(run_dir, own, env), run_dir, changes)
+        run = resuming.prepare_resume(stored.stored_config(run_dir, own, env), run_dir, changes)
         _show(algorithm, run, stop, quiet=given.quiet)
 
 
@@ -491,7 +491,7 @@ def list_command(args: Sequence[str]) -> None:
     if what not in kinds:
         raise ConfigError(f"list what? {what!r} is none of {', '.join(kinds)}{did_you_mean(what, kinds)}")
     if what == "envs":
-        from jaxrl_dist.envs import BACKENDS
+        from jaxrl_dist.envs.source import BACKENDS
 
         lines = [f"{name}:{env_id}" for name, backend in BACKENDS.items() for env_id in backend.ids()]
         lines.append("MODULE:NAME, such as my_module:make: what makes a gymnasium.Env or a gymnax-style one")

@@ -27,11 +27,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import jaxrl_dist
-from jaxrl_dist import algorithms, envs, training
+from jaxrl_dist import algorithms
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import PLANS, PRESET, RUN_DEFAULTS, split_env
+from jaxrl_dist.envs.source import BACKENDS, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.flags import plain_defaults
+from jaxrl_dist.training import setup
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAMES = (*algorithms.ALGORITHMS, *algorithms.PRESETS)
@@ -167,9 +169,9 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for env, kind in KINDS.items():
-        config = training.resolve(jaxrl_dist.Train(name, env=env), spec_of(env))
+        config = setup.resolve(jaxrl_dist.Train(name, env=env), spec_of(env))
         try:
-            training.make_algorithm(config, spec_of(env))
+            setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:
             rows.append((kind, f"`{env}`", f"refused: {error}"))
             continue
@@ -185,7 +187,7 @@ def algorithm_presets(name: str) -> str:
     return table(("kind", "such as", "differs from the defaults"), rows)
 
 
-spec_of = functools.cache(lambda env: envs.find(env).spec)
+spec_of = functools.cache(lambda env: find(env).spec)
 
 
 # --- Measurements -------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def refused(name: str, env: str, **fields: Any) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            training.prepare(jaxrl_dist.preset(name, env, **fields))
+            setup.prepare(jaxrl_dist.preset(name, env, **fields))
     except ConfigError as error:
         return str(error)
     return None
@@ -270,7 +272,7 @@ def tested(_: str | None) -> str:
     found: dict[tuple[str, str, str], set[str]] = {}
     for name, plan, backend, what in evidence():
         found.setdefault((name, plan, backend), set()).add(what[0].upper())
-    columns = [(plan, backend) for plan in PLANS for backend in envs.BACKENDS]
+    columns = [(plan, backend) for plan in PLANS for backend in BACKENDS]
     columns = [column for column in columns if any((name, *column) in found for name in NAMES)]
     reasons: list[str] = []
     rows = []

@@ -19,7 +19,7 @@ from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.actors.step import Share
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.envs import EnvSource, find
+from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.nn import networks
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, EpisodeStats, Rollout

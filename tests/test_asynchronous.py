@@ -27,7 +27,8 @@ from jaxrl_dist.actors.pool import ActorPool, ParamStore, PoolOptions, Restartin
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.impala import IMPALA
-from jaxrl_dist.envs import EnvSource, HostEnv, find
+from jaxrl_dist.envs.base import HostEnv
+from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.learners import halves
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update

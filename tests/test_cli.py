@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 import runs
 
-from jaxrl_dist import cli, training
+from jaxrl_dist import cli
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.training import run as training_run
+from jaxrl_dist.training import setup
 
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = 4
@@ -284,7 +286,7 @@ def test_bad_input_is_refused_in_one_line(
     def accepted(*args: object) -> None:
         raise AssertionError("it trains")
 
-    monkeypatch.setattr(training.Run, "_reports", accepted)
+    monkeypatch.setattr(training_run.Run, "_reports", accepted)
     monkeypatch.chdir(tmp_path)
     before = sorted(finished.rglob("*"))
     capsys.readouterr()
@@ -573,7 +575,7 @@ def test_a_lag_that_an_algorithm_does_not_correct_is_worth_a_warning(
     def enough(*args: object) -> None:
         raise ConfigError("enough")
 
-    monkeypatch.setattr(training.Run, "_reports", enough)
+    monkeypatch.setattr(training_run.Run, "_reports", enough)
     monkeypatch.chdir(tmp_path)
     for command, expected in {
         "ppo --plan asynchronous": "jaxrl-dist: warning: ppo takes all experience for that of the newest policy",
@@ -598,7 +600,7 @@ def test_a_lag_that_an_algorithm_does_not_correct_is_worth_a_warning(
             assert before[0].startswith(expected) and "it may learn worse, or not at all" in before[0]
     config: Train[Any] = Train("ppo", "CartPole-v1", plan="asynchronous", num_devices=1)
     with pytest.warns(ConfigWarning, match="ppo takes all experience for that of the newest policy") as caught:
-        training.prepare(config)
+        setup.prepare(config)
     assert len(caught) == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import returns, training
+from jaxrl_dist import returns
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd
@@ -21,6 +21,7 @@ from jaxrl_dist.nn import networks
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.training import setup
 from jaxrl_dist.types import EnvSpec, Replay, Rollout
 
 OBSERVATION = Box((3,), np.dtype(np.float32), np.full(3, -1, np.float32), np.full(3, 1, np.float32))
@@ -229,7 +230,7 @@ def test_continuous_actions_are_refused() -> None:
 
 
 def test_memory_is_made_on_the_mesh() -> None:
-    run = training.prepare(jaxrl_dist.Train("dqn", env="CartPole-v1"))
+    run = setup.prepare(jaxrl_dist.Train("dqn", env="CartPole-v1"))
     state = run.job.initial_state()
     assert {x.sharding.spec for x in jax.tree.leaves(state.memory)} == {meshes.BATCH}
     assert len(state.memory.added.sharding.device_set) == 8
@@ -269,11 +270,11 @@ def test_a_memory_that_does_not_fit_is_refused_with_one_that_does() -> None:
     with pytest.raises(
         ConfigError, match=r"--replay-capacity 80000000000 needs \d+\.\d GB, and .* GB are there; \d+ fits"
     ):
-        training.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", replay_capacity=80_000_000_000))
+        setup.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", replay_capacity=80_000_000_000))
 
 
 def test_a_loaded_policy_explores_no_more_than_at_the_end_of_training() -> None:
-    run = training.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", total_env_steps=20_000))
+    run = setup.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", total_env_steps=20_000))
     policy = Policy(run.config, run.job.source, run.job.algorithm.init(jax.random.key(0)))
     obs = np.ones((2000, 4), np.float32)
     greedy, _ = policy(obs)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from probes import Probe, assert_close, make_mesh
 
-from jaxrl_dist import envs
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.envs import base, envpool, find
+from jaxrl_dist.envs import base, envpool
 from jaxrl_dist.envs import gymnax as adapter
+from jaxrl_dist.envs.source import BACKENDS, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl_dist.types import EnvSpec, EpisodeStats, Timestep
@@ -463,4 +463,4 @@ def test_find() -> None:
         find("HalfCheetah-v4").device()
     with pytest.raises(ConfigError, match="envpool:CartPole-v1 has no option 'max_episode_step'"):
         find("envpool:CartPole-v1", {"max_episode_step": "3"})
-    assert set(envs.BACKENDS) == {"gymnax", "envpool", "gymnasium"}
+    assert set(BACKENDS) == {"gymnax", "envpool", "gymnasium"}

@@ -14,12 +14,13 @@ import pytest
 import runs
 
 import jaxrl_dist
-from jaxrl_dist import cli, training
+from jaxrl_dist import cli
 from jaxrl_dist.actors.evaluate import Evaluator, evaluate
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands.plot import read_curve
-from jaxrl_dist.envs import find
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import EnvError, EnvWarning
+from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithm, Variables
 
 SIZES: dict[str, Any] = {
@@ -87,7 +88,7 @@ def test_a_resumed_run_evaluates_where_it_would_have(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_a_signal_ends_is_made_up_for(tmp_path: Path) -> None:
     """The run saves at once, and evaluates with the first report after it is resumed."""
-    run = training.prepare(config(run_dir=str(tmp_path / "run")))
+    run = setup.prepare(config(run_dir=str(tmp_path / "run")))
     played: list[int] = []
     original = Evaluator.play
 

@@ -18,7 +18,8 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import cli, rng
 from jaxrl_dist.actors import device
-from jaxrl_dist.envs import envpool, find
+from jaxrl_dist.envs import envpool
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.types import Rollout
 

@@ -16,11 +16,13 @@ import pytest
 from probes import make_mesh
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import preset, rng, train, training
+from jaxrl_dist import preset, rng, train
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
 from jaxrl_dist.actors.host import HostActor, compile_acting
-from jaxrl_dist.envs import envpool, find
+from jaxrl_dist.envs import envpool
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.memory import frames, ring
+from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithm, EpisodeStats, Rollout, Variables
 
 NUM_ENVS, LENGTH, ROLLOUTS = 8, 30, 8
@@ -215,10 +217,10 @@ def test_evaluation_sees_the_stacks_that_envpool_makes() -> None:
 
 
 def test_a_million_atari_steps_take_seven_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training.os, "sysconf", lambda name: 2**20)  # a machine that has them
+    monkeypatch.setattr(setup.os, "sysconf", lambda name: 2**20)  # a machine that has them
     config = preset("dqn", "envpool:Pong-v5", replay_capacity=1_000_000)
-    spec = training.find_env(config).spec
-    learner = training.make_learner(config, training.make_algorithm(config, spec), spec, 1)
+    spec = setup.find_env(config).spec
+    learner = setup.make_learner(config, setup.make_algorithm(config, spec), spec, 1)
     memory = jax.eval_shape(learner.init, jax.random.key(0)).memory
     assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) == pytest.approx(1e6 * 84 * 84, rel=0.005)
 

@@ -27,9 +27,9 @@ from test_envs import check_contract, random_actions
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.config import split_env
-from jaxrl_dist.envs import find
 from jaxrl_dist.envs import gymnasium as adapter
 from jaxrl_dist.envs import worker as env_worker
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
 from jaxrl_dist.types import EpisodeStats, Timestep
@@ -375,7 +375,7 @@ def test_a_constructor_that_hangs() -> None:
 
 HANGS = """
 import numpy as np
-from jaxrl_dist.envs import find
+from jaxrl_dist.envs.source import find
 host = find("faulty:Scripted", {}, None, "WORKERS").host(2, 0)
 host.reset()
 print("ready", flush=True)

@@ -31,12 +31,12 @@ ALLOWED: dict[str, str] = {
     "algorithms": f"{_GROUND} mesh returns exploration nn memory",
     "flags": "errors checks config algorithms",
     "actors": f"{_GROUND} mesh flow nn memory envs",
-    "plans": f"{_GROUND} mesh flow memory envs learners actors",
+    "plans": f"{_GROUND} config mesh flow memory envs learners actors",
     "run": "errors checks config types",
     "training": f"{_GROUND} config mesh flags nn memory envs learners algorithms actors plans run",
     "play": f"{_GROUND} config envs flags actors run training",
     "commands": f"{_GROUND} config envs algorithms flags actors run training play",
-    "cli": "errors checks config envs algorithms flags run training play commands",
+    "cli": "errors checks config envs algorithms flags run plans training play commands",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
 

@@ -17,7 +17,7 @@ from test_envs import check_contract, random_actions
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.envs import find
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Discrete
 

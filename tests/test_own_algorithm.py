@@ -14,7 +14,7 @@ from test_docs import blocks
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import from_file, name_of
-from jaxrl_dist.envs import find
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 
 OWN = blocks("docs/adding-an-algorithm.md")[0]

@@ -31,7 +31,7 @@ from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config import BACKENDS, Train
-from jaxrl_dist.envs import find
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans import on_device as on_device_module
 from jaxrl_dist.plans.asynchronous import asynchronous

@@ -27,13 +27,15 @@ import runs
 import tensorstore
 
 import jaxrl_dist
-from jaxrl_dist import cli, training
+from jaxrl_dist import cli, plans
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.training import resuming, setup, stored
+from jaxrl_dist.training import run as training_run
 from jaxrl_dist.types import Checkpoint, Report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,9 +89,9 @@ def last_checkpoint(run_dir: Path, changes: dict[str, Any] | None = None) -> Che
     return resumed
 
 
-def prepare_resume(run_dir: Path, changes: dict[str, Any] | None = None) -> training.Run:
-    config = training.stored_config(run_dir)
-    run = training.prepare_resume(config, run_dir, {"total_env_steps": 10**9, **(changes or {})})
+def prepare_resume(run_dir: Path, changes: dict[str, Any] | None = None) -> training_run.Run:
+    config = stored.stored_config(run_dir)
+    run = resuming.prepare_resume(config, run_dir, {"total_env_steps": 10**9, **(changes or {})})
     assert run.file is not None
     run.file.close()
     return run
@@ -147,26 +149,26 @@ class StopAt:
 
 
 @functools.cache
-def begun(plan: str, env: str, name: str, **options: Any) -> tuple[training.Run, Checkpoint, list[Report]]:
+def begun(plan: str, env: str, name: str, **options: Any) -> tuple[training_run.Run, Checkpoint, list[Report]]:
     """A run that ended with its fourth iteration, between two reports."""
-    run = training.prepare(config(name, env, plan=plan, total_env_steps=50, **options))
-    reports = list(training._PLANS[plan](run.job))
+    run = setup.prepare(config(name, env, plan=plan, total_env_steps=50, **options))
+    reports = list(plans.PLANS[plan](run.job))
     return run, reports[-1].checkpoint(), reports
 
 
-def resumed(run: training.Run, whole: Checkpoint, env_steps: int) -> list[Report]:
+def resumed(run: training_run.Run, whole: Checkpoint, env_steps: int) -> list[Report]:
     job: Job = run.job._replace(resumed=whole, total_env_steps=env_steps)
-    return list(training._PLANS[run.config.plan](job))
+    return list(plans.PLANS[run.config.plan](job))
 
 
 def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_device, "DISPATCH_SECONDS", 0.0)  # one iteration at a time, or as many as it likes
-    run = training.prepare(config(plan="on_device", total_env_steps=10**6))
+    run = setup.prepare(config(plan="on_device", total_env_steps=10**6))
     first = list(on_device.on_device(run.job._replace(stop=StopAt(4))))
     monkeypatch.undo()
     whole = first[-1].checkpoint()
     total = whole.env_steps + 100
-    straight = list(training._PLANS["on_device"](run.job._replace(total_env_steps=total)))
+    straight = list(plans.PLANS["on_device"](run.job._replace(total_env_steps=total)))
     assert [report.iteration for report in first] == [3, 4]
     assert whole.progress["since"]["iterations"] == 1
     again = resumed(run, whole, total)
@@ -263,7 +265,7 @@ def run_dir(original: Path, tmp_path: Path) -> Path:
 @functools.cache
 def shapes(original: Path) -> Checkpoint:
     run = prepare_resume(original)
-    return training._checkpoint_shapes(run.job, run.config.plan)
+    return resuming._checkpoint_shapes(run.job, run.config.plan)
 
 
 def load(run_dir: Path, like: Checkpoint) -> Checkpoint:

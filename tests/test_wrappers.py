@@ -23,12 +23,15 @@ from probes import assert_close, box, make_mesh, random_rollout, spec
 from test_envs import check_contract, random_actions
 
 import jaxrl_dist
-from jaxrl_dist import cli, rng, training
+from jaxrl_dist import cli, rng
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.envs import Wrappers, find, stacks
+from jaxrl_dist.envs import stacks
+from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.gymnax import RESET
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
+from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithm, Timestep
 
 NUM_ENVS, NUM_STEPS, SEED = 3, 50, 3
@@ -248,7 +251,7 @@ def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> 
     """Examples, running statistics and what the policy remembers are those of rewards clipped beforehand."""
     plain_config = jaxrl_dist.preset("a2c", "CartPole-v1", scale_rewards=True)
     config = dataclasses.replace(plain_config, clip_rewards=bounds)
-    clipping, algorithm = (training.make_algorithm(each, spec()) for each in (config, plain_config))
+    clipping, algorithm = (setup.make_algorithm(each, spec()) for each in (config, plain_config))
     variables = algorithm.init(jax.random.key(0))
     rollout = random_rollout(algorithm, spec(), 12, 4)
     clipped = rollout._replace(reward=np.where(rollout.valid, np.clip(rollout.reward, low, high), 0).astype(np.float32))

@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.actors.step import after_step
-from jaxrl_dist.envs import DrawnEnv, EnvSource
+from jaxrl_dist.envs.base import DrawnEnv
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.memory import frames
 from jaxrl_dist.types import Algorithm, PyTree, Timestep, Variables
 

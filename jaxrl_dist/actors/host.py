@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.step import Share, Stages, after_step, blank_rollout, step_numbers
-from jaxrl_dist.envs import HostEnv
+from jaxrl_dist.envs.base import HostEnv
 from jaxrl_dist.memory import frames
 from jaxrl_dist.types import Algorithm, Array, EpisodeStats, PyTree, Rollout, Timestep, Variables
 

@@ -20,7 +20,8 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.step import Share, Stages
 from jaxrl_dist.checks import counted
-from jaxrl_dist.envs import EnvSource, HostEnv
+from jaxrl_dist.envs.base import HostEnv
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, TrainState, Variables

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist.envs import gymnasium, gymnax, locate
+from jaxrl_dist.envs import gymnasium, gymnax
 from jaxrl_dist.envs import worker as env_worker
+from jaxrl_dist.envs.source import locate
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, Space
 from jaxrl_dist.types import PyTree

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
-from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.types import Algorithm, Checkpoint, Learner, Report, TrainState, Variables
 
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
 from jaxrl_dist.config import Train
-from jaxrl_dist.envs import EnvSource
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.spaces import Box
-from jaxrl_dist.training import find_env, make_algorithm, resolve, stored_config
+from jaxrl_dist.training.setup import find_env, make_algorithm, resolve
+from jaxrl_dist.training.stored import stored_config
 from jaxrl_dist.types import PyTree, Variables
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.actors.evaluate import Evaluation, Evaluator
-from jaxrl_dist.envs import DrawnEnv
+from jaxrl_dist.envs.base import DrawnEnv
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
 

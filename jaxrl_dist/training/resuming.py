@@ -1,0 +1,79 @@
+"""Going on with a run that has begun already."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxrl_dist import flags
+from jaxrl_dist.checks import flag
+from jaxrl_dist.config import RESUMABLE, Train
+from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.plans import on_device
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.report import check_progress
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import files as run_files
+from jaxrl_dist.training.run import Run
+from jaxrl_dist.training.setup import prepare
+from jaxrl_dist.types import Checkpoint
+
+
+def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any]) -> Run:
+    """As ``prepare``, of a run with this config that has begun already; changes and errors as those of ``resume``."""
+    for name in changes:
+        if name not in RESUMABLE:
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {', '.join(RESUMABLE)} can")
+    config = dataclasses.replace(config, **changes)
+    file = run_files.lock(str(run_dir))  # before the checkpoint is read: another process might go on from it
+    try:
+        run = prepare(dataclasses.replace(config, run_dir=str(run_dir), init_from=None))
+        config = dataclasses.replace(run.config, init_from=config.init_from)
+        shapes = _checkpoint_shapes(run.job, run.config.plan)
+        resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, about))
+        done, total = resumed.env_steps, config.total_env_steps
+        if done >= total and ("total_env_steps" in changes or run_files.finished(run_dir, config.evaluation_episodes)):
+            raise ConfigError(f"{run_dir} has done {done} env steps of --total-env-steps {total}; name more to go on")
+        return Run(config, run.job._replace(resumed=resumed), file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
+    """The shapes and dtypes of a checkpoint of this job."""
+    key = jax.random.key(0)
+    state = jax.eval_shape(job.learner.init, key)
+    actor = jax.eval_shape(on_device.start(job), key) if plan == "on_device" else ()
+    return Checkpoint(state, actor, {})
+
+
+def _check_same(config: Train[Any], about: Mapping[str, Any]) -> bool:
+    """Checks that a checkpoint is of a run with this config, and says whether it holds a replay memory.
+
+    Raises:
+      ConfigError: it is not; the message names the field.
+      LookupError, TypeError, ValueError: it is no checkpoint of ours.
+    """
+    check_progress(about["progress"])
+    there, here = about["config"], json.loads(json.dumps(flags.to_json(config)))
+    plain = flags.to_json(Train(type(config.algorithm)(), config.env))  # for fields that an older version did not have
+    for part in ("algorithm", "hyperparameters", "run"):
+        default, old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (plain, there, here))
+        old = {**json.loads(json.dumps(default)), **old}
+        for name in sorted(old.keys() | new.keys()):
+            if name not in RESUMABLE and old.get(name) != new.get(name):
+                raise ConfigError(
+                    f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; it cannot change"
+                )
+    changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
+    if changed:
+        text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    return bool(there["run"]["checkpoint_replay"])
