@@ -229,7 +229,7 @@ def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
 
 def evidence() -> Iterator[tuple[str, str, str, str]]:
     """``(algorithm, plan, backend, what)`` for each case of the tests that train, as they are parametrised."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "plans")]
     plans, threads, bars = (
         importlib.import_module(name) for name in ("test_plans", "test_asynchronous", "test_learning")
     )

@@ -13,6 +13,9 @@ from typing import Any
 
 from jaxrl_dist import cli
 
+ROOT = Path(__file__).resolve().parents[1]
+"""The checkout."""
+
 TINY = (
     "--total-env-steps 384 --report-interval 128 --evaluation-episodes 2 --num-envs 8 --rollout-length 16 "
     "--hidden-sizes 8 --num-devices 1"

@@ -26,7 +26,6 @@ from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.training import setup
 
-ROOT = Path(__file__).resolve().parents[1]
 SLACK = 4
 """A slow or loaded machine takes so many times as long as an idle one of today."""
 
@@ -298,8 +297,8 @@ def test_bad_input_is_refused_in_one_line(
 
 
 def run(*args: str, cwd: Path, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    start = [str(ROOT / "scripts" / script)] if script else ["-m", "jaxrl_dist.cli"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    start = [str(runs.ROOT / "scripts" / script)] if script else ["-m", "jaxrl_dist.cli"]
+    env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
     return subprocess.run(
         [sys.executable, *start, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=120
     )
@@ -350,7 +349,7 @@ def test_what_needs_no_environment_imports_nothing_heavy(command: str, tmp_path:
     done = subprocess.run(
         [sys.executable, "-c", code, *command.split()],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -414,7 +413,7 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxrl_dist.cli", *command.split()],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -460,7 +459,7 @@ def stopped(where: str, command: str, folder: Path) -> tuple[int, list[str]]:
     done = subprocess.run(
         [sys.executable, "-c", STOPPED.replace("WHERE", where), *command.split()],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
         capture_output=True,
         text=True,
         timeout=200,
@@ -496,7 +495,7 @@ def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
         done = subprocess.run(
             command,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,
@@ -521,8 +520,8 @@ def test_trained_variables_are_kept_though_the_checkpoint_does_not_fit(
 
 
 FAULTY = {
-    "cwd": ROOT / "tests",  # where the module faulty is
-    "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+    "cwd": runs.ROOT / "tests",  # where the module faulty is
+    "env": {**os.environ, "PYTHONPATH": str(runs.ROOT)},
     "stdout": subprocess.PIPE,
     "stderr": subprocess.PIPE,
     "text": True,
@@ -608,7 +607,7 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     for command in ("train ppo --help", "list plans"):
         process = subprocess.Popen(
             [sys.executable, "-m", "jaxrl_dist.cli", *command.split()],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

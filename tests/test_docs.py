@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.checks import flag
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 def blocks(name: str) -> list[str]:
     """The Python blocks of a document."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", (runs.ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +81,16 @@ def test_the_readme_s_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+    for document in [*runs.ROOT.glob("*.md"), *runs.ROOT.glob("docs/**/*.md")]:
         for link in re.findall(r"\]\(\s*([^)#\s]+)", document.read_text(encoding="utf-8")):
             assert link.startswith("http") or (document.parent / link).exists(), f"{document.name}: {link}"
 
 
 def test_the_page_of_what_was_learnt_is_that_of_the_results() -> None:
     """``python scripts/learning.py --draw`` writes it anew."""
-    script = runpy.run_path(str(ROOT / "scripts" / "learning.py"))
-    results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
-    assert (ROOT / "docs" / "learning.md").read_text(encoding="utf-8") == script["page"](results)
+    script = runpy.run_path(str(runs.ROOT / "scripts" / "learning.py"))
+    results = script["load"](runs.ROOT / "docs" / "learning" / script["RESULTS"])
+    assert (runs.ROOT / "docs" / "learning.md").read_text(encoding="utf-8") == script["page"](results)
 
 
 # --- The tutorial -------------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ def test_the_page_of_what_was_learnt_is_that_of_the_results() -> None:
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """From its first line to its last, but for fewer steps on one device."""
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    text = (runs.ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     ran = []
     for language, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
@@ -130,7 +129,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
+        cwd=runs.ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
@@ -160,7 +159,7 @@ def test_the_site_needs_no_network(site: Path) -> None:
 
 
 def test_each_notebook_is_a_page_with_its_pictures(site: Path) -> None:
-    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+    for notebook in (runs.ROOT / "notebooks").glob("*.ipynb"):
         page = site / "notebooks" / f"{notebook.stem}.html"
         shown = re.findall(r'<img alt="" src="([^"]+)"', page.read_text(encoding="utf-8"))
         assert len(shown) == notebook.read_text(encoding="utf-8").count('"image/png"')
@@ -186,7 +185,7 @@ def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
 
 def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
     """Read once more, from the text of the tests."""
-    tree = ast.parse((ROOT / "tests" / "test_plans.py").read_text(encoding="utf-8"))
+    tree = ast.parse((runs.ROOT / "tests" / "plans" / "test_plans.py").read_text(encoding="utf-8"))
     (table,) = [
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PROBED"
     ]
@@ -227,7 +226,7 @@ class Own:
 
 
 def test_flags_are_read_from_the_dataclass() -> None:
-    hook = runpy.run_path(str(ROOT / "scripts" / "docs.py"))
+    hook = runpy.run_path(str(runs.ROOT / "scripts" / "docs.py"))
     text = hook["on_page_markdown"](f"before\n\n{{{{ fields {__name__}.Own }}}}\n\nafter")
     assert text.splitlines() == [
         "before",

@@ -6,9 +6,9 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+import runs
+
 PACKAGE = "jaxrl_dist"
 
 # What each module of the root and each folder may import of the package, beside itself. Lower layers come first.
@@ -51,7 +51,7 @@ EVALUATES_IN = {"scripts/notebooks.py"}  # whose business is to run code that no
 
 SOURCES = {
     path.relative_to(base).as_posix(): ast.parse(path.read_text(encoding="utf-8"), str(path))
-    for base, folder in ((ROOT / PACKAGE, ROOT / PACKAGE), (ROOT, ROOT / "scripts"))
+    for base, folder in ((runs.ROOT / PACKAGE, runs.ROOT / PACKAGE), (runs.ROOT, runs.ROOT / "scripts"))
     for path in sorted(folder.rglob("*.py"))
 }
 MODULES = {name.split("/")[0].removesuffix(".py") for name in SOURCES if not name.startswith("scripts/")}
@@ -132,6 +132,6 @@ def test_no_source_text_is_evaluated() -> None:
 
 def test_importing_the_package_is_light() -> None:
     code = f"import sys, {PACKAGE}; print(*sorted({{'jax', 'gymnax', 'envpool'}} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

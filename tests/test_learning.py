@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
 import runpy
 
 import pytest
+import runs
 
 import jaxrl_dist
 
-LEARNING = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "scripts" / "learning.py"))
+LEARNING = runpy.run_path(str(runs.ROOT / "scripts" / "learning.py"))
 
 
 @pytest.mark.slow

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "scripts" / "notebooks.py"
+SCRIPT = runs.ROOT / "scripts" / "notebooks.py"
 NAMES = runpy.run_path(str(SCRIPT))
 SLOW = {"2-algorithm", "4-seeds", "6-resume", "7-profiling"}
 NOTEBOOKS = {path.stem: path for path in NAMES["NOTEBOOKS"]}
-ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
 
 
 def cells(path: Path, kind: str = "code") -> list[dict[str, Any]]:

@@ -37,7 +37,6 @@ from jaxrl_dist.types import EpisodeStats, Timestep
 WORKERS = ("threads", "processes")
 NUM_ENVS = 3
 ACTION = {what: index for index, what in enumerate(faulty.Scripted.ACTIONS)}
-TESTS = Path(__file__).parent
 
 
 @pytest.fixture
@@ -389,7 +388,7 @@ host.step(np.array([0, HANG]))
 def test_ctrl_c_ends_a_process_whose_environment_hangs(workers: str, how: signal.Signals) -> None:
     """And no worker outlives it, even if it has no time to say goodbye."""
     code = HANGS.replace("WORKERS", workers).replace("HANG", str(ACTION["hang"]))
-    env = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    env = {**os.environ, "PYTHONPATH": f"{runs.ROOT}:{runs.ROOT / 'tests'}"}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -442,7 +441,7 @@ def test_close_leaves_nothing_behind(workers: str) -> None:
 
 def test_a_worker_process_imports_no_jax() -> None:
     code = f"import sys, {env_worker.__name__} as w; w.make('CartPole-v1', {{}}); print('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
 
 

@@ -25,7 +25,6 @@ from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.types import Report, Variables
 
-ROOT = Path(__file__).resolve().parents[1]
 ALL = [runs.CARTPOLE, runs.ENVPOOL]
 
 
@@ -226,7 +225,7 @@ except OSError as error:
 def test_a_checkpoint_that_cannot_be_written_is_one_oserror(tmp_path: Path) -> None:
     """In a process of its own, because orbax leaves unfinished coroutines behind."""
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(f"{tmp_path}/checkpoints/final cannot be written: ") and done.stdout.count("\n") == 1
     assert done.stderr == ""

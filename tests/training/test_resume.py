@@ -38,7 +38,6 @@ from jaxrl_dist.training import resuming, setup, stored
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.types import Checkpoint, Report
 
-ROOT = Path(__file__).resolve().parents[1]
 SIZES: dict[str, Any] = {
     "num_envs": 4,
     "rollout_length": 4,
@@ -482,7 +481,7 @@ def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
 
 # --- Signals and kills --------------------------------------------------------------------------------
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
 
 
 def start(command: str, run_dir: Path) -> subprocess.Popen[str]:
