@@ -1,8 +1,9 @@
 """The device mesh: its axes, what lies where on it, and sums over it.
 
-Programs run under ``jax.shard_map`` over a mesh with two axes: ``agent`` (independent learners; 1 unless a population
-is trained) and ``data`` (shards of environments and examples). Sums and means run over ``data`` only. One device is a
-mesh of one, so there is no second code path.
+Functions of one device's shards are mapped over a mesh with two axes: ``agent`` (independent learners; 1 unless a
+population is trained) and ``data`` (shards of environments and examples). Acting and learning are mapped apart
+(``acting``, ``learning``); whatever joins them, such as a loop over both, stands outside and sees whole arrays. Sums
+and means run over ``data`` only. One device is a mesh of one, so there is no second code path.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_dist.types import EpisodeStats, Rollout, TrainState
+from jaxrl_dist.types import Rollout, TrainState
 
 AGENT = "agent"
 DATA = "data"
@@ -49,8 +50,32 @@ def place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, spec))
 
 
+def learning(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """Maps a function of shards that takes gradients or sums over devices.
+
+    ``check_vma`` proves while tracing that what ``out_specs`` calls replicated is equal on all devices; under it the
+    gradient of a global mean is right as it stands.
+    """
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+
+
+def acting(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """Maps a function of shards that takes no gradient and sums nothing over devices.
+
+    It needs no proof as ``learning`` does, so environments may be written as if there were one device: loops may start
+    from constants, and branches may return them.
+    """
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def whole(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """The function itself: it takes and returns whole arrays, and maps its parts over the mesh."""
+    del mesh, in_specs, out_specs
+    return function
+
+
 class Program:
-    """A function over shards, compiled for a mesh by its first call, and only then.
+    """A function compiled for a mesh by its first call, and only then.
 
     Later calls run the same executable; arguments of other shapes, dtypes or placement are an error, so nothing is
     ever traced twice. Threads may share it.
@@ -63,14 +88,19 @@ class Program:
         in_specs: Any,
         out_specs: Any,
         donate: tuple[int, ...] = (),
+        mapped: Callable[..., Callable[..., Any]] = learning,
     ) -> None:
-        """``function`` sees its device's shard of each argument; arguments named by ``donate`` are used up.
+        """``mapped`` (``learning``, ``acting`` or ``whole``) says how ``function`` sees the mesh.
 
-        Arguments may be numpy arrays, which are sent where ``in_specs`` says. ``check_vma`` proves while tracing that
-        what ``out_specs`` calls replicated is equal on all devices.
+        Arguments may be numpy arrays, which are sent where ``in_specs`` says; those named by ``donate`` are used up.
         """
-        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
-        self._jitted = jax.jit(mapped, in_shardings=shardings(mesh, in_specs), donate_argnums=donate)
+        where = shardings(mesh, in_specs), shardings(mesh, out_specs)
+        self._jitted = jax.jit(
+            mapped(function, mesh, in_specs, out_specs),
+            in_shardings=where[0],
+            out_shardings=where[1],
+            donate_argnums=donate,
+        )
         self._compiled: Any = None
         self._compiling = threading.Lock()
         self.compile_seconds = 0.0
@@ -102,25 +132,9 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     return total / jnp.maximum(count, 1.0)
 
 
-def global_episodes(episodes: EpisodeStats) -> EpisodeStats:
-    """The statistics of all devices together."""
-    count, return_sum, length_sum = global_sum((episodes.episodes, episodes.return_sum, episodes.length_sum))
-    least, most = jax.lax.pmin(episodes.return_min, DATA), jax.lax.pmax(episodes.return_max, DATA)
-    return EpisodeStats(count, return_sum, length_sum, least, most)
-
-
 def global_index(local_size: int) -> jax.Array:
     """The global indices, int32 ``[local_size]``, of this device's shard of an axis."""
     return jax.lax.axis_index(DATA) * local_size + jnp.arange(local_size, dtype=jnp.int32)
-
-
-def vary(tree: Any) -> Any:
-    """Marks arrays as different on each device, which loop carries must agree on from the start."""
-
-    def mark(x: jax.Array) -> jax.Array:
-        return x if DATA in jax.typeof(x).mat.varying else jax.lax.pcast(x, DATA, to="varying")
-
-    return jax.tree.map(mark, tree)
 
 
 def vary_as(tree: Any, like: jax.Array) -> Any:

@@ -88,14 +88,14 @@ class EpisodeStats(NamedTuple):
     return_min: Array  # +inf if no episode ended
     return_max: Array  # -inf if no episode ended
 
-    def merge(self) -> EpisodeStats:
-        """The statistics of all entries together, as scalars."""
+    def merge(self, axis: int | None = None) -> EpisodeStats:
+        """The statistics of all entries along an axis together; None: of all there are, as scalars."""
         return EpisodeStats(
-            episodes=self.episodes.sum(),
-            return_sum=self.return_sum.sum(),
-            length_sum=self.length_sum.sum(),
-            return_min=self.return_min.min(),
-            return_max=self.return_max.max(),
+            episodes=self.episodes.sum(axis),
+            return_sum=self.return_sum.sum(axis),
+            length_sum=self.length_sum.sum(axis),
+            return_min=self.return_min.min(axis),
+            return_max=self.return_max.max(axis),
         )
 
 

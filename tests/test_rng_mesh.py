@@ -46,20 +46,38 @@ def test_keys_say_what_they_are_for() -> None:
 def test_sums_and_indices_over_a_mesh(num_devices: int) -> None:
     x = np.arange(16, dtype=np.float32)
 
-    def run(x: jax.Array) -> tuple[jax.Array, jax.Array, EpisodeStats]:
-        ended = x > 12
-        episodes = EpisodeStats(
-            ended.astype(jnp.float32), jnp.where(ended, x, 0), x, jnp.where(ended, x, jnp.inf), jnp.where(ended, x, -99)
-        )
-        return meshes.global_index(x.size), meshes.global_sum(jnp.sum(x)), meshes.global_episodes(episodes.merge())
+    def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return meshes.global_index(x.size), meshes.global_sum(jnp.sum(x))
 
     mesh = make_mesh(num_devices)
-    everywhere = meshes.REPLICATED
-    program = meshes.Program(run, mesh, (meshes.BATCH,), (meshes.BATCH, everywhere, everywhere))
-    index, total, episodes = program(meshes.place(x, mesh, meshes.BATCH))
+    program = meshes.Program(run, mesh, (meshes.BATCH,), (meshes.BATCH, meshes.REPLICATED))
+    index, total = program(meshes.place(x, mesh, meshes.BATCH))
     np.testing.assert_array_equal(index, np.arange(16))
     assert index.dtype == jnp.int32 and total == x.sum()
-    assert tuple(map(float, episodes)) == (3, 13 + 14 + 15, x.sum(), 13, 15)
+
+
+def test_acting_may_start_loops_from_constants_and_a_whole_program_joins_it_to_learning() -> None:
+    mesh = make_mesh(2)
+
+    def act(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 3, lambda _, total: total + x, jnp.zeros(2))
+
+    def run(x: jax.Array) -> jax.Array:
+        learned = meshes.learning(lambda x: meshes.global_sum(x.sum()), mesh, meshes.BATCH, meshes.REPLICATED)
+        return learned(meshes.acting(act, mesh, meshes.BATCH, meshes.BATCH)(x)) + x.sum()
+
+    x = np.arange(4, dtype=np.float32)
+    with pytest.raises(TypeError, match="varying"):
+        meshes.Program(act, mesh, (meshes.BATCH,), meshes.BATCH)(x)
+    program = meshes.Program(run, mesh, (meshes.BATCH,), meshes.REPLICATED, mapped=meshes.whole)
+    assert program(x) == 4 * x.sum()
+
+
+def test_episodes_merge_along_an_axis_or_all() -> None:
+    x = np.array([[1.0, 2.0], [3.0, -4.0]], np.float32)
+    episodes = EpisodeStats(x, x, x, x, x)
+    assert [list(field) for field in episodes.merge(axis=0)] == [[4, -2], [4, -2], [4, -2], [1, -4], [3, 2]]
+    assert tuple(map(float, episodes.merge())) == (2, 2, 2, -4, 3)
 
 
 def test_a_program_compiles_once() -> None:

@@ -40,7 +40,7 @@ def make_rollout(
     """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) -> (actor_state, rollout,
     episodes)``; ``first`` is the number, among all of the run, of the first environment.
 
-    It runs under ``jax.shard_map``; the statistics are sums over this device's environments.
+    It runs under ``mesh.acting``; the statistics are sums over this device's environments.
     """
 
     def rollout(
@@ -64,8 +64,7 @@ def make_rollout(
             action, core, extras = algorithm.policy(variables, obs, core, keys[0], env_step)
             env_state, timestep, episodes = env.step(env_state, action, keys[1])
             core = after_step(algorithm, core, actor.initial_core, action, timestep)
-            carry = mesh.vary((env_state, timestep.obs, core))
-            return carry, (obs, action, extras, timestep._replace(obs=()), episodes)
+            return (env_state, timestep.obs, core), (obs, action, extras, timestep._replace(obs=()), episodes)
 
         (env_state, obs, core), (observations, action, extras, timestep, episodes) = jax.lax.scan(
             step, (actor.env, actor.obs, actor.core), keys
@@ -137,7 +136,7 @@ def compile_rollout(
 ) -> mesh.Program:
     """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, valid_steps, fault)``.
 
-    ``fault`` is ``find_fault``'s of each device, ``[devices]``.
+    The last three, of which ``fault`` is ``find_fault``'s, have an entry for each device, ``[devices]``.
     """
     rollout = make_rollout(algorithm, env, rollout_length)
 
@@ -145,14 +144,15 @@ def compile_rollout(
         variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array
     ) -> tuple[ActorState, Rollout, EpisodeStats, jax.Array, jax.Array]:
         actor, experience, episodes = rollout(variables, actor, act_key, env_key, iteration, env_step, first)
-        valid_steps = mesh.global_sum(jnp.sum(experience.valid, dtype=jnp.int32))
         # Copied, because the next call uses up the state, and the sample may live longer.
         core, final_core = jax.tree.map(jnp.copy, (experience.core, experience.final_core))
         experience = experience._replace(core=core, final_core=final_core)
-        return actor, experience, mesh.global_episodes(episodes), valid_steps, find_fault(experience)[None]
+        counts = episodes, jnp.sum(experience.valid, dtype=jnp.int32), find_fault(experience)
+        return actor, experience, *jax.tree.map(lambda x: x[None], counts)
 
     one, batch = mesh.REPLICATED, mesh.BATCH
-    return mesh.Program(run, on, (one, batch, one, one, one), (batch, mesh.ROLLOUT, one, one, batch), donate=(1,))
+    out_specs = (batch, mesh.ROLLOUT, batch, batch, batch)
+    return mesh.Program(run, on, (one, batch, one, one, one), out_specs, donate=(1,), mapped=mesh.acting)
 
 
 class DeviceActor:
@@ -186,7 +186,7 @@ class DeviceActor:
         episodes, steps, place = jax.device_get(counts)
         check_fault(self._spec, Fault(np.full_like(place, iteration), place), size, len(rollout.reward), first)
         self._stages.mark("acting")
-        return rollout, episodes, int(steps)
+        return rollout, episodes.merge(), int(steps.sum())
 
     def close(self) -> None:
         """Nothing: the environments are arrays."""

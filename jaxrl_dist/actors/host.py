@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -102,7 +103,7 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
 
     def allocate(variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree) -> Rollout:
         _, obs = frames.push(stacks, obs)
-        return meshes.vary(blank_rollout(algorithm, variables, obs, core, rollout_length))
+        return blank_rollout(algorithm, variables, obs, core, rollout_length)
 
     def record(
         buffer: Rollout, core: PyTree, initial_core: PyTree, obs: PyTree, outcome: jax.Array, t: jax.Array
@@ -161,10 +162,11 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
     rollout = meshes.ROLLOUT
     inputs = (one, rollout, batch, batch, batch, batch, packed, one, one, one, one)
     last = (rollout, batch, batch, batch, batch, packed)
+    program = partial(meshes.Program, mesh=mesh, mapped=meshes.acting)
     return Programs(
-        allocate=meshes.Program(allocate, mesh, (one, batch, batch, batch), rollout),
-        act=meshes.Program(act, mesh, inputs, (rollout, batch, batch, batch), donate=(1, 2, 3)),
-        finish=meshes.Program(finish, mesh, last, (rollout, batch), donate=(0, 1)),
+        allocate=program(allocate, in_specs=(one, batch, batch, batch), out_specs=rollout),
+        act=program(act, in_specs=inputs, out_specs=(rollout, batch, batch, batch), donate=(1, 2, 3)),
+        finish=program(finish, in_specs=last, out_specs=(rollout, batch), donate=(0, 1)),
     )
 
 

@@ -126,8 +126,7 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
     spec = EnvSpec(env_id, "gymnax", family, observation, action_space, limit)
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
-        with _unchecked():
-            obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
+        obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
         # Some environments start from Python numbers: give every leaf the dtype and shape that stepping keeps.
         return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
 
@@ -159,17 +158,14 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
 
     def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys)
-        with _unchecked():
-            next_obs, next_env, reward, terminated, truncated = jax.vmap(step_one)(keys[:, 0], state.env, action)
+        next_obs, next_env, reward, terminated, truncated = jax.vmap(step_one)(keys[:, 0], state.env, action)
         next_env = jax.tree.map(lambda new, old: new.astype(old.dtype), next_env, state.env)
         next_obs = jax.tree.map(lambda new, old: new.astype(old.dtype), next_obs, state.obs)
 
-        def choose(first: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-            return _where(state.ended, first, (next_obs, next_env))
-
-        # The second choice changes nothing but the type: it says that the result differs by device, as the first does.
         obs, env_state = jax.lax.cond(
-            jnp.any(state.ended), lambda: choose(reset_all(keys[:, 1])), lambda: choose((next_obs, next_env))
+            jnp.any(state.ended),
+            lambda: _where(state.ended, reset_all(keys[:, 1]), (next_obs, next_env)),
+            lambda: (next_obs, next_env),
         )
         valid = ~state.ended
         if wrappers.time_limit is not None:
@@ -185,17 +181,6 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
         return new_state, Timestep(obs, reward, terminated, truncated, valid), episodes
 
     return DeviceEnv(spec, reset, step)
-
-
-def _unchecked() -> Any:
-    """Within it, ``jax.shard_map`` does not follow which values differ by device.
-
-    Environments may start a loop from a constant, as Asterix-MinAtar does, which that check refuses. They sum nothing
-    over devices, and their results are chosen by a value that does differ, so the check goes on behind them.
-    """
-    from jax._src.config import _check_vma  # JAX has no public name for it within a mapped function
-
-    return _check_vma(False)
 
 
 def ended_episodes(ended: jax.Array, episode_return: jax.Array, episode_length: jax.Array) -> EpisodeStats:

@@ -120,7 +120,7 @@ def initial_priority(
     batch = algorithm.postprocess(state.variables, state.target, pieces, postprocess_keys)
     _, _, aux = algorithm.loss(state.variables, state.target, batch, loss_keys, state.env_step)
     assert aux.priority is not None, "prioritised replay needs a loss that returns Aux.priority"
-    return jnp.concatenate([mesh.vary(unknown), powered_priority(plan, aux.priority).reshape(-1, num_envs)])
+    return jnp.concatenate([unknown, powered_priority(plan, aux.priority).reshape(-1, num_envs)])
 
 
 def importance_weights(probability: jax.Array, exponent: float | jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ from functools import partial
 from jax.sharding import Mesh
 
 from jaxrl_dist.learners import halves, off_policy
-from jaxrl_dist.mesh import REPLICATED, ROLLOUT, STATE, TIME_BATCH, Program
+from jaxrl_dist.mesh import REPLICATED, ROLLOUT, STATE, TIME_BATCH, Program, acting
 from jaxrl_dist.types import Algorithm, Learner
 
 
@@ -30,7 +30,7 @@ def compile_learn(learner: Learner, mesh: Mesh) -> Program:
 def compile_priority(algorithm: Algorithm, mesh: Mesh) -> Program:
     """``(state, rollout, key, number) -> priority``: see ``off_policy.initial_priority``."""
     specs = (REPLICATED, ROLLOUT, REPLICATED, REPLICATED)
-    return Program(partial(off_policy.initial_priority, algorithm), mesh, specs, TIME_BATCH)
+    return Program(partial(off_policy.initial_priority, algorithm), mesh, specs, TIME_BATCH, mapped=acting)
 
 
 def compile_gradient(algorithm: Algorithm, mesh: Mesh) -> Program:

@@ -21,7 +21,7 @@ from jaxrl_dist.actors.step import Share
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import NO_EPISODES, Clock, Since, report
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import EpisodeStats, Report, TrainState
+from jaxrl_dist.types import Report, TrainState, Variables
 
 DISPATCH_SECONDS = 1.0
 """About how long the program may run at a time, so that a request to stop is heard soon. What it computes is the same
@@ -66,18 +66,31 @@ def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
     return lambda key: device.init(job.algorithm, env, share, key)
 
 
-def _iterate(job: Job) -> Any:
-    """``(state, actor, keys) -> (state, actor, steps, metrics, episodes, fault)``, an iteration under ``shard_map``."""
-    rollout = device.make_rollout(job.algorithm, job.source.device(), job.rollout_length)
+def _iterate(job: Job) -> Callable[..., tuple[Any, ...]]:
+    """``(state, actor, keys) -> (state, actor, steps, metrics, episodes, fault)``, an iteration on whole arrays.
 
-    def iterate(
-        state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]
-    ) -> tuple[TrainState, device.ActorState, jax.Array, Any, EpisodeStats, device.Fault]:
-        act_key, env_key, learn_key = keys
-        actor, experience, episodes = rollout(state.variables, actor, act_key, env_key, state.iteration, state.env_step)
-        fault = device.Fault(meshes.vary(state.iteration[None]), device.find_fault(experience)[None])
-        state, metrics = job.learner.update(state, experience, learn_key)
-        steps = meshes.global_sum(jnp.sum(experience.valid, dtype=jnp.int32))
+    ``steps``, ``episodes`` and ``fault`` have an entry for each device.
+    """
+    rollout = device.make_rollout(job.algorithm, job.source.device(), job.rollout_length)
+    one, batch, experience = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT
+
+    def act(
+        variables: Variables, actor: device.ActorState, keys: Any, iteration: jax.Array, env_step: jax.Array
+    ) -> tuple[Any, ...]:
+        actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
+        fault = device.Fault(iteration, device.find_fault(experience))
+        counts = jnp.sum(experience.valid, dtype=jnp.int32), episodes, fault
+        return actor, experience, jax.tree.map(lambda x: x[None], counts)
+
+    acts = meshes.acting(act, job.mesh, (one, batch, one, one, one), (batch, experience, batch))
+    learns = meshes.learning(job.learner.update, job.mesh, (meshes.STATE, experience, one), (meshes.STATE, one))
+
+    def iterate(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Any:
+        *act_keys, learn_key = keys
+        actor, experience, (steps, episodes, fault) = acts(
+            state.variables, actor, act_keys, state.iteration, state.env_step
+        )
+        state, metrics = learns(state, experience, learn_key)
         return state, actor, steps, metrics, episodes, fault
 
     return iterate
@@ -85,10 +98,8 @@ def _iterate(job: Job) -> Any:
 
 def _initial_since(job: Job, state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Since:
     """What has happened since the last report: nothing, or what the checkpoint kept."""
-    iterate, specs = _iterate(job), (meshes.STATE, meshes.BATCH, meshes.REPLICATED)
-    metrics = jax.shard_map(lambda *args: iterate(*args)[3], mesh=job.mesh, in_specs=specs, out_specs=specs[-1])
-    like = Since(np.int32(0), np.int32(0), jax.eval_shape(metrics, state, actor, keys), NO_EPISODES)
-    return _place(job, Since.of(job.resumed), like)
+    metrics = jax.eval_shape(_iterate(job), state, actor, keys)[3]
+    return _place(job, Since.of(job.resumed), Since(np.int32(0), np.int32(0), metrics, NO_EPISODES))
 
 
 def _place(job: Job, since: Since, like: Since) -> Since:
@@ -128,19 +139,21 @@ def _program(job: Job) -> meshes.Program:
             updates = state.updates
             state, actor, new_steps, metrics, episodes, new_fault = iterate(state, actor, keys)
             grew = state.updates > updates
-            total = jax.tree.map(lambda *x: jnp.stack(x), EpisodeStats._make(x[0] for x in since.episodes), episodes)
+            total = jax.tree.map(lambda *x: jnp.stack(x), since.episodes, episodes)
             since = Since(
                 iterations=since.iterations + 1,
                 learned=since.learned + grew,
                 sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
-                episodes=jax.tree.map(lambda x: x[None], meshes.vary(total.merge())),
+                episodes=total.merge(axis=0),
             )
             fault = jax.tree.map(partial(jnp.where, fault.place == device.NO_FAULT), new_fault, fault)
-            return state, actor, since, steps + new_steps, fault
+            return state, actor, since, steps + new_steps.sum(), fault
 
-        none = device.Fault(jnp.zeros(1, jnp.int32), jnp.full(1, device.NO_FAULT))
-        return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32), meshes.vary(none)))
+        devices = job.mesh.devices.size
+        none = device.Fault(jnp.zeros(devices, jnp.int32), jnp.full(devices, device.NO_FAULT))
+        return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32), none))
 
     one, batch = meshes.REPLICATED, meshes.BATCH
     in_specs = (meshes.STATE, batch, _SINCE, one, one, one)
-    return meshes.Program(run, job.mesh, in_specs, (meshes.STATE, batch, _SINCE, one, batch), donate=(0, 1, 2))
+    out_specs = (meshes.STATE, batch, _SINCE, one, batch)
+    return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)

@@ -69,10 +69,10 @@ def act_on_device(
 
     def run(*args: Any) -> Any:
         actor, experience, episodes = rollout(*args)
-        return actor, experience, meshes.global_episodes(episodes)
+        return actor, experience, jax.tree.map(lambda x: x[None], episodes)
 
     specs = (everywhere, batch, everywhere, everywhere, everywhere, everywhere)
-    program = meshes.Program(run, job.mesh, specs, (batch, meshes.ROLLOUT, everywhere))
+    program = meshes.Program(run, job.mesh, specs, (batch, meshes.ROLLOUT, batch), mapped=meshes.acting)
     start = jax.jit(lambda key: device.init(algorithm, env, Share(0, NUM_ENVS, NUM_ENVS), key))
     actor = meshes.place(start(job.key(Stream.ENV)), job.mesh, batch)
     results = []
@@ -80,7 +80,8 @@ def act_on_device(
         numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)
         keys = job.key(Stream.ACT), job.key(Stream.ENV)
         actor, experience, episodes = program(place(variables(name), num_devices), actor, *keys, *numbers)
-        results.append(jax.device_get((experience, episodes)))
+        experience, episodes = jax.device_get((experience, episodes))
+        results.append((experience, episodes.merge()))
     return results
 
 

@@ -82,19 +82,20 @@ NUM_ENVS, NUM_STEPS = 3, 40
 def run_gymnax(env: base.DeviceEnv, actions: np.ndarray, keys: jax.Array, first: jax.Array) -> tuple[Any, Any, Any]:
     """``T`` steps as a scan: the first observation, the states after each step, the steps with their statistics.
 
-    On a mesh, as in training, where ``check_vma`` looks at every branch and loop.
+    On a mesh, as in training.
     """
 
     def run(actions: jax.Array, keys: jax.Array, first: jax.Array) -> Any:
         def step(state: Any, now: Any) -> Any:
             state, timestep, episodes = env.step(state, *now)
-            return meshes.vary(state), (state, (timestep, episodes))
+            return state, (state, (timestep, episodes))
 
         state, obs = env.reset(first)
-        return meshes.vary((obs, *jax.lax.scan(step, meshes.vary(state), (actions, keys))[1]))
+        return obs, *jax.lax.scan(step, state, (actions, keys))[1]
 
     batch, steps = meshes.BATCH, meshes.TIME_BATCH
-    return meshes.Program(run, make_mesh(1), (steps, steps, batch), (batch, steps, steps))(actions, keys, first)
+    program = meshes.Program(run, make_mesh(1), (steps, steps, batch), (batch, steps, steps), mapped=meshes.acting)
+    return program(actions, keys, first)
 
 
 def run_native(env: Any, params: Any, actions: np.ndarray, keys: jax.Array, first: jax.Array) -> list[list[Any]]:
