@@ -27,7 +27,9 @@ class Late(Exception):
 
 
 class Parallel(Generic[Item]):
-    """Runs streams in daemon threads of their own; none begins an item while more than ``in_flight`` of its wait.
+    """Runs streams in daemon threads; none begins an item while more than ``in_flight`` of its items wait.
+
+    With ``in_flight`` 0 an item also waits while whoever took it works on it, up to the next ``take``.
 
     An exception in any of them comes out of whatever waits for items, as it was raised; a stream that ends just ends.
     As a context manager it closes the streams, in their own threads, and joins these.
@@ -53,6 +55,7 @@ class Parallel(Generic[Item]):
         self._items: list[collections.deque[Item]] = [collections.deque() for _ in streams]
         self._order: collections.deque[int] = collections.deque()  # whose items came when
         self._sent = 0
+        self._taken: int | None = None  # the stream whose item was taken last
         self._running = set(range(len(streams)))
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -114,9 +117,13 @@ class Parallel(Generic[Item]):
             self._order.append(index)
             self._sent += 1
             self._changed.notify_all()
-            while len(self._items[index]) > self._in_flight and not self.stopping.is_set():
+            while self._waiting(index) > self._in_flight and not self.stopping.is_set():
                 self._changed.wait(WAKE_SECONDS)
             return not self.stopping.is_set()
+
+    def _waiting(self, index: int) -> int:
+        """How many items of a stream wait."""
+        return len(self._items[index]) + (self._in_flight == 0 and self._taken == index)
 
     def take(self, wanted: Collection[int] | None = None, deadline: float | None = None) -> tuple[int, Item] | None:
         """The item that came first of those of the ``wanted`` streams, or of all, and the stream that it is of.
@@ -133,12 +140,15 @@ class Parallel(Generic[Item]):
         """
         wanted = range(len(self)) if wanted is None else wanted
         with self._changed:
+            self._taken = None
+            self._changed.notify_all()
             while True:
                 if self._error is not None:
                     raise self._error
                 for index in self._order:
                     if index in wanted:
                         self._order.remove(index)
+                        self._taken = index
                         self._changed.notify_all()
                         return index, self._items[index].popleft()
                 if self._running.isdisjoint(wanted) or self._enough():

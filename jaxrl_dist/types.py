@@ -231,6 +231,8 @@ class Learner(NamedTuple):
     without a memory."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory`` before environments start anew: no window runs from the old episodes into the new."""
+    midway: Callable[[PyTree], PyTree] = lambda memory: memory
+    """``(memory) -> memory`` of an empty memory whose environments are in the middle of their episodes."""
 
 
 # --- Reports ------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class Actor(Protocol):
         """Ends the environments."""
 
 
-Finish = Callable[[Snapshot, Rollout, np.int32], PyTree]
+Deliver = Callable[[Snapshot, Rollout, np.int32], PyTree]
 """``(snapshot, rollout, number) -> content``: what an actor makes of a rollout before it sends it; no other rollout of
 the run has that number."""
 
@@ -143,8 +143,8 @@ class PoolOptions(NamedTuple):
 class ActorPool:
     """Actors in threads of their own; as a context manager it ends them and their environments."""
 
-    def __init__(self, job: ActorJob, options: PoolOptions, store: ParamStore, finish: Sequence[Finish]) -> None:
-        """``finish`` has an entry for each of the meshes."""
+    def __init__(self, job: ActorJob, options: PoolOptions, store: ParamStore, deliver: Sequence[Deliver]) -> None:
+        """``deliver`` has an entry for each actor."""
         self.stages = [Stages() for _ in range(options.num_actors)]
         self._job, self._options, self._store = job, options, store
         self._on_device = job.source.spec.backend == "gymnax"
@@ -153,7 +153,7 @@ class ActorPool:
         self._programs = [self._compile(on) for on in options.meshes]
         size = job.num_envs // options.num_actors
         shares = [Share(index * size, size, job.num_envs) for index in range(options.num_actors)]
-        samples = [self._samples(index, share, finish) for index, share in enumerate(shares)]
+        samples = [self._samples(index, share, deliver[index]) for index, share in enumerate(shares)]
         self.streams: Parallel[Sample] = Parallel(samples, options.in_flight, self._stopping, "actor", job.stop)
 
     @property
@@ -179,8 +179,8 @@ class ActorPool:
 
     def _make(self, index: int, share: Share) -> Actor:
         """Makes an actor, in the thread that it will run in."""
-        place, stages = index % len(self._options.meshes), self.stages[index]
-        on, programs, job = self._options.meshes[place], self._programs[place], self._job
+        slot, stages = index % len(self._options.meshes), self.stages[index]
+        on, programs, job = self._options.meshes[slot], self._programs[slot], self._job
         if self._on_device:
             env_key = rng.stream(job.seed, rng.Stream.ENV)
             return device.DeviceActor(job.algorithm, job.source.device(), on, programs, env_key, share, stages)
@@ -199,10 +199,10 @@ class ActorPool:
             env.close()
             raise
 
-    def _samples(self, index: int, share: Share, finish: Sequence[Finish]) -> Iterator[Sample]:
+    def _samples(self, index: int, share: Share, deliver: Deliver) -> Iterator[Sample]:
         """The samples of one actor, for ever."""
-        place, stages = index % len(self._options.meshes), self.stages[index]
-        on, lag = self._options.meshes[place], self._options.lag
+        stages, lag = self.stages[index], self._options.lag
+        on = self._options.meshes[index % len(self._options.meshes)]
         with contextlib.closing(self._make(index, share)) as actor:
             for iteration in map(np.int32, itertools.count()):
                 stages.mark("other")
@@ -215,7 +215,7 @@ class ActorPool:
                     return
                 rollout, episodes, steps = actor.rollout(snapshot.state.variables, iteration, snapshot.state.env_step)
                 number = iteration * np.int32(self._options.num_actors) + np.int32(index)
-                content = jax.block_until_ready(finish[place](snapshot, rollout, number))
+                content = jax.block_until_ready(deliver(snapshot, rollout, number))
                 stages.mark("sending")
                 if not iteration:  # which has compiled the programs
                     stages.merge("start")

@@ -14,6 +14,9 @@ from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Timestep, Vari
 CLIP = 10.0
 """Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
 EPSILON = 1e-8
+HORIZON = 2**20
+"""Batches that running statistics remember; older ones are forgotten, geometrically. After 2^24 batches a float32
+count would stop growing, and the variance would grow instead."""
 
 
 @jax.tree_util.register_dataclass
@@ -49,11 +52,13 @@ class RunningStats:
         shift = total / jnp.maximum(count, 1.0)
         residual = jnp.where(weight, centred - jnp.broadcast_to(shift, x.shape), 0.0)
         deviation = global_sum(jnp.sum(jnp.square(residual), axes))
-        new_count = jnp.maximum(self.count + count, 1.0)
+        before = jnp.where(count > 0, jnp.minimum(self.count, HORIZON * count), self.count)
+        kept = self.deviation * (before / jnp.maximum(self.count, 1.0))
+        new_count = jnp.maximum(before + count, 1.0)
         return RunningStats(
-            count=self.count + count,
+            count=before + count,
             mean=self.mean + shift * count / new_count,
-            deviation=self.deviation + deviation + jnp.square(shift) * self.count * count / new_count,
+            deviation=kept + deviation + jnp.square(shift) * before * count / new_count,
         )
 
 

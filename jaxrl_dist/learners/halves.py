@@ -42,7 +42,7 @@ def gradient(
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree, steps: int) -> TrainState:
     """One update with a gradient of a rollout of so many env steps."""
     state = sgd.apply(algorithm, state, grads)
-    return state._replace(iteration=state.iteration + 1, env_step=state.env_step + steps)
+    return state._replace(iteration=state.iteration + 1, env_step=sgd.nominal_env_step(state, steps))
 
 
 def _extended(rollout: Rollout, steps: int) -> Rollout:

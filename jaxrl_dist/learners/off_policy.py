@@ -68,7 +68,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
             variables=state.variables._replace(stats=algorithm.observe(state.variables.stats, rollout)),
             memory=ring.add(state.memory, rollout, window, frame_stack, priority),
             iteration=state.iteration + 1,
-            env_step=state.env_step + num_envs * rollout_length,
+            env_step=sgd.nominal_env_step(state, num_envs * rollout_length),
         )
         shapes = jax.eval_shape(learn, state, key)[1]
 
@@ -87,7 +87,10 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
     def cut(memory: ring.Memory) -> ring.Memory:
         return ring.cut(memory, window, frame_stack)
 
-    return Learner(init, update, learn_more, cut)
+    def midway(memory: ring.Memory) -> ring.Memory:
+        return ring.midway(memory, frame_stack)
+
+    return Learner(init, update, learn_more, cut, midway)
 
 
 PRIORITY_EPSILON = 1e-6

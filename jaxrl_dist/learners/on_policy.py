@@ -71,7 +71,7 @@ def on_policy(algorithm: Algorithm) -> Learner:
         state = state._replace(
             variables=state.variables._replace(stats=stats),
             iteration=state.iteration + 1,
-            env_step=state.env_step + num_steps * num_envs * jax.lax.axis_size(mesh.DATA),
+            env_step=sgd.nominal_env_step(state, num_steps * num_envs * jax.lax.axis_size(mesh.DATA)),
         )
         return state, jax.tree.map(jnp.mean, metrics)
 

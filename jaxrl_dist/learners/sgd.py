@@ -92,3 +92,11 @@ def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
         updates=count,
         skipped=jnp.where(finite, 0, state.skipped + 1),
     )
+
+
+def nominal_env_step(state: TrainState, steps: int) -> jax.Array:
+    """The nominal count of env steps, float32, after one more iteration of so many.
+
+    A product, because a float32 sum would stop growing at ``2^24 * steps``.
+    """
+    return (state.iteration + 1).astype(jnp.float32) * steps

@@ -7,7 +7,8 @@ their own dtype; of stacks, only the newest frame.
 
 A window never crosses the write head and never starts on a reset step. It may run over an episode's end, where
 ``returns`` cuts. With stacks of ``frame_stack`` frames, those before the window are read as well: a window that needs
-one which was written over is drawn no more. The first observation ever added must begin a stack.
+one which was written over is drawn no more. The first observation ever added must begin a stack; where it does not,
+``midway`` comes first.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Memory(NamedTuple):
     """
 
     steps: Rollout  # [B, C, ...]; its core fields are (), its observations ``frames.Frame`` if they are stacks
-    added: jax.Array  # [B] int32, steps added so far; equal in all rows
+    added: jax.Array  # [B] int32, the number of the next step; equal in all rows
     # None for uniform replay; not empty arrays, of which XLA's CPU compiler dies when they are divided over devices.
     priorities: Priorities | None
 
@@ -124,7 +125,19 @@ def add(
         largest = jnp.maximum(memory.priorities.largest, jnp.max(jnp.where(starts, fresh, 0.0)))
         memory = memory._replace(priorities=memory.priorities._replace(largest=largest))
     fresh = jnp.where(starts, fresh, 0.0)
-    return _set_priority(memory, jnp.arange(len(memory.added))[:, None], where[None], fresh)
+    envs, where = jnp.broadcast_arrays(jnp.arange(len(memory.added))[:, None], where[None])
+    priorities = _prioritized(memory)
+    priorities = priorities._replace(table=priorities.table.at[envs, where].set(fresh))
+    return _sum_blocks(memory._replace(priorities=priorities), envs, where)
+
+
+def midway(memory: Memory, frame_stack: int) -> Memory:
+    """Prepares an empty memory for environments that are in the middle of their episodes.
+
+    Their first stacks hold frames from before, which the memory will never have. Counting from ``1 - frame_stack``
+    keeps windows from starting there: none starts before step 0.
+    """
+    return memory._replace(added=memory.added - (frame_stack - 1))
 
 
 def cut(memory: Memory, window: int, frame_stack: int = 1) -> Memory:
@@ -142,10 +155,11 @@ def cut(memory: Memory, window: int, frame_stack: int = 1) -> Memory:
 def sample_uniform(
     memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1
 ) -> tuple[Rollout, Index]:
-    """Draws this device's ``batch_size`` windows, each equally likely among those that are stored.
+    """Draws this device's ``batch_size`` windows: each environment equally often, and in it each window equally likely.
 
-    Every example has its share of the environments, by its global index, and draws from them with a key of its own, so
-    the windows are the same on any number of devices.
+    So an environment with more reset steps than another, of which fewer windows can start, has the same share. Every
+    example has its share of the environments, by its global index, and a key, so the windows are the same on any number
+    of devices.
 
     Returns:
       Windows ``[window, N, ...]``. One may start on a reset step, with ``valid[0]`` False, if every redraw did.
@@ -216,12 +230,18 @@ def sample_prioritized(
 
 
 def set_priority(memory: Memory, index: Index, priority: jax.Array) -> Memory:
-    """Gives drawn windows a new ``p^alpha`` ``[N]``; one that may no longer start keeps its 0."""
+    """Gives drawn windows a new ``p^alpha`` ``[N]``; one that may no longer start keeps its 0.
+
+    A window that was drawn twice gets the larger of its two. Writing both would leave one of them by chance, since an
+    accelerator writes in no fixed order.
+    """
     priorities = _prioritized(memory)
     largest = jnp.maximum(priorities.largest, jnp.max(priority))
-    memory = memory._replace(priorities=priorities._replace(largest=largest))
-    old = priorities.table[index.env, index.slot]
-    return _set_priority(memory, index.env, index.slot, jnp.where(old > 0, priority, 0.0))
+    may_start = priorities.table[index.env, index.slot] > 0
+    table = priorities.table.at[index.env, index.slot].set(0.0)
+    table = table.at[index.env, index.slot].max(jnp.where(may_start, priority, 0.0))
+    memory = memory._replace(priorities=priorities._replace(table=table, largest=largest))
+    return _sum_blocks(memory, index.env, index.slot)
 
 
 def _prioritized(memory: Memory) -> Priorities:
@@ -229,17 +249,16 @@ def _prioritized(memory: Memory) -> Priorities:
     return memory.priorities
 
 
-def _set_priority(memory: Memory, env: jax.Array, slot: jax.Array, priority: jax.Array) -> Memory:
-    """Writes priorities and sums their blocks anew, so that no rounding error builds up."""
+def _sum_blocks(memory: Memory, env: jax.Array, slot: jax.Array) -> Memory:
+    """Sums the blocks in which priorities have changed again from all of their slots: no rounding error builds up."""
     priorities = _prioritized(memory)
-    env, slot = jnp.broadcast_arrays(env, slot)
-    table, sums = priorities.table.at[env, slot].set(priority), priorities.block_sum
-    blocks = table.reshape(*sums.shape, BLOCK)
+    sums = priorities.block_sum
+    blocks = priorities.table.reshape(*sums.shape, BLOCK)
     if slot.size < sums.size:
         sums = sums.at[env, slot // BLOCK].set(jnp.sum(blocks[env, slot // BLOCK], axis=-1))
     else:
         sums = jnp.sum(blocks, axis=-1)
-    return memory._replace(priorities=priorities._replace(table=table, block_sum=sums))
+    return memory._replace(priorities=priorities._replace(block_sum=sums))
 
 
 def _kept(rollout: Rollout, frame_stack: int) -> Rollout:

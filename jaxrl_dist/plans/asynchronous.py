@@ -17,7 +17,7 @@ from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.learners.sharded import compile_learn, compile_update
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Clock
-from jaxrl_dist.plans.threaded import Tally, joiner, prioritize, sender
+from jaxrl_dist.plans.threaded import Tally, homes, joiner, prioritize, sender
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report
 
@@ -26,13 +26,17 @@ def asynchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors in threads; the policy that acts may be some versions behind the one that learns."""
     clock, stages, options = Clock(job.resumed, job.away), Stages(), job.pool
     prioritized = job.algorithm.replay is not None and job.algorithm.replay.priority_exponent is not None
-    update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(job.mesh)
+    update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(job.mesh, options.num_actors)
     state, learn_key = job.initial_state(), job.key(Stream.LEARN)
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)
     more = compile_learn(job.learner, job.mesh) if options.free_running else None
     programs = [update] if more is None else [update, more]
-    send = [sender(job, prioritize(job, on) if prioritized else None) for on in options.meshes]
+    priorities = [prioritize(job, on) if prioritized else None for on in options.meshes]
+    send = [
+        sender(home, priorities[index % len(priorities)])
+        for index, home in enumerate(homes(job.mesh, options.num_actors))
+    ]
     with ActorPool(job.actor_job(), options, store, send) as pool:
         tally = Tally(job, pool, store)
         stages.mark("starting")

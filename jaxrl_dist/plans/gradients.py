@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import flow, rng
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.actors.pool import ActorPool, Finish, ParamStore, Snapshot
+from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Snapshot
 from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
 from jaxrl_dist.plans.job import Job
@@ -26,12 +26,15 @@ from jaxrl_dist.types import PyTree, Report, Rollout
 def gradients(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors that differentiate; a gradient may be of a policy some versions old."""
     clock, stages = Clock(job.resumed, job.away), Stages()
-    options = job.pool._replace(in_flight=0)  # none acts on while its gradient waits, which would be ever older
+    # An actor goes on when its gradient has been applied (Mnih et al. 2016, algorithm S3), so it acts with it.
+    options = job.pool._replace(in_flight=0)
     steps = job.num_envs // options.num_actors * job.rollout_length
     apply, state = compile_apply(job.algorithm, job.mesh, steps), job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)
-    with ActorPool(job.actor_job(), options, store, [differentiate(job, on) for on in options.meshes]) as pool:
+    by_device = [differentiate(job, on) for on in options.meshes]
+    send = [by_device[index % len(by_device)] for index in range(options.num_actors)]
+    with ActorPool(job.actor_job(), options, store, send) as pool:
         tally = Tally(job, pool, store)
         interval = job.iterations_per_report * options.num_actors
         stages.mark("starting")
@@ -58,12 +61,12 @@ def gradients(job: Job) -> Iterator[Report]:
         yield tally.report(state, clock, stages, [apply], due=tally.iterations >= interval)
 
 
-def differentiate(job: Job, on: Mesh) -> Finish:
+def differentiate(job: Job, on: Mesh) -> Deliver:
     """What an actor on one device makes of its rollout: the gradient and metrics, placed where the learner is."""
     gradient = compile_gradient(job.algorithm, on)
     key = meshes.place(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
-    def finish(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> PyTree:
+    def deliver(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> PyTree:
         return meshes.place(gradient(snapshot.state, rollout, key, number), job.mesh, meshes.REPLICATED)
 
-    return finish
+    return deliver

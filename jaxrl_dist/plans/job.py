@@ -50,10 +50,12 @@ class Job(NamedTuple):
 
     def _resumed_state(self, resumed: Checkpoint, shardings: TrainState) -> TrainState:
         state = TrainState._make(map(jax.device_put, resumed.state, shardings))
-        if not jax.tree.leaves(resumed.state.memory):  # there is none, or it was not kept and fills anew
-            init = jax.jit(lambda key: self.learner.init(key).memory, out_shardings=shardings.memory)
+        environments_go_on = bool(jax.tree.leaves(resumed.actor))
+        if not jax.tree.leaves(resumed.state.memory):  # there is none, or it was not kept and fills again
+            begin = self.learner.midway if environments_go_on else lambda memory: memory
+            init = jax.jit(lambda key: begin(self.learner.init(key).memory), out_shardings=shardings.memory)
             return state._replace(memory=init(rng.stream(self.seed, rng.Stream.INIT)))
-        if not jax.tree.leaves(resumed.actor):
+        if not environments_go_on:
             cut = meshes.Program(self.learner.cut, self.mesh, (meshes.BATCH,), meshes.BATCH, donate=(0,))
             state = state._replace(memory=cut(state.memory))
         return state

@@ -9,64 +9,118 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors.pool import ActorPool, Finish, ParamStore, Sample, Snapshot
+from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Sample, Snapshot
 from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.learners.sharded import compile_priority
 from jaxrl_dist.plans import report as reports
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import PyTree, Report, Rollout, TrainState
 
+CONTENT: list[Any] = [meshes.ROLLOUT, meshes.TIME_BATCH]
+"""How a rollout, and the priorities that may come with it, are divided over devices."""
 
-def sender(job: Job, priority: Finish | None = None) -> Finish:
+
+def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
+    """The part of the mesh on which the environments of each actor lie.
+
+    Where neither actors divide over devices nor devices over actors, it is the first device for all.
+    """
+    devices = list(mesh.devices.flat)
+    if num_actors % len(devices) and len(devices) % num_actors:
+        return [meshes.make_mesh(devices[:1])] * num_actors
+    size = max(1, len(devices) // num_actors)
+    firsts = (index * len(devices) // num_actors for index in range(num_actors))
+    return [meshes.make_mesh(devices[first : first + size]) for first in firsts]
+
+
+def sender(home: Mesh, priority: Deliver | None = None) -> Deliver:
     """An actor's last work on a rollout: the transfer to the learner, which so overlaps with the updates there.
 
-    What is sent is a list of the rollout and, with ``priority``, what that makes of it.
+    It sends a list of the rollout and, with ``priority``, what that makes of it.
+
+    Args:
+      home: as ``homes`` gives it for the actor.
     """
-    first = job.mesh.devices.flat[0]
 
     def send(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> list[PyTree]:
         extra = [] if priority is None else [priority(snapshot, rollout, number)]
-        return jax.device_put([rollout, *extra], first)
+        return _put([rollout, *extra], home)
 
     return send
 
 
-def prioritize(job: Job, on: Mesh) -> Finish:
+def _put(content: list[PyTree], on: Mesh) -> list[PyTree]:
+    """Puts an actor's content on its part of the mesh, without a copy if it is there."""
+    return [jax.device_put(x, meshes.shardings(on, spec)) for x, spec in zip(content, CONTENT, strict=False)]
+
+
+def prioritize(job: Job, on: Mesh) -> Deliver:
     """What finds the initial priorities of the windows in a rollout, on the device that acted."""
     program = compile_priority(job.algorithm, on)
     key = meshes.place(rng.stream(job.session_seed, rng.Stream.PRIORITIZE), on, meshes.REPLICATED)
     return lambda snapshot, rollout, number: program(snapshot.state, rollout, key, number)
 
 
-def joiner(mesh: Mesh) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
-    """Makes one rollout, divided over the mesh, of those of all actors; steps that did not come are not valid."""
-    axes: list[Any] = [Rollout._make([1] * 7 + [0] * 2), 1]  # of the environments, in a rollout and in priorities
-    shardings = [meshes.shardings(mesh, spec) for spec in (meshes.ROLLOUT, meshes.TIME_BATCH)]
+def joiner(mesh: Mesh, num_actors: int) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
+    """Joins the actors' rollouts into one, sharded over the mesh; steps of actors that are missing are invalid.
+
+    What lies where it belongs is not copied, unless a device holds several actors' environments.
+    """
+    parts = homes(mesh, num_actors)
+    joined_on = mesh if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat} else parts[0]
+    blanks: dict[int, list[PyTree]] = {}
 
     @jax.jit
-    def concatenate(contents: Sequence[list[PyTree]], there: Sequence[bool]) -> list[PyTree]:
-        def along(axis: int, *parts: PyTree) -> PyTree:
-            blanked = [
-                jax.tree.map(lambda x, here=here: jnp.where(here, x, jnp.zeros_like(x)), part)
-                for part, here in zip(parts, there, strict=True)
-            ]
-            return jax.tree.map(lambda *x: jnp.concatenate(x, axis), *blanked)
-
-        return jax.tree.map(along, axes[: len(contents[0])], *contents)
+    def concatenate(contents: Sequence[list[PyTree]]) -> list[PyTree]:
+        axes = jax.tree.map(_axis, CONTENT[: len(contents[0])], is_leaf=_is_spec)
+        return jax.tree.map(lambda axis, *x: jax.tree.map(lambda *y: jnp.concatenate(y, axis), *x), axes, *contents)
 
     def join(samples: Sequence[Sample | None]) -> list[PyTree]:
-        there = [sample is not None for sample in samples]
-        some = next(sample for sample in samples if sample is not None)
-        # One that did not come is put in another's likeness and blanked, in a program that serves either case.
-        contents = [(sample or some).content for sample in samples]
-        joined = concatenate(contents, there) if len(contents) > 1 else contents[0]
-        return [jax.device_put(part, where) for part, where in zip(joined, shardings, strict=False)]
+        like = next(sample for sample in samples if sample is not None).content
+        contents = []
+        for index, sample in enumerate(samples):
+            if sample is None and index not in blanks:
+                blanks[index] = _put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index])
+            contents.append(blanks[index] if sample is None else _put(sample.content, parts[index]))
+        pieces = []
+        for device in joined_on.devices.flat:
+            here = [_shard(x, device) for x, part in zip(contents, parts, strict=True) if device in part.devices]
+            pieces.append(concatenate(here) if len(here) > 1 else here[0])
+        specs = CONTENT[: len(like)]
+        whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces, is_leaf=_is_spec)
+        return whole if joined_on is mesh else _put(whole, mesh)
 
     return join
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
+def _axis(spec: PartitionSpec) -> int:
+    """The axis that is divided over devices."""
+    return tuple(spec).index(meshes.DATA)
+
+
+def _shard(content: PyTree, device: jax.Device) -> PyTree:
+    """What a device holds of arrays, which is nothing copied."""
+    return jax.tree.map(lambda x: next(s.data for s in x.addressable_shards if s.device == device), content)
+
+
+def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
+    """Arrays over the mesh from those of each device, none of which is copied."""
+    axis, sharding = _axis(spec), NamedSharding(on, spec)
+
+    def join(*arrays: jax.Array) -> jax.Array:
+        shape = list(arrays[0].shape)
+        shape[axis] *= len(arrays)
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(arrays))
+
+    return jax.tree.map(join, *shards)
 
 
 class Tally(reports.Interval):

@@ -250,3 +250,30 @@ def test_new_windows_get_the_priority_that_comes_with_them(window: int) -> None:
         np.testing.assert_allclose(memory.priorities.table[:, :slots], table)
         np.testing.assert_allclose(memory.priorities.block_sum.sum(axis=1), table.sum(axis=1), rtol=1e-5)
         np.testing.assert_allclose(memory.priorities.largest, largest)
+
+
+def test_a_window_drawn_twice_gets_the_larger_priority_in_whatever_order() -> None:
+    """An accelerator may write equal indices in any order."""
+    memory = filled(stream(20), 16, 5, 1, prioritized=True)
+    assert memory.priorities is not None
+    env, slot = (int(x) for x in np.argwhere(np.asarray(memory.priorities.table) > 0)[3])
+    index = ring.Index(jnp.full(3, env), jnp.full(3, slot))
+    for priority in ([0.5, 2.0, 0.25], [2.0, 0.25, 0.5]):
+        changed = ring.set_priority(memory, index, jnp.array(priority)).priorities
+        assert changed is not None and changed.table[env, slot] == 2.0
+        np.testing.assert_allclose(changed.block_sum[:, 0], changed.table.sum(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_memory_that_begins_in_mid_episode_draws_no_frame_that_it_never_had(prioritized: bool) -> None:
+    stack, window, whole = 4, 2, stream(12)
+    whole = whole._replace(valid=np.ones_like(whole.valid))
+    stacks = np.stack([np.concatenate([whole.obs[t + i] for i in range(stack)], 1) for t in range(9)])  # since step 0
+    rest = cut(whole, 3, 11)._replace(obs=stacks)
+    memory = ring.midway(ring.init(rest, 32, prioritized=prioritized, frame_stack=stack), stack)
+    memory = ring.add(memory, rest, window, stack)
+    sample = ring.sample_prioritized if prioritized else ring.sample_uniform
+    draw = on_mesh(lambda key: sample(memory, key, 64, window, stack)[0].obs, 1, meshes.REPLICATED, meshes.TIME_BATCH)
+    drawn = np.asarray(draw(jax.random.key(0)))
+    stored = {stack.tobytes() for stack in stacks.swapaxes(0, 1).reshape(-1, stacks.shape[2])}
+    assert {stack.tobytes() for stack in drawn.reshape(-1, drawn.shape[-1])} <= stored
