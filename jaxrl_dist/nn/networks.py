@@ -1,9 +1,8 @@
 """Policy and value networks as records of pure functions.
 
-A network is a *torso* that reads observations, an optional recurrent *core*, and linear *heads*: ``make_network`` joins the
-three, and every other builder here chooses them. Torso and core compute in ``config.precision``; parameters, the
-core's state and the heads are float32. Every builder raises ``ConfigError`` if ``config.torso`` cannot read the
-observations.
+A network is a *torso* that reads observations, an optional recurrent *core*, and *heads*. ``make_network`` joins the
+three; the other builders choose them. Torso and core compute in ``config.precision``; parameters, the core's state and
+the outputs are float32. Every builder raises ``ConfigError`` if ``config.torso`` cannot read the observations.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Network(NamedTuple):
 
 
 class RecurrentNetwork(NamedTuple):
-    """A network with a core, whose state is ``()`` if the network has no memory.
+    """A network with a recurrent core; without memory, the core's state is ``()``.
 
-    ``outputs`` are one array for each output of the heads, float32; the builder says which.
+    The builder says which ``outputs`` there are, each a float32 array.
     """
 
     init: Callable[[jax.Array], PyTree]
