@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxrl_dist.spaces import Space
@@ -135,6 +136,17 @@ def no_core(num_envs: int) -> PyTree:
     """The policy state of a policy that has none."""
     del num_envs
     return ()
+
+
+def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
+    """``core [B, ...]`` where ``valid [B]`` is True, elsewhere ``initial [B, ...]``.
+
+    An environment resets on the step after its episode's end. That step has ``valid`` False, and its policy still reads
+    the old episode's last observation, so the core that it returns must not reach the new episode.
+    """
+    return jax.tree.map(
+        lambda x, start: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start), core, initial
+    )
 
 
 @dataclasses.dataclass(frozen=True)

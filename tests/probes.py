@@ -22,11 +22,10 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource, find
-from jaxrl_dist.nn.networks import reset_core
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.setup import make_learner
-from jaxrl_dist.types import Algorithm, EnvSpec, Learner, PyTree, Rollout, Variables
+from jaxrl_dist.types import Algorithm, EnvSpec, Learner, PyTree, Rollout, Variables, reset_core
 
 # --- Environments -------------------------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist.nn.networks import reset_core
-from jaxrl_dist.types import Algorithm, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, PyTree, Rollout, Timestep, Variables, reset_core
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:

@@ -9,17 +9,17 @@ from jaxrl_dist.checks import MAX_SIZE, check_range
 
 if TYPE_CHECKING:
     Torso = Any
-else:  # what a flag can say; in Python also a pair (init, apply)
+else:  # the names that a flag accepts; Python also accepts a pair (init, apply)
     Torso = Literal["auto", "mlp", "minatar", "nature", "impala"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TorsoConfig:
-    """The part of a neural network that reads observations; algorithms inherit these flags."""
+    """Flags of the torso, the part of a network that reads observations; algorithms inherit them."""
 
     torso: Torso = "auto"
-    """What reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for large; in
-    Python also a network of your own, a pair (init, apply)."""
+    """Network that reads observations; 'auto': an MLP for vectors, the MinAtar CNN for small images, Nature's for
+    large ones; in Python also your own, a pair (init, apply)."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
@@ -27,7 +27,7 @@ class TorsoConfig:
     layer_norm: bool = False
     """Normalise the outputs of the torso's layers before the activation function (Ba et al. 2016)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the network's layers; parameters, losses and optimiser state stay float32."""
+    """Arithmetic of all layers but the heads; parameters, losses and optimiser state stay float32."""
 
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value is out of range."""
@@ -36,12 +36,12 @@ class TorsoConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig(TorsoConfig):
-    """The neural network of an actor-critic, which may have a memory."""
+    """Flags of an actor-critic's network, which may have a recurrent core."""
 
     initial_std: float = 1.0
-    """Standard deviation of continuous actions before training, which then changes it."""
+    """Standard deviation of continuous actions at the start; training changes it."""
     core: Literal["none", "gru"] = "none"
-    """Recurrent core before the heads; 'gru' gives the policy a memory that is reset with each episode."""
+    """Recurrent core before the heads; 'gru' gives the policy a memory that each episode starts empty."""
     core_size: int = 64
     """Width of the recurrent core's state."""
 

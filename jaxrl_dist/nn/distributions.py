@@ -1,8 +1,8 @@
 """Distributions over actions: small records with ``sample``, ``log_prob``, ``entropy`` and ``mode``.
 
-Parameters have a batch shape ``[...]`` (mostly ``[B]``) before the axes that are named. ``sample`` takes one typed key
-for each element of the batch, and each element's action depends on its own key and parameters only, never on the size
-of the batch (given JAX's default generator, threefry). Discrete actions are int32, continuous ones float32.
+Parameters have a batch shape ``[...]`` (mostly ``[B]``) before the named axes. ``sample`` takes one typed key for each
+element of the batch; an element's action depends only on that key and that element's parameters, never on the size of
+the batch (with JAX's default generator, threefry). Discrete actions are int32, continuous ones float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Distribution(Protocol):
 
 
 class Categorical(NamedTuple):
-    """Integers ``0 .. n - 1`` with probabilities softmax(logits); a logit of -inf rules an action out."""
+    """Integers ``0 .. n - 1`` with probabilities softmax(logits); an action with logit -inf is never drawn."""
 
     logits: jax.Array  # [..., n] float32
 
@@ -52,7 +52,7 @@ class Categorical(NamedTuple):
     def entropy(self) -> jax.Array:
         log_probs = jax.nn.log_softmax(self.logits)
         probs = jnp.exp(log_probs)
-        # 0 log 0 = 0. The inner where, not one around the product, keeps the gradient free of 0 * -inf as well.
+        # 0 log 0 = 0. A where around the product would leave 0 * -inf in the gradient.
         return -jnp.sum(probs * jnp.where(probs > 0.0, log_probs, 0.0), axis=-1)
 
     def mode(self) -> jax.Array:
@@ -120,7 +120,7 @@ class TanhNormal(NamedTuple):
         return self._squash(self._normal().sample(keys))
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions and their log density; unlike ``log_prob`` exact for actions that round to a bound.
+        """Actions ``[..., A]`` and their log density ``[...]``, which is exact even if an action rounds to a bound.
 
         Both are differentiable by ``mean`` and ``log_std`` (the reparameterisation trick).
         """
@@ -128,13 +128,13 @@ class TanhNormal(NamedTuple):
         return self._squash(pre_tanh), self._log_prob(pre_tanh)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log density ``[...]``; of an action on a bound, that of the nearest float32 inside it."""
+        """Log density ``[...]``; an action on a bound counts as the nearest float32 inside it."""
         centre, scale = self._affine()
         largest = 1.0 - float(np.finfo(np.float32).epsneg)  # arctanh(1) is infinite
         return self._log_prob(jnp.arctanh(jnp.clip((action - centre) / scale, -largest, largest)))
 
     def mode(self) -> jax.Array:
-        """The squashed mean, which SAC evaluates with; in truth this is the median."""
+        """The squashed mean, SAC's greedy action; strictly, this is the median."""
         return self._squash(self.mean)
 
     def _normal(self) -> Normal:
@@ -149,18 +149,18 @@ class TanhNormal(NamedTuple):
 
     def _squash(self, pre_tanh: jax.Array) -> jax.Array:
         centre, scale = self._affine()
-        # The sum may round to beyond a bound.
+        # Rounding may carry the sum past a bound.
         return jnp.clip(centre + scale * jnp.tanh(pre_tanh), self._bound(self.low), self._bound(self.high))
 
     def _log_prob(self, pre_tanh: jax.Array) -> jax.Array:
         _, scale = self._affine()
-        # log(1 - tanh(u)^2), without the difference that cancels for large |u|.
+        # log(1 - tanh(u)^2), written so that nothing cancels for large |u|.
         log_slope = 2.0 * (math.log(2.0) - pre_tanh - jax.nn.softplus(-2.0 * pre_tanh))
         return self._normal().log_prob(pre_tanh) - jnp.sum(log_slope + jnp.log(scale), axis=-1)
 
 
 class EpsilonGreedy(NamedTuple):
-    """The action of the largest value (the first, if several tie), or with probability epsilon any action at all."""
+    """The action of largest value (the first of equals); with probability epsilon, a uniformly random action."""
 
     q: jax.Array  # [..., n] float32
     epsilon: jax.Array | float  # scalar or [...], in 0 .. 1
@@ -185,12 +185,12 @@ class EpsilonGreedy(NamedTuple):
 
 
 class PolicyHead(NamedTuple):
-    """What a policy network puts out for an action space, and the distribution that it stands for."""
+    """The outputs that a policy network needs for an action space, and the distribution that they parametrise."""
 
     num_outputs: int
-    """Logits or means."""
+    """Number of logits or means."""
     log_std_size: int
-    """Log standard deviations, which do not depend on the observation; 0 if there are none."""
+    """Number of log standard deviations, which do not depend on the observation; 0 for discrete actions."""
     distribution: Callable[[jax.Array], Distribution]
     """``(outputs [..., num_outputs + log_std_size]) -> distribution``; the log standard deviations come last."""
 
@@ -226,7 +226,7 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
 
 
 def _per_key(draw: Callable[..., jax.Array], keys: jax.Array, *params: jax.Array) -> jax.Array:
-    """``draw(key, *vectors)`` for each key of ``keys [...]`` and the vectors of that element in ``params [..., n]``."""
+    """Maps ``draw(key, *vectors)`` over the batch of ``keys [...]`` and ``params [..., n]``."""
     for param in params:
         chex.assert_shape(keys, param.shape[:-1])
     for _ in keys.shape:

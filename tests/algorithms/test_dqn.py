@@ -19,6 +19,7 @@ from jaxrl_dist.learners import off_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.nn import networks
 from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.nn.heads import NoisyDense
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training import setup
@@ -141,7 +142,7 @@ def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
 
 
 def test_noisy_layer_has_factorised_noise_of_its_own_for_each_example() -> None:
-    layer = networks.NoisyDense(5)
+    layer = NoisyDense(5)
     x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
     params = layer.init(jax.random.key(0), x)
     w = {name: np.asarray(value) for name, value in params["params"].items()}

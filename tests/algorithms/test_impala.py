@@ -17,7 +17,7 @@ from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.nn import networks
-from jaxrl_dist.types import Rollout, Variables
+from jaxrl_dist.types import Rollout, Variables, reset_core
 
 SPEC = spec()
 T, B = 9, 8
@@ -61,7 +61,7 @@ def problem(config: Any) -> tuple[Any, Variables, Rollout, np.ndarray, np.ndarra
     step, core, logits, values = jax.jit(network.step), rollout.core, [], []
     for obs, valid in zip(rollout.obs, [*rollout.valid, rollout.valid[0]], strict=True):
         outputs, value, core = step(variables.params, obs, core)
-        core = networks.reset_core(core, network.initial_core(B), valid)
+        core = reset_core(core, network.initial_core(B), valid)
         logits.append(np.asarray(outputs, np.float64))
         values.append(np.asarray(value, np.float64))
     return algorithm, variables, rollout, np.stack(logits[:-1]), np.stack(values)

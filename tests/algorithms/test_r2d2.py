@@ -23,14 +23,14 @@ from jaxrl_dist.learners import off_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.nn import networks
 from jaxrl_dist.spaces import Box
-from jaxrl_dist.types import EnvSpec, Rollout
+from jaxrl_dist.types import EnvSpec, Rollout, reset_core
 
 SPEC = spec()
 N = 16
 NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
 
 
-def network_of(config: R2D2, env: EnvSpec = SPEC) -> networks.RecurrentQNetwork:
+def network_of(config: R2D2, env: EnvSpec = SPEC) -> networks.RecurrentNetwork:
     return networks.recurrent_q_network(
         config, env.observation, env.action.n, core_size=config.core_size, dueling=config.dueling
     )
@@ -300,7 +300,7 @@ def test_step_with_reset_core_equals_unroll(dueling: bool) -> None:
     rows = []
     for x, ok in zip(obs, valid, strict=True):
         q, core = network.step(params, x, core)
-        core = networks.reset_core(core, initial, ok)
+        core = reset_core(core, initial, ok)
         rows.append(q)
     assert_close(network.unroll(params, obs, initial, valid), (jnp.stack(rows), core))
 

@@ -15,7 +15,10 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
-from jaxrl_dist.nn.networks import ActorCritic, actor_critic, critic_network, policy_network, reset_core
+from jaxrl_dist.nn.convolution import conv2d, max_pool
+from jaxrl_dist.nn.cores import Core
+from jaxrl_dist.nn.heads import action_value_head
+from jaxrl_dist.nn.networks import RecurrentNetwork, actor_critic, critic_network, make_network, policy_network
 from jaxrl_dist.nn.torsos import (
     MLP,
     Conv,
@@ -23,11 +26,10 @@ from jaxrl_dist.nn.torsos import (
     MinAtarCNN,
     NatureCNN,
     choose_torso,
-    conv2d,
-    max_pool,
     preprocess,
 )
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.types import reset_core
 
 
 def box(*shape: int, dtype: type = np.float32) -> Box:
@@ -73,7 +75,7 @@ def draw(shapes: Any, seed: int = 0) -> Any:
 
 def build(
     config: NetworkConfig, space: Space, shared: bool = True, log_std: int = 0, seed: int = 0
-) -> tuple[ActorCritic, dict[str, Any]]:
+) -> tuple[RecurrentNetwork, dict[str, Any]]:
     """A network with two outputs, and parameters."""
     network = actor_critic(config, space, 2, shared, log_std)
     return network, draw(jax.eval_shape(network.init, jax.random.key(0)), seed)
@@ -505,6 +507,41 @@ def test_step_with_reset_core_equals_unroll(config: NetworkConfig, space: Space)
     *unrolled, final = jax.jit(network.unroll)(params, obs, initial, VALID)
     equal(unrolled, [jnp.stack(column) for column in zip(*rows, strict=True)])
     equal(final, core)
+
+
+def test_any_core_joins_any_heads() -> None:
+    """A critic over running sums of features: what a custom core, and heads with an input, need."""
+
+    def step(params: dict[str, Any], features: jax.Array, core: jax.Array) -> tuple[jax.Array, jax.Array]:
+        core = params["decay"] * core + features
+        return jnp.tanh(core), core
+
+    def unroll(
+        params: dict[str, Any], features: jax.Array, core: jax.Array, valid: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        outputs = []
+        for x, ok in zip(features, valid, strict=True):
+            output, core = step(params, x, core)
+            outputs.append(output)
+            core = reset_core(core, jnp.zeros_like(core), ok)
+        return jnp.stack(outputs), core
+
+    core = Core(
+        lambda key, features: ({"decay": jnp.float32(0.5)}, features), step, unroll, lambda n: jnp.zeros((n, 8))
+    )
+    config = TorsoConfig(hidden_sizes=(8,))
+    critic = make_network(config, VECTOR, core, action_value_head(config, 2))
+    params = critic.init(jax.random.key(0))
+    assert params.keys() == {"torso", "decay", "mlp", "head"}
+    obs, action = sample(VECTOR, *VALID.shape), sample(box(2), *VALID.shape)
+    state = initial = critic.initial_core(VALID.shape[1])
+    rows = []
+    for x, a, valid in zip(obs, action, VALID, strict=True):
+        q, state = critic.step(params, x, state, a)
+        state = reset_core(state, initial, valid)
+        rows.append(q)
+    equal(critic.unroll(params, obs, initial, VALID, action), (jnp.stack(rows), state))
+    assert jnp.max(jnp.abs(rows[1] - critic.step(params, obs[1], initial, action[1])[0])) > 1e-3  # it remembers
 
 
 def test_nothing_flows_over_a_reset() -> None:

@@ -1,0 +1,141 @@
+"""Heads: the last, linear layers of a network, in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.nn.torsos import dense, make_mlp
+from jaxrl_dist.types import PyTree
+
+
+class Heads(NamedTuple):
+    """The layers behind torso and core. Their parameters are entries of the network's dict of parameters."""
+
+    num_keys: int
+    """How many keys ``init`` takes."""
+    init: Callable[[Sequence[jax.Array], PyTree], dict[str, PyTree]]
+    """``(keys, features [1, D]) -> params``, float32."""
+    apply: Callable[..., tuple[jax.Array, ...]]
+    """``(params, features [..., D], *inputs) -> outputs [..., *]``, float32."""
+
+
+class NoisyDense(nn.Module):
+    """A dense layer with learned, factorised Gaussian noise on its weights: ``[N, D]`` to ``[N, features]``.
+
+    Fortunato et al. 2018 (arXiv:1706.10295), section 3: ``W = mu + sigma * (f(eps_out) f(eps_in)^T)`` with
+    ``f(x) = sign(x) sqrt(|x|)``. Each example draws separate noise. Since the noise is a product of two vectors, that
+    costs a second matmul and never a matrix for each example.
+    """
+
+    features: int
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, keys: jax.Array | None = None) -> jax.Array:
+        """``keys [N]`` draw the noise; None: no noise, and any leading axes."""
+        x, fan_in = x.astype(self.dtype), x.shape[-1]
+        bound = 1 / math.sqrt(fan_in)
+
+        def uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        sigma_init = nn.initializers.constant(0.5 * bound)
+        kernel = self.param("kernel", uniform, (fan_in, self.features), jnp.float32)
+        bias = self.param("bias", uniform, (self.features,), jnp.float32)
+        kernel_sigma = self.param("kernel_sigma", sigma_init, (fan_in, self.features), jnp.float32)
+        bias_sigma = self.param("bias_sigma", sigma_init, (self.features,), jnp.float32)
+        y = x @ kernel.astype(self.dtype) + jnp.broadcast_to(bias, (*x.shape[:-1], self.features)).astype(self.dtype)
+        if keys is None:
+            return y
+        noise = jax.vmap(lambda key: jax.random.normal(key, (fan_in + self.features,)))(keys)
+        noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+        into, out = noise[:, :fan_in].astype(self.dtype), noise[:, fan_in:].astype(self.dtype)
+        return y + out * ((x * into) @ kernel_sigma.astype(self.dtype) + bias_sigma.astype(self.dtype).reshape(1, -1))
+
+
+def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> Heads:
+    """Output ``[..., num_actions, num_atoms]``; input ``keys [N]`` for noise on features ``[N, D]``, or None."""
+    sizes = [num_actions * num_atoms, num_atoms] if dueling else [num_actions * num_atoms]
+    layers: list[Any] = [NoisyDense(size) if noisy else dense(size, scale=1.0) for size in sizes]
+
+    def init(keys: Sequence[jax.Array], features: jax.Array) -> dict[str, PyTree]:
+        return {"heads": [layer.init(key, features) for layer, key in zip(layers, keys, strict=True)]}
+
+    def apply(params: PyTree, features: jax.Array, keys: jax.Array | None = None) -> tuple[jax.Array]:
+        outputs = []
+        for index, (layer, weights) in enumerate(zip(layers, params["heads"], strict=True)):
+            layer_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+            y = layer.apply(weights, features, layer_keys) if noisy else layer.apply(weights, features)
+            outputs.append(y.reshape(*features.shape[:-1], -1, num_atoms))
+        if not dueling:
+            return (outputs[0],)
+        advantage, value = outputs
+        return (jnp.broadcast_to(value, advantage.shape) + advantage - advantage.mean(axis=-2, keepdims=True),)
+
+    return Heads(len(sizes), init, apply)
+
+
+def linear_head(num_outputs: int, scale: float) -> Heads:
+    """Output ``[..., num_outputs]``, whose weights start orthogonal at ``scale``."""
+    layer: Any = dense(num_outputs, scale=scale)
+    return Heads(
+        num_keys=1,
+        init=lambda keys, features: {"head": layer.init(keys[-1], features)},
+        apply=lambda params, features: (layer.apply(params["head"], features),),
+    )
+
+
+def action_value_head(config: TorsoConfig, action_size: int) -> Heads:
+    """The value ``[...]`` of an input ``action [..., action_size]``: an MLP reads features and action side by side."""
+    dtype = jnp.dtype(config.precision)
+    mlp: Any = make_mlp(config, 1, dtype)
+    layer: Any = dense(1, scale=1.0)
+
+    def init(keys: Sequence[jax.Array], features: jax.Array) -> dict[str, PyTree]:
+        x = jnp.concatenate([features, jnp.zeros((1, action_size), dtype)], axis=-1)
+        hidden, params = mlp.init_with_output(keys[0], x)
+        return {"mlp": params, "head": layer.init(keys[1], hidden)}
+
+    def apply(params: PyTree, features: jax.Array, action: jax.Array) -> tuple[jax.Array]:
+        x = jnp.concatenate([features, action.astype(dtype)], axis=-1)
+        return (layer.apply(params["head"], mlp.apply(params["mlp"], x))[..., 0],)
+
+    return Heads(2, init, apply)
+
+
+def actor_critic_heads(num_outputs: int, log_std: int, initial_std: float) -> Heads:
+    """Outputs ``[..., num_outputs + log_std]`` of the policy and the value ``[...]``, from one or two features.
+
+    The policy's weights start at scale 0.01, the value's at 1. The policy's last ``log_std`` outputs are a trained
+    vector, the same for all observations, which starts at ``log(initial_std)``.
+    """
+    policy: Any = dense(num_outputs, scale=0.01)
+    value: Any = dense(1, scale=1.0)
+
+    def split(features: PyTree) -> tuple[jax.Array, jax.Array]:
+        return features if isinstance(features, tuple) else (features, features)
+
+    def init(keys: Sequence[jax.Array], features: PyTree) -> dict[str, PyTree]:
+        for_policy, for_value = split(features)
+        params = {"policy": policy.init(keys[0], for_policy), "value": value.init(keys[1], for_value)}
+        if log_std:
+            params["log_std"] = jnp.full((log_std,), math.log(initial_std), jnp.float32)
+        return params
+
+    def apply(params: PyTree, features: PyTree) -> tuple[jax.Array, jax.Array]:
+        for_policy, for_value = split(features)
+        outputs = policy.apply(params["policy"], for_policy)
+        if log_std:
+            scale = jnp.broadcast_to(params["log_std"], (*outputs.shape[:-1], log_std))
+            outputs = jnp.concatenate([outputs, scale], axis=-1)
+        return outputs, value.apply(params["value"], for_value)[..., 0]
+
+    return Heads(2, init, apply)
