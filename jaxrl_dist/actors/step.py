@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist.nn.networks import reset_core
-from jaxrl_dist.types import Algorithm, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Context, PyTree, Rollout, Timestep, Variables
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:
@@ -54,7 +54,7 @@ def blank_rollout(
     """A rollout of zeros, with the shapes and dtypes that acting on ``obs [B, ...]`` will fill."""
     num_envs = obs.shape[0]
     keys = jax.random.split(jax.random.key(0), num_envs)
-    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, keys, jnp.zeros(()))
+    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, Context(keys))
     flags = jnp.zeros((rollout_length, num_envs), bool)
 
     def blank(x: jax.ShapeDtypeStruct) -> jax.Array:
