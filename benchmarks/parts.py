@@ -29,6 +29,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.spaces import Box
 from jaxrl_dist.training import setup
+from jaxrl_dist.types import Context
 
 
 def main() -> None:
@@ -98,7 +99,7 @@ def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
 
     def infer() -> None:
         for _ in range(job.rollout_length):
-            np.asarray(policy(variables, obs, core, keys, np.float32(0))[0])
+            np.asarray(policy(variables, obs, core, Context(keys))[0])
 
     def learn() -> None:
         nonlocal state

@@ -77,7 +77,7 @@ def make_bare(job: Job) -> Callable[[int], None]:
     def draw(state: TrainState) -> object:
         memory = state.memory._replace(added=jnp.full_like(state.memory.added, window))
         windows, _ = ring.sample_uniform(memory, key, plan.batch_size, window)
-        return algorithm.postprocess(state.variables, state.target, windows, keys)
+        return algorithm.postprocess(state.variables, windows, state.context(keys))
 
     def update(state: TrainState, batch: object, keys: jax.Array) -> tuple[TrainState, object]:
         grads, metrics, _ = sgd.gradient(algorithm, state, batch, keys)

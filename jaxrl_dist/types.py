@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl_dist.spaces import Space
@@ -110,6 +111,19 @@ class Variables(NamedTuple):
     stats: PyTree  # () if none
 
 
+class Context(NamedTuple):
+    """What a policy, a postprocessor or a loss may use beside the variables and its data; each takes what it needs."""
+
+    keys: Array = None
+    """Random keys, one for each environment ``[B]`` or example ``[N]``; None asks a policy for its greedy actions."""
+    env_step: Array = np.float32(0)
+    """The nominal number of env steps so far, a float32 scalar, for schedules."""
+    target: PyTree = ()
+    """What ``Algorithm.target`` has made of the parameters; () for a policy."""
+    others: PyTree = ()
+    """Experience of other policies in the same environments; () where there is one policy."""
+
+
 class Aux(NamedTuple):
     """What a loss gives back beside the losses; every array is per example, shaped as the losses."""
 
@@ -178,15 +192,14 @@ class Algorithm:
     """``(key) -> variables``."""
 
     policy: Callable[..., tuple[PyTree, PyTree, PyTree]]
-    """``(variables, obs [B, ...], core [B, ...], keys [B] or None, env_step) -> (action [B, ...], core, extras)``;
-    ``keys`` None asks for the greedy action. ``env_step`` is the nominal number of env steps so far, float32."""
+    """``(variables, obs [B, ...], core [B, ...], context) -> (action [B, ...], core, extras)``."""
 
     postprocess: Callable[..., PyTree]
-    """``(variables, target, rollout, keys [B]) -> batch``, whose leading axis holds ``N`` independent examples
+    """``(variables, rollout, context) -> batch``, whose leading axis holds ``N`` independent examples
     in environment-major order: all examples of environment 0, then all of environment 1, and so on."""
 
     loss: Callable[..., tuple[jax.Array, jax.Array, Aux]]
-    """``(variables, target, batch, keys [N], env_step) -> (losses, mask, aux)``, all per example (leading axis ``N``).
+    """``(variables, batch, context) -> (losses, mask, aux)``, all per example (leading axis ``N``).
     The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it by
     ``variables.params``."""
 
@@ -228,6 +241,10 @@ class TrainState(NamedTuple):
     env_step: jax.Array  # float32 scalar, nominal env steps so far, for schedules
     skipped: jax.Array  # int32 scalar, the latest gradients, one after another, that were not finite
     memory: PyTree = ()  # [B, ...], divided over the mesh: replayed experience; () if none
+
+    def context(self, keys: jax.Array) -> Context:
+        """What postprocessing and loss are given beside the variables."""
+        return Context(keys, self.env_step, self.target)
 
 
 class Learner(NamedTuple):

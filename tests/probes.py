@@ -25,7 +25,7 @@ from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.setup import make_learner
-from jaxrl_dist.types import Algorithm, EnvSpec, Learner, PyTree, Rollout, Variables, reset_core
+from jaxrl_dist.types import Algorithm, Context, EnvSpec, Learner, PyTree, Rollout, Variables, reset_core
 
 # --- Environments -------------------------------------------------------------------------------------
 
@@ -211,9 +211,7 @@ def random_rollout(
     obs = jax.ShapeDtypeStruct((num_envs, *env.observation.shape), env.observation.dtype)
     variables = jax.eval_shape(algorithm.init, jax.ShapeDtypeStruct((), key.dtype))
     core = jax.eval_shape(lambda: algorithm.initial_core(num_envs))
-    action, _, extras = jax.eval_shape(
-        algorithm.policy, variables, obs, core, key, jax.ShapeDtypeStruct((), np.float32)
-    )
+    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, Context(key))
     if isinstance(env.action, Discrete):
         actions = rng.integers(env.action.n, size=shape, dtype=np.int32)
     else:
@@ -243,7 +241,7 @@ def acted(algorithm: Algorithm, variables: Variables, rollout: Rollout, seed: in
     steps = []
     for t, obs in enumerate(rollout.obs[:-1]):
         keys = jax.random.split(jax.random.key(1000 * seed + t), num_envs)
-        action, core, extras = policy(variables, obs, core, keys, 0.0)
+        action, core, extras = policy(variables, obs, core, Context(keys))
         core = reset_core(core, initial, rollout.valid[t])
         steps.append((action, extras))
     action, extras = jax.tree.map(lambda *x: np.stack(x), *steps)

@@ -21,7 +21,7 @@ from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, MultiDiscrete
-from jaxrl_dist.types import Timestep
+from jaxrl_dist.types import Context, Timestep
 
 LOW, HIGH = np.array([-1, 0.1], np.float32), np.array([3, 0.7], np.float32)
 CONTINUOUS = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))
@@ -41,8 +41,8 @@ def test_each_environment_keeps_its_epsilon() -> None:
     algorithm = DQN(hidden_sizes=(8,), epsilon_ladder=True, epsilon_start=1.0).make(spec())
     variables, epsilon = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
     obs, keys = jnp.ones((MANY, 3)), jax.random.split(jax.random.key(1), MANY)
-    greedy, _, _ = algorithm.policy(variables, obs[:4], epsilon, None, 0.0)
-    action, core, _ = jax.jit(algorithm.policy)(variables, obs, jnp.tile(epsilon, MANY // 4), keys, 0.0)
+    greedy, _, _ = algorithm.policy(variables, obs[:4], epsilon, Context())
+    action, core, _ = jax.jit(algorithm.policy)(variables, obs, jnp.tile(epsilon, MANY // 4), Context(keys))
     explored = np.mean(np.asarray(action != greedy[0]).reshape(-1, 4), axis=0)
     np.testing.assert_allclose(explored, np.float32(0.4) ** (1 + 7 * np.arange(4) / 3) * 2 / 3, atol=0.01)
     kept = after_step(algorithm, core[:4], epsilon, action[:4], step(valid=[True, False, True, False]))
@@ -83,8 +83,8 @@ def test_noise_is_added_and_begins_anew_with_each_episode(noise: Any) -> None:
     variables, scale = algorithm.init(jax.random.key(0)), ActionScale.of(config, CONTINUOUS)
     start = algorithm.initial_core(4)
     core = jax.tree.map(lambda x: x + 0.3, start)
-    greedy, untouched, _ = algorithm.policy(variables, obs, core, None, 0.0)
-    action, core, _ = algorithm.policy(variables, obs, core, keys, 0.0)
+    greedy, untouched, _ = algorithm.policy(variables, obs, core, Context())
+    action, core, _ = algorithm.policy(variables, obs, core, Context(keys))
     drawn = 0.1 * np.stack([jax.random.normal(key, (2,)) for key in keys])
     if noise == "ornstein_uhlenbeck":
         drawn += 0.85 * 0.3
@@ -141,7 +141,7 @@ def acting(name: str) -> Any:
     head = variables.params["actor"]["head"]["params"]
     head["bias"] = head["bias"].at[:2].set(1.0)
     obs, core = jnp.ones((MANY, 3)), algorithm.initial_core(MANY)
-    return jax.jit(lambda keys, env_step: algorithm.policy(variables, obs, core, keys, env_step)[0])
+    return jax.jit(lambda keys, env_step: algorithm.policy(variables, obs, core, Context(keys, env_step))[0])
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -176,8 +176,10 @@ def test_random_discrete_actions_before_learning() -> None:
     variables.params["actor"]["head"]["params"]["bias"] = bias + jnp.array([0.0, 1.0, 2.0])
     obs, keys = jnp.zeros((MANY, 3)), jax.random.split(jax.random.key(1), MANY)
     act = jax.jit(algorithm.policy)
-    counts = [np.bincount(act(variables, obs, (), keys, env_step)[0], minlength=3) for env_step in (999.0, 1000.0)]
+    counts = [
+        np.bincount(act(variables, obs, (), Context(keys, env_step))[0], minlength=3) for env_step in (999.0, 1000.0)
+    ]
     assert scipy.stats.chisquare(counts[0]).pvalue > 1e-3
     probs = np.exp([0, 1, 2]) / np.exp([0, 1, 2]).sum()
     assert scipy.stats.chisquare(counts[1], probs * MANY).pvalue > 1e-3
-    np.testing.assert_array_equal(algorithm.policy(variables, obs[:2], (), None, 0.0)[0], 2)
+    np.testing.assert_array_equal(algorithm.policy(variables, obs[:2], (), Context())[0], 2)

@@ -14,7 +14,7 @@ from jaxrl_dist import mesh, rng
 from jaxrl_dist.actors.step import Share, Stages, after_step, step_numbers
 from jaxrl_dist.envs.base import DeviceEnv, not_finite
 from jaxrl_dist.envs.gymnax import RESET
-from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Array, Context, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, Variables
 
 
 class ActorState(NamedTuple):
@@ -61,7 +61,7 @@ def make_rollout(
             carry: tuple[PyTree, PyTree, PyTree], keys: tuple[jax.Array, jax.Array]
         ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[PyTree, PyTree, PyTree, Timestep, EpisodeStats]]:
             env_state, obs, core = carry
-            action, core, extras = algorithm.policy(variables, obs, core, keys[0], env_step)
+            action, core, extras = algorithm.policy(variables, obs, core, Context(keys[0], env_step))
             env_state, timestep, episodes = env.step(env_state, action, keys[1])
             core = after_step(algorithm, core, actor.initial_core, action, timestep)
             return (env_state, timestep.obs, core), (obs, action, extras, timestep._replace(obs=()), episodes)

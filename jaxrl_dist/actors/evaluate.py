@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
@@ -16,7 +15,7 @@ from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.envs.base import DrawnEnv
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.memory import frames
-from jaxrl_dist.types import Algorithm, PyTree, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Context, PyTree, Timestep, Variables
 
 MAX_ENVS = 128
 MAX_EPISODE_STEPS = 27_000
@@ -82,7 +81,7 @@ class Evaluator:
         @jax.jit
         def act(variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree) -> tuple[PyTree, PyTree, PyTree]:
             stacks, obs = frames.push(stacks, obs)
-            action, core, _ = algorithm.policy(variables, obs, core, None, jnp.zeros(()))
+            action, core, _ = algorithm.policy(variables, obs, core, Context())
             return action, core, stacks
 
         @jax.jit

@@ -16,7 +16,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors.step import Share, Stages, after_step, blank_rollout, step_numbers
 from jaxrl_dist.envs.base import HostEnv
 from jaxrl_dist.memory import frames
-from jaxrl_dist.types import Algorithm, Array, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Array, Context, EpisodeStats, PyTree, Rollout, Timestep, Variables
 
 
 class HostActor:
@@ -143,7 +143,7 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
         buffer, core = record(buffer, core, initial_core, obs, outcome, t)
         step = step_numbers(iteration, rollout_length)[t]
         keys = rng.per_index(jax.random.fold_in(act_key, step), first + meshes.global_index(obs.shape[0]))
-        action, core, extras = algorithm.policy(variables, obs, core, keys, env_step)
+        action, core, extras = algorithm.policy(variables, obs, core, Context(keys, env_step))
         action_buffer, extras_buffer = jax.tree.map(
             lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras)
         )

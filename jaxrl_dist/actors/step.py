@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist.types import Algorithm, PyTree, Rollout, Timestep, Variables, reset_core
+from jaxrl_dist.types import Algorithm, Context, PyTree, Rollout, Timestep, Variables, reset_core
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:
@@ -53,7 +53,7 @@ def blank_rollout(
     """A rollout of zeros, with the shapes and dtypes that acting on ``obs [B, ...]`` will fill."""
     num_envs = obs.shape[0]
     keys = jax.random.split(jax.random.key(0), num_envs)
-    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, keys, jnp.zeros(()))
+    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, Context(keys))
     flags = jnp.zeros((rollout_length, num_envs), bool)
 
     def blank(x: jax.ShapeDtypeStruct) -> jax.Array:

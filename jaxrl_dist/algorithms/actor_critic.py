@@ -13,7 +13,7 @@ from jaxrl_dist import returns
 from jaxrl_dist.nn import networks, torsos
 from jaxrl_dist.nn.config import NetworkConfig
 from jaxrl_dist.nn.distributions import Distribution, policy_head
-from jaxrl_dist.types import Aux, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 class ActorCritic(NamedTuple):
@@ -48,12 +48,11 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     recurrent = config.core != "none"
 
     def policy(
-        variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+        variables: Variables, obs: PyTree, core: PyTree, context: Context
     ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
-        del env_step
         outputs, value, core = network.step(variables.params, obs, core)
         distribution = head.distribution(outputs)
-        action = distribution.mode() if keys is None else distribution.sample(keys)
+        action = distribution.mode() if context.keys is None else distribution.sample(context.keys)
         return action, core, {"log_prob": distribution.log_prob(action), "value": value}
 
     def values(variables: Variables, rollout: Rollout) -> jax.Array:
@@ -104,16 +103,12 @@ def policy_gradient(
     Sources: Williams (1992), REINFORCE with a baseline; Mnih et al. (2016), section 4.3.
     """
 
-    def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
-        del target, keys
+    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         values = net.values(variables, rollout)
         advantage = returns.gae(*rollout.outcomes, values, discount, gae_lambda)
         return net.examples(rollout, advantage=advantage, value_target=advantage + values[:-1])
 
-    def loss(
-        variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
-    ) -> tuple[jax.Array, jax.Array, Aux]:
-        del target, keys, env_step
+    def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
         distribution, value = net.evaluate(variables.params, batch)
         policy_loss = -distribution.log_prob(batch["action"]) * batch["advantage"]
         value_loss = 0.5 * jnp.square(value - batch["value_target"])

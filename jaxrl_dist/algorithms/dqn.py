@@ -12,7 +12,7 @@ from jaxrl_dist.memory.config import ReplayConfig
 if TYPE_CHECKING:
     import jax
 
-    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,30 +113,24 @@ class DQN(ReplayConfig):
             return Variables(network.init(key), ())
 
         def policy(
-            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+            variables: Variables, obs: PyTree, core: PyTree, context: Context
         ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
-            if keys is None:
+            if context.keys is None:
                 return EpsilonGreedy(values(network.apply(variables.params, obs, None)), 0.0).mode(), core, {}
-            noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+            noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
-            epsilon = core if self.epsilon_ladder else schedule(env_step)
+            epsilon = core if self.epsilon_ladder else schedule(context.env_step)
             return EpsilonGreedy(q, epsilon).sample(act_keys), core, {}
 
-        def postprocess(
-            variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
-        ) -> dict[str, jax.Array]:
-            del variables, target, keys
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
             return transitions(rollout, self.discount)
 
-        def loss(
-            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
-        ) -> tuple[jax.Array, jax.Array, Aux]:
-            del env_step
+        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             noise: list[jax.Array | None] = [None, None, None]
             if self.noisy:
-                noise = list(jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, 3))(keys), 1, 0))
+                noise = list(jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, 3))(context.keys), 1, 0))
             online = network.apply(variables.params, batch["obs"], noise[0])
-            bootstrap = network.apply(target, batch["next_obs"], noise[1])
+            bootstrap = network.apply(context.target, batch["next_obs"], noise[1])
             choosing = network.apply(variables.params, batch["next_obs"], noise[2]) if self.double else bootstrap
             chosen = batch["action"], batch["reward"], batch["discount"]
             if self.num_atoms == 1:

@@ -11,7 +11,7 @@ from jaxrl_dist.nn.config import NetworkConfig
 if TYPE_CHECKING:
     import jax
 
-    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,17 +64,13 @@ class IMPALA(NetworkConfig):
 
         net = actor_critic(self, spec)
 
-        def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             """Whole sequences, environments first."""
-            del variables, target, keys
             fields = rollout._replace(core=(), final_core=())
             sequences = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), fields)
             return sequences._replace(core=rollout.core, final_core=rollout.final_core)
 
-        def loss(
-            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
-        ) -> tuple[jax.Array, jax.Array, Aux]:
-            del target, keys, env_step
+        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             fields = batch._replace(core=(), final_core=())
             rollout: Rollout = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), fields)
             rollout = rollout._replace(core=batch.core)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import jax
 
     from jaxrl_dist.algorithms.actor_critic import ActorCritic
-    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,18 +133,14 @@ class PPO(NetworkConfig):
 
         net = actor_critic(self, spec)
 
-        def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
-            del target, keys
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             advantage, value_target = self.estimate(net, variables, rollout)
             if self.normalize_advantages:
                 centred = advantage - global_mean(advantage, rollout.valid)
                 advantage = centred / jnp.sqrt(global_mean(jnp.square(centred), rollout.valid) + 1e-8)
             return net.examples(rollout, **rollout.extras, advantage=advantage, value_target=value_target)
 
-        def loss(
-            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
-        ) -> tuple[jax.Array, jax.Array, Aux]:
-            del target, keys, env_step
+        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             distribution, value = net.evaluate(variables.params, batch)
             log_ratio = distribution.log_prob(batch["action"]) - batch["log_prob"]
             ratio = jnp.exp(log_ratio)

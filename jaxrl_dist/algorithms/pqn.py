@@ -11,7 +11,7 @@ from jaxrl_dist.nn.config import TorsoConfig
 if TYPE_CHECKING:
     import jax
 
-    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +73,14 @@ class PQN(TorsoConfig):
             return network.apply(params, obs, None)[..., 0]
 
         def policy(
-            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+            variables: Variables, obs: PyTree, core: PyTree, context: Context
         ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
             q = values(variables.params, obs)
-            greedy = EpsilonGreedy(q, schedule(env_step))
-            return greedy.mode() if keys is None else greedy.sample(keys), core, {"value": q.max(axis=-1)}
+            greedy = EpsilonGreedy(q, schedule(context.env_step))
+            action = greedy.mode() if context.keys is None else greedy.sample(context.keys)
+            return action, core, {"value": q.max(axis=-1)}
 
-        def postprocess(
-            variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
-        ) -> dict[str, jax.Array]:
-            del target, keys
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
             bootstrap = values(variables.params, rollout.obs[-1]).max(axis=-1)
             best = jnp.concatenate([rollout.extras["value"], bootstrap[None]])
             value_target = returns.lambda_returns(*rollout.outcomes, best, self.discount, self.q_lambda)
@@ -94,10 +92,7 @@ class PQN(TorsoConfig):
             }
             return {name: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]) for name, x in fields.items()}
 
-        def loss(
-            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
-        ) -> tuple[jax.Array, jax.Array, Aux]:
-            del target, keys, env_step
+        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             q = jnp.take_along_axis(values(variables.params, batch["obs"]), batch["action"][:, None], axis=1)[:, 0]
             losses = 0.5 * jnp.square(q - batch["value_target"])
             return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q})

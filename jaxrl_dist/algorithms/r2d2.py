@@ -11,7 +11,7 @@ from jaxrl_dist.memory.config import ReplayConfig
 if TYPE_CHECKING:
     import jax
 
-    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,17 +121,15 @@ class R2D2(ReplayConfig):
             return network.initial_core(num_envs), epsilon
 
         def policy(
-            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+            variables: Variables, obs: PyTree, core: PyTree, context: Context
         ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
-            del env_step
             before, epsilon = core
             q, after = network.step(variables.params, obs, before)
             choice = EpsilonGreedy(q, epsilon)
-            action = choice.mode() if keys is None else choice.sample(keys)
+            action = choice.mode() if context.keys is None else choice.sample(context.keys)
             return action, (after, epsilon), {"core": before}
 
-        def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> dict[str, PyTree]:
-            del variables, target, keys
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
             steps = rollout._replace(extras=(), core=(), final_core=())
             return {"steps": swap_axes(steps), "core": rollout.extras["core"][0]}
 
@@ -141,10 +139,7 @@ class R2D2(ReplayConfig):
         def of(action: jax.Array, q: jax.Array) -> jax.Array:
             return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
 
-        def loss(
-            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
-        ) -> tuple[jax.Array, jax.Array, Aux]:
-            del keys, env_step
+        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             steps, skip, length = swap_axes(batch["steps"]), self.burn_in, self.sequence_length
             late: Rollout = jax.tree.map(lambda x: x[skip:], steps)
             # The last observation has no step, so any flag will do: the core after it is not used.
@@ -157,7 +152,7 @@ class R2D2(ReplayConfig):
                     _, core = network.unroll(params, steps.obs[:skip], core, steps.valid[:skip])
                 return network.unroll(params, late.obs, jax.lax.stop_gradient(core), valid)[0]
 
-            online, bootstrap = q_values(variables.params), q_values(target)
+            online, bootstrap = q_values(variables.params), q_values(context.target)
             best = jnp.argmax(online if self.double else bootstrap, axis=-1)
             values = rescaling.apply_inv(of(best, bootstrap))
             # Not rlax's transformed n-step targets, which do not know truncation

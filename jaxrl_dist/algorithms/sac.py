@@ -13,7 +13,7 @@ from jaxrl_dist.memory.config import ReplayConfig
 if TYPE_CHECKING:
     import jax
 
-    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,33 +84,28 @@ class SAC(ReplayConfig):
             return Variables(params | {"log_temperature": jnp.log(jnp.float32(self.temperature or 1.0))}, ())
 
         def policy(
-            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+            variables: Variables, obs: PyTree, core: PyTree, context: Context
         ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
             outputs = actor.apply(variables.params["actor"], obs)
-            action = kind.act(outputs, keys)
-            if keys is not None:
-                action = jnp.where(env_step < self.learning_starts, kind.act_randomly(keys), action)
+            action = kind.act(outputs, context.keys)
+            if context.keys is not None:
+                random = kind.act_randomly(context.keys)
+                action = jnp.where(context.env_step < self.learning_starts, random, action)
             return action, core, {}
 
-        def postprocess(
-            variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
-        ) -> dict[str, jax.Array]:
-            del variables, target, keys
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
             return transitions(rollout, self.discount)
 
-        def loss(
-            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
-        ) -> tuple[jax.Array, jax.Array, Aux]:
-            del env_step
+        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
-            next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+            next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             temperature = jnp.exp(frozen["log_temperature"])
             if self.temperature is not None:  # whatever the variables say that training started from
                 temperature = jnp.float32(self.temperature)
 
             # Equations 2, 3 and 5, with the smaller of two critics.
             outputs = actor.apply(frozen["actor"], batch["next_obs"])
-            next_q, next_entropy = kind.expect(target, batch["next_obs"], outputs, next_keys)
+            next_q, next_entropy = kind.expect(context.target, batch["next_obs"], outputs, next_keys)
             value_target = batch["reward"] + batch["discount"] * (next_q + temperature * next_entropy)
             q = kind.taken(params["critic"], batch["obs"], batch["action"])
             error = q - jax.lax.stop_gradient(value_target)[None]

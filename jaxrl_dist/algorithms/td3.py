@@ -11,7 +11,7 @@ from jaxrl_dist.memory.config import ReplayConfig
 if TYPE_CHECKING:
     import jax
 
-    from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Variables
+    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,38 +84,32 @@ class TD3(ReplayConfig):
             return Variables({"actor": actor.init(actor_key), "critic": critic.init(critic_key)}, ())
 
         def policy(
-            variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None, env_step: jax.Array
+            variables: Variables, obs: PyTree, core: PyTree, context: Context
         ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
             action = best_action(variables.params, obs)
-            if keys is None:
+            if context.keys is None:
                 return scale.to_env(action), core, {}
             if correlated:
-                noise = core = exploration.ornstein_uhlenbeck(core, keys, self.noise_std)
+                noise = core = exploration.ornstein_uhlenbeck(core, context.keys, self.noise_std)
             else:
-                noise = self.noise_std * exploration.gaussian(keys, scale.size)
+                noise = self.noise_std * exploration.gaussian(context.keys, scale.size)
             noisy = scale.to_env(jnp.clip(action + noise, -1.0, 1.0))
-            random = scale.uniform(jax.vmap(jax.random.fold_in, (0, None))(keys, 1))
-            return jnp.where(env_step < self.learning_starts, random, noisy), core, {}
+            random = scale.uniform(jax.vmap(jax.random.fold_in, (0, None))(context.keys, 1))
+            return jnp.where(context.env_step < self.learning_starts, random, noisy), core, {}
 
-        def postprocess(
-            variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array
-        ) -> dict[str, jax.Array]:
-            del variables, target, keys
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
             return transitions(rollout, self.discount)
 
-        def loss(
-            variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array
-        ) -> tuple[jax.Array, jax.Array, Aux]:
-            del env_step
+        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
 
             # Equation 14: the target's action is blurred, so that its value is not that of a narrow peak.
-            next_action = best_action(target, batch["next_obs"])
+            next_action = best_action(context.target, batch["next_obs"])
             if self.target_noise > 0:
-                noise = self.target_noise * exploration.gaussian(keys, scale.size)
+                noise = self.target_noise * exploration.gaussian(context.keys, scale.size)
                 noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
                 next_action = jnp.clip(next_action + noise, -1.0, 1.0)
-            next_q = critic.apply(target["critic"], batch["next_obs"], next_action).min(axis=0)
+            next_q = critic.apply(context.target["critic"], batch["next_obs"], next_action).min(axis=0)
             value_target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_q)
             q = critic.apply(params["critic"], batch["obs"], scale.from_env(batch["action"]))
             error = q - value_target[None]

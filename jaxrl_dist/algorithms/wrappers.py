@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist.mesh import global_sum
-from jaxrl_dist.types import Algorithm, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 CLIP = 10.0
 """Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
@@ -62,11 +62,34 @@ class RunningStats:
         )
 
 
+def _with_stats(algorithm: Algorithm, shape: tuple[int, ...]) -> Algorithm:
+    """The algorithm, which sees the second of ``variables.stats``; the first are running statistics of such values."""
+
+    def inner(variables: Variables) -> Variables:
+        return variables._replace(stats=variables.stats[1])
+
+    def init(key: jax.Array) -> Variables:
+        variables = algorithm.init(key)
+        return variables._replace(stats=(RunningStats.zeros(shape), variables.stats))
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+        return algorithm.policy(inner(variables), obs, core, context)
+
+    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        return algorithm.postprocess(inner(variables), rollout, context)
+
+    def loss(variables: Variables, batch: PyTree, context: Context) -> Any:
+        return algorithm.loss(inner(variables), batch, context)
+
+    return dataclasses.replace(algorithm, init=init, policy=policy, postprocess=postprocess, loss=loss)
+
+
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     """Shifts and scales float observations to mean 0 and variance 1 by statistics over all devices.
 
     Source: OpenAI baselines' ``VecNormalize``; Andrychowicz et al. (2021), section 3.3 (found to matter most).
     """
+    inner = _with_stats(algorithm, spec.observation.shape)
 
     def scale(variables: Variables, obs: jax.Array) -> jax.Array:
         stats = variables.stats[0]
@@ -75,27 +98,16 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         )
         return jnp.clip(scaled, -CLIP, CLIP)
 
-    def inner(variables: Variables) -> Variables:
-        return variables._replace(stats=variables.stats[1])
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+        return inner.policy(variables, scale(variables, obs), core, context)
 
-    def init(key: jax.Array) -> Variables:
-        variables = algorithm.init(key)
-        return variables._replace(stats=(RunningStats.zeros(spec.observation.shape), variables.stats))
-
-    def policy(variables: Variables, obs: PyTree, core: PyTree, keys: Any, env_step: Any) -> Any:
-        return algorithm.policy(inner(variables), scale(variables, obs), core, keys, env_step)
-
-    def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
-        rollout = rollout._replace(obs=scale(variables, rollout.obs))
-        return algorithm.postprocess(inner(variables), target, rollout, keys)
-
-    def loss(variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array) -> Any:
-        return algorithm.loss(inner(variables), target, batch, keys, env_step)
+    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
 
     def observe(stats: PyTree, rollout: Rollout) -> PyTree:
         return stats[0].merge(rollout.obs[:-1], rollout.valid), algorithm.observe(stats[1], rollout)
 
-    return dataclasses.replace(algorithm, init=init, policy=policy, postprocess=postprocess, loss=loss, observe=observe)
+    return dataclasses.replace(inner, policy=policy, postprocess=postprocess, observe=observe)
 
 
 def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorithm:
@@ -104,16 +116,10 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
     The return ``R_t = discount R_{t-1} + r_t`` of each environment travels in its policy state and starts at 0 with
     each episode, as in OpenAI baselines' ``VecNormalize``. Reported returns stay in the environment's units.
     """
+    inner = _with_stats(algorithm, ())
 
-    def inner(variables: Variables) -> Variables:
-        return variables._replace(stats=variables.stats[1])
-
-    def init(key: jax.Array) -> Variables:
-        variables = algorithm.init(key)
-        return variables._replace(stats=(RunningStats.zeros(()), variables.stats))
-
-    def policy(variables: Variables, obs: PyTree, core: PyTree, keys: Any, env_step: Any) -> Any:
-        action, inner_core, extras = algorithm.policy(inner(variables), obs, core[1], keys, env_step)
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+        action, inner_core, extras = inner.policy(variables, obs, core[1], context)
         return action, (core[0], inner_core), extras
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
@@ -127,16 +133,13 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
             return rollout
         return rollout._replace(core=rollout.core[1], final_core=rollout.final_core[1])
 
-    def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
+    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         reward = jnp.clip(rollout.reward / variables.stats[0].std(), -CLIP, CLIP)
-        return algorithm.postprocess(inner(variables), target, strip(rollout)._replace(reward=reward), keys)
-
-    def loss(variables: Variables, target: PyTree, batch: PyTree, keys: jax.Array, env_step: jax.Array) -> Any:
-        return algorithm.loss(inner(variables), target, batch, keys, env_step)
+        return inner.postprocess(variables, strip(rollout)._replace(reward=reward), context)
 
     def observe(stats: PyTree, rollout: Rollout) -> PyTree:
-        def step(total: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            reward, valid = now
+        def step(total: jax.Array, outcome: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            reward, valid = outcome
             total = jnp.where(valid, discount * total + reward, 0.0)
             return total, total
 
@@ -144,11 +147,9 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         return stats[0].merge(returns, rollout.valid), algorithm.observe(stats[1], strip(rollout))
 
     return dataclasses.replace(
-        algorithm,
-        init=init,
+        inner,
         policy=policy,
         postprocess=postprocess,
-        loss=loss,
         observe=observe,
         initial_core=initial_core,
         feedback=feedback,
@@ -165,8 +166,8 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         # A step that is not valid has no reward, whatever the bounds.
         return rollout._replace(reward=jnp.where(rollout.valid, jnp.clip(rollout.reward, low, high), 0.0))
 
-    def postprocess(variables: Variables, target: PyTree, rollout: Rollout, keys: jax.Array) -> PyTree:
-        return algorithm.postprocess(variables, target, clipped(rollout), keys)
+    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        return algorithm.postprocess(variables, clipped(rollout), context)
 
     def observe(stats: PyTree, rollout: Rollout) -> PyTree:
         return algorithm.observe(stats, clipped(rollout))

@@ -32,7 +32,7 @@ def gradient(
         assert algorithm.window is not None, "replay needs windows of a fixed length"
         rollout = windows(_extended(rollout, algorithm.window - 1), algorithm.window)
     keys = rng.per_index(jax.random.fold_in(key, 0), mesh.global_index(rollout.reward.shape[1]))
-    batch = algorithm.postprocess(state.variables, state.target, rollout, keys)
+    batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
     num_examples = len(jax.tree.leaves(batch)[0])
     keys = rng.per_index(jax.random.fold_in(key, 1), mesh.global_index(num_examples))
     grads, metrics, _ = sgd.gradient(algorithm, state, batch, keys)

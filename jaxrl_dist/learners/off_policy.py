@@ -45,7 +45,8 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
                 state.memory, draw_key, local_size, window, frame_stack
             )
             weight = importance_weights(probability, plan.importance_exponent)
-        batch = algorithm.postprocess(state.variables, state.target, windows, rng.per_index(postprocess_key, examples))
+        context = state.context(rng.per_index(postprocess_key, examples))
+        batch = algorithm.postprocess(state.variables, windows, context)
         grads, metrics, priority = sgd.gradient(algorithm, state, batch, rng.per_index(loss_key, examples), weight)
         state = sgd.apply(algorithm, state, grads)
         if plan.priority_exponent is not None:
@@ -120,8 +121,8 @@ def initial_priority(
     pieces = windows(rollout, window)
     key, examples = jax.random.fold_in(key, number), mesh.global_index(pieces.reward.shape[1])
     postprocess_keys, loss_keys = (rng.per_index(jax.random.fold_in(key, use), examples) for use in range(2))
-    batch = algorithm.postprocess(state.variables, state.target, pieces, postprocess_keys)
-    _, _, aux = algorithm.loss(state.variables, state.target, batch, loss_keys, state.env_step)
+    batch = algorithm.postprocess(state.variables, pieces, state.context(postprocess_keys))
+    _, _, aux = algorithm.loss(state.variables, batch, state.context(loss_keys))
     assert aux.priority is not None, "prioritised replay needs a loss that returns Aux.priority"
     return jnp.concatenate([unknown, powered_priority(plan, aux.priority).reshape(-1, num_envs)])
 

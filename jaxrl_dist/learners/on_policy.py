@@ -28,9 +28,8 @@ def on_policy(algorithm: Algorithm) -> Learner:
         num_steps, num_envs = rollout.reward.shape
         key = jax.random.fold_in(key, state.iteration)
         envs = mesh.global_index(num_envs)
-        batch = algorithm.postprocess(
-            state.variables, state.target, rollout, rng.per_index(jax.random.fold_in(key, 0), envs)
-        )
+        keys = rng.per_index(jax.random.fold_in(key, 0), envs)
+        batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
         # The statistics that acted are the ones to learn with; what they saw counts from the next rollout on.
         stats = algorithm.observe(state.variables.stats, rollout)
 

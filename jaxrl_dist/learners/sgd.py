@@ -52,9 +52,7 @@ def gradient(
     """
 
     def mean_loss(params: PyTree) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
-        losses, mask, aux = algorithm.loss(
-            state.variables._replace(params=params), state.target, batch, keys, state.env_step
-        )
+        losses, mask, aux = algorithm.loss(state.variables._replace(params=params), batch, state.context(keys))
         if not losses.shape == mask.shape or losses.shape[:1] != (len(keys),):
             raise ConfigError(
                 f"the algorithm's loss has returned losses {losses.shape} with a mask {mask.shape}; both need an entry "

@@ -18,7 +18,7 @@ from jaxrl_dist.run import checkpoint
 from jaxrl_dist.spaces import Box
 from jaxrl_dist.training.setup import find_env, make_algorithm, resolve
 from jaxrl_dist.training.stored import stored_config
-from jaxrl_dist.types import PyTree, Variables
+from jaxrl_dist.types import Context, PyTree, Variables
 
 
 class Policy:
@@ -74,7 +74,8 @@ class Policy:
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None
     ) -> tuple[jax.Array, PyTree]:
-        action, core, _ = self.algorithm.policy(variables, obs, core, keys, jnp.float32(self.config.total_env_steps))
+        context = Context(keys, jnp.float32(self.config.total_env_steps))
+        action, core, _ = self.algorithm.policy(variables, obs, core, context)
         space = self.source.spec.action
         if isinstance(space, Box):
             action = jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))

@@ -22,7 +22,7 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.nn import networks
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Algorithm, EpisodeStats, Rollout
+from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Rollout
 
 NUM_ENVS, NUM_STEPS = 8, 16
 NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
@@ -161,7 +161,7 @@ def test_core_is_set_back_with_each_episode() -> None:
         assert_close(core, experience.core)
         for t in range(NUM_STEPS):
             keys = jax.random.split(jax.random.key(0), NUM_ENVS)
-            _, (_, inner), extras = policy(variables("recurrent"), experience.obs[t], core, keys, 0.0)
+            _, (_, inner), extras = policy(variables("recurrent"), experience.obs[t], core, Context(keys))
             np.testing.assert_allclose(extras["value"], experience.extras["value"][t], rtol=1e-4, atol=1e-5)
             discounted = 0.99 * core[0] + experience.reward[t]
             valid = experience.valid[t]

@@ -21,7 +21,7 @@ from jaxrl_dist.commands.plot import read_curve
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.training import setup
-from jaxrl_dist.types import Algorithm, Variables
+from jaxrl_dist.types import Algorithm, Context, Variables
 
 SIZES: dict[str, Any] = {
     **{"num_envs": 4, "rollout_length": 4, "num_devices": 1, "report_interval": 48, "hidden_sizes": (4,)},
@@ -166,7 +166,7 @@ def test_evaluations_compile_once() -> None:
 # --- Episodes that never end ----------------------------------------------------------------------------
 
 
-def greedy(variables: Variables, obs: Any, core: Any, keys: Any, env_step: Any) -> Any:
+def greedy(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
     return jnp.broadcast_to(variables.params["action"], (len(obs),)), core, {}
 
 

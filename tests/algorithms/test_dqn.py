@@ -23,7 +23,7 @@ from jaxrl_dist.nn.heads import NoisyDense
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training import setup
-from jaxrl_dist.types import EnvSpec, Replay, Rollout
+from jaxrl_dist.types import Context, EnvSpec, Replay, Rollout
 
 OBSERVATION = Box((3,), np.dtype(np.float32), np.full(3, -1, np.float32), np.full(3, 1, np.float32))
 SPEC = EnvSpec("Test", "gymnax", "misc", OBSERVATION, Discrete(4), 100)
@@ -68,8 +68,9 @@ def losses(config: DQN, w: Rollout, seed: int = 0) -> tuple[Any, ...]:
     variables = algorithm.init(jax.random.key(seed))
     target = algorithm.init(jax.random.key(seed + 1)).params
     keys = jax.random.split(jax.random.key(2), N)
-    batch = algorithm.postprocess(variables, target, w, keys)
-    loss, mask, aux = algorithm.loss(variables, target, batch, keys, jnp.zeros(()))
+    context = Context(keys, target=target)
+    batch = algorithm.postprocess(variables, w, context)
+    loss, mask, aux = algorithm.loss(variables, batch, context)
     np.testing.assert_array_equal(mask, w.valid[0])
     return np.asarray(loss), aux, variables.params, target
 
@@ -163,10 +164,10 @@ def test_epsilon_falls_linearly() -> None:
     variables = algorithm.init(jax.random.key(0))
     obs = jnp.ones((20_000, 3))
     keys = jax.random.split(jax.random.key(1), 20_000)
-    greedy = algorithm.policy(variables, obs[:1], (), None, 0.0)[0][0]
+    greedy = algorithm.policy(variables, obs[:1], (), Context())[0][0]
     act = jax.jit(algorithm.policy)
     for env_step, epsilon in ((0.0, 0.8), (500.0, 0.5), (1e6, 0.2)):
-        action, _, _ = act(variables, obs, (), keys, jnp.float32(env_step))
+        action, _, _ = act(variables, obs, (), Context(keys, jnp.float32(env_step)))
         assert abs(float((action != greedy).mean()) - 0.75 * epsilon) < 0.015
 
 
@@ -178,7 +179,7 @@ def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices
 
     def update(state: Any, w: Rollout, probability: jax.Array) -> Any:
         keys = jax.random.split(jax.random.key(0), w.reward.shape[1])
-        batch = algorithm.postprocess(state.variables, state.target, w, keys)
+        batch = algorithm.postprocess(state.variables, w, state.context(keys))
         weight = off_policy.importance_weights(probability, 0.6)
         grads, _, _ = sgd.gradient(algorithm, state, batch, keys, weight)
         return grads, weight

@@ -17,7 +17,7 @@ from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.nn import networks
-from jaxrl_dist.types import Rollout, Variables, reset_core
+from jaxrl_dist.types import Context, Rollout, Variables, reset_core
 
 SPEC = spec()
 T, B = 9, 8
@@ -86,8 +86,8 @@ def test_impala_loss(config: IMPALA) -> None:
 
     @jax.jit
     def losses(params: Any, w: Rollout) -> Any:
-        batch = algorithm.postprocess(variables._replace(params=params), (), w, None)
-        return algorithm.loss(Variables(params, ()), (), batch, None, jnp.zeros(()))
+        batch = algorithm.postprocess(variables._replace(params=params), w, Context())
+        return algorithm.loss(Variables(params, ()), batch, Context())
 
     found, mask, aux = losses(variables.params, w)
     np.testing.assert_array_equal(mask, w.valid.T)
@@ -125,7 +125,7 @@ def test_appo_estimates(core: str) -> None:
     log_prob = np.take_along_axis(log_softmax(logits), w.action[..., None], axis=-1)[..., 0]
     rhos = np.exp(log_prob - w.extras["log_prob"])
     vs, advantage = naive_vtrace(w, values, rhos, config.discount, config.gae_lambda, config.clip_rho, config.clip_c)
-    batch = jax.jit(algorithm.postprocess)(variables, (), w, None)
+    batch = jax.jit(algorithm.postprocess)(variables, w, Context())
     for name, expected in {"advantage": advantage, "value_target": vs}.items():
         found = np.asarray(batch[name]).reshape(B, T).T
         np.testing.assert_allclose(found[w.valid], expected[w.valid], rtol=1e-4, atol=1e-4)

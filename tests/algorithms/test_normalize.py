@@ -17,7 +17,7 @@ from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.wrappers import RunningStats
-from jaxrl_dist.types import Algorithm, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Context, Rollout, Timestep, Variables
 
 DISCOUNT = 0.9
 NUM_STEPS, NUM_ENVS = 12, 16
@@ -89,12 +89,12 @@ def test_the_deviation_stays_right_when_float32_counts_no_further() -> None:
 def spying(seen: list[Any]) -> Algorithm:
     """An algorithm that notes what it is given."""
 
-    def policy(variables: Variables, obs: Any, core: Any, keys: Any, env_step: Any) -> Any:
+    def policy(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
         assert variables.stats == ()
         seen.append(obs)
         return (), core, {}
 
-    def postprocess(variables: Variables, target: Any, rollout: Rollout, keys: Any) -> Any:
+    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> Any:
         assert variables.stats == ()
         seen.append(rollout)
         return ()
@@ -107,15 +107,15 @@ def test_observations_are_scaled_and_clipped() -> None:
     algorithm = wrappers.normalize_observations(spying(seen), ENV)
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     obs = np.array([[3.0, -20.0, 1e6], [0.5, 8.0, -11.0]], np.float32)
-    algorithm.policy(variables, obs, (), None, 0.0)
+    algorithm.policy(variables, obs, (), Context())
     np.testing.assert_array_equal(seen[-1], np.clip(obs, -10, 10))  # nothing seen yet: identity, but for the clipping
     stats = RunningStats(jnp.float32(4), jnp.array([1.0, 0.0, 1e6]), jnp.array([4 * 4.0, 4 * 9.0, 4 * 1.0]))
     variables = variables._replace(stats=(stats, ()))
-    algorithm.policy(variables, obs, (), None, 0.0)
+    algorithm.policy(variables, obs, (), Context())
     expected = [[1.0, -20 / 3, 0.0], [-0.25, 8 / 3, -10]]
     np.testing.assert_allclose(seen[-1], expected, rtol=1e-5)
     rollout = random_rollout(PLAIN, ENV, 3, 2)
-    algorithm.postprocess(variables, (), rollout._replace(obs=np.stack([obs] * 4)), None)
+    algorithm.postprocess(variables, rollout._replace(obs=np.stack([obs] * 4)), Context())
     np.testing.assert_allclose(seen[-1].obs, [expected] * 4, rtol=1e-5)
 
 
@@ -182,7 +182,7 @@ def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
         std = np.sqrt(before.var() + 1e-8) if n else 1.0
         variables = Variables((), jax.device_get(stats))
         big = part._replace(reward=np.where(part.reward > 0.5, 1e3, part.reward).astype(np.float32))
-        algorithm.postprocess(variables, (), big, None)
+        algorithm.postprocess(variables, big, Context())
         np.testing.assert_allclose(seen[-1].reward, np.clip(big.reward / std, -10, 10), rtol=1e-4)
         assert seen[-1].core == seen[-1].final_core == ()
         placed = [meshes.place(x, make_mesh(num_devices), s) for x, s in zip(part, meshes.ROLLOUT, strict=True)]

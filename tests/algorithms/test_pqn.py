@@ -13,7 +13,7 @@ from probes import acted, perturbed, random_rollout, spec
 
 from jaxrl_dist.algorithms.pqn import PQN
 from jaxrl_dist.nn import networks
-from jaxrl_dist.types import Rollout, Variables
+from jaxrl_dist.types import Context, Rollout, Variables
 
 SPEC = spec()
 T, B = 12, 16
@@ -27,7 +27,7 @@ def problem() -> tuple[Any, Variables, Rollout, dict[str, np.ndarray], np.ndarra
     variables = Variables(perturbed(algorithm.init(jax.random.key(0)).params), ())
     rollout = acted(algorithm, variables, random_rollout(algorithm, SPEC, T, B))
     assert rollout.terminated.any() and rollout.truncated.any() and not rollout.valid.all()
-    batch = jax.jit(algorithm.postprocess)(variables, (), rollout, None)
+    batch = jax.jit(algorithm.postprocess)(variables, rollout, Context())
     network = networks.q_network(CONFIG, SPEC.observation, 3, num_atoms=1, dueling=False, noisy=False)
     q = np.stack([np.asarray(network.apply(variables.params, obs, None))[..., 0] for obs in rollout.obs])
     return algorithm, variables, rollout, jax.device_get(batch), q
@@ -61,7 +61,7 @@ def test_errors_are_those_of_rlax() -> None:
     discount = CONFIG.discount * (1 - w.terminated.astype(np.float32))
     trace = CONFIG.q_lambda * (1 - w.truncated.astype(np.float32))
     error = jax.vmap(rlax.q_lambda, in_axes=1, out_axes=1)(q[:-1], w.action, w.reward, discount, q[1:], trace)
-    losses, mask, aux = algorithm.loss(variables, (), batch, None, jnp.zeros(()))
+    losses, mask, aux = algorithm.loss(variables, batch, Context())
     np.testing.assert_array_equal(by_time(mask), w.valid)
     np.testing.assert_allclose(by_time(losses)[w.valid], 0.5 * np.square(error)[w.valid], rtol=1e-3, atol=1e-5)
     taken = np.take_along_axis(q[:-1], w.action[..., None], axis=-1)[..., 0]
@@ -72,8 +72,8 @@ def test_epsilon_falls_linearly() -> None:
     algorithm = PQN(hidden_sizes=(8,), epsilon_start=0.9, epsilon_end=0.3, epsilon_steps=1000).make(SPEC)
     variables, obs = algorithm.init(jax.random.key(0)), jnp.ones((20_000, 3))
     act, keys = jax.jit(algorithm.policy), jax.random.split(jax.random.key(1), 20_000)
-    greedy, _, extras = algorithm.policy(variables, obs[:1], (), None, 0.0)
+    greedy, _, extras = algorithm.policy(variables, obs[:1], (), Context())
     for env_step, epsilon in ((0.0, 0.9), (500.0, 0.6), (1e6, 0.3)):
-        action, _, sampled = act(variables, obs, (), keys, jnp.float32(env_step))
+        action, _, sampled = act(variables, obs, (), Context(keys, jnp.float32(env_step)))
         assert abs(float((action != greedy[0]).mean()) - epsilon * 2 / 3) < 0.015
         np.testing.assert_allclose(sampled["value"], extras["value"][0], rtol=1e-5)  # of the best action all the same

@@ -23,7 +23,7 @@ from jaxrl_dist.learners import off_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.nn import networks
 from jaxrl_dist.spaces import Box
-from jaxrl_dist.types import EnvSpec, Rollout, reset_core
+from jaxrl_dist.types import Context, EnvSpec, Rollout, reset_core
 
 SPEC = spec()
 N = 16
@@ -53,8 +53,8 @@ def problem(config: R2D2) -> tuple[Any, Any, Any, Rollout]:
 def losses(config: R2D2, variables: Any, target: Any, windows: Rollout) -> Any:
     algorithm = config.make(SPEC)
     keys = jax.random.split(jax.random.key(0), N)
-    batch = algorithm.postprocess(variables, target, windows, keys)
-    return algorithm.loss(variables, target, batch, keys, jnp.zeros(()))
+    context = Context(keys, target=target)
+    return algorithm.loss(variables, algorithm.postprocess(variables, windows, context), context)
 
 
 def naive_values(params: Any, windows: Rollout, env: int, dueling: bool) -> np.ndarray:
@@ -165,7 +165,7 @@ def test_one_update_is_the_same_on_any_number_of_devices() -> None:
 
     def update(state: Any, w: Rollout, weight: jax.Array) -> Any:
         keys = jax.random.split(jax.random.key(0), w.reward.shape[1])
-        batch = algorithm.postprocess(state.variables, state.target, w, keys)
+        batch = algorithm.postprocess(state.variables, w, state.context(keys))
         return sgd.gradient(algorithm, state, batch, keys, weight)
 
     results = []
@@ -267,7 +267,7 @@ def test_sampling_reads_the_core_of_the_first_step_alone() -> None:
 
     def batch(memory: ring.Memory, key: jax.Array) -> Any:
         windows, _ = ring.sample_uniform(memory, key, 64, 28)
-        return algorithm.postprocess(None, None, windows, None)
+        return algorithm.postprocess(None, windows, None)
 
     specs = (meshes.BATCH, meshes.REPLICATED)
     program = jax.shard_map(batch, mesh=make_mesh(1), in_specs=specs, out_specs=meshes.BATCH)
@@ -283,8 +283,8 @@ def test_an_episode_begins_without_memory_and_with_the_same_epsilon() -> None:
     variables = algorithm.init(jax.random.key(0))
     many = (jnp.zeros((20_000, 4)), jnp.tile(epsilon, 5_000))
     obs, keys = jnp.ones((20_000, 3)), jax.random.split(jax.random.key(1), 20_000)
-    greedy, *_ = algorithm.policy(variables, obs[:1], algorithm.initial_core(1), None, 0.0)
-    action, _, extras = algorithm.policy(variables, obs, many, keys, 0.0)
+    greedy, *_ = algorithm.policy(variables, obs[:1], algorithm.initial_core(1), Context())
+    action, _, extras = algorithm.policy(variables, obs, many, Context(keys))
     explored = np.mean(np.asarray(action != greedy).reshape(5_000, 4), axis=0)
     np.testing.assert_allclose(explored, epsilon * 2 / 3, atol=0.02)
     assert_close(extras, {"core": many[0]})

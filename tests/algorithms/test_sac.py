@@ -16,7 +16,7 @@ from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.nn import networks
 from jaxrl_dist.spaces import Box
-from jaxrl_dist.types import Algorithm, Aux, EnvSpec, Rollout, Variables
+from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, Variables
 
 LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 2], np.float32)
 CONTINUOUS, DISCRETE = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH)), spec()
@@ -47,8 +47,8 @@ def problem(config: SAC, env: EnvSpec) -> Problem:
     @jax.jit
     def loss(params: Any) -> tuple[jax.Array, jax.Array, Aux]:
         variables = Variables(params, ())
-        batch = algorithm.postprocess(variables, target, windows, keys)
-        return algorithm.loss(variables, target, batch, keys, jnp.zeros(()))
+        context = Context(keys, target=target)
+        return algorithm.loss(variables, algorithm.postprocess(variables, windows, context), context)
 
     return Problem(algorithm, params, target, windows, keys, loss)
 

@@ -18,7 +18,7 @@ from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.nn import networks
 from jaxrl_dist.spaces import Box
-from jaxrl_dist.types import Variables
+from jaxrl_dist.types import Context, Variables
 
 LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 2], np.float32)
 ENV = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))
@@ -45,8 +45,8 @@ def problem(name: str) -> tuple[Any, ...]:
     @jax.jit
     def loss(params: Any) -> Any:
         variables = Variables(params, ())
-        batch = algorithm.postprocess(variables, target, windows, keys)
-        return algorithm.loss(variables, target, batch, keys, jnp.zeros(()))
+        context = Context(keys, target=target)
+        return algorithm.loss(variables, algorithm.postprocess(variables, windows, context), context)
 
     return config, params, target, windows, keys, loss
 

@@ -32,7 +32,7 @@ from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
 from jaxrl_dist.training import setup
-from jaxrl_dist.types import Algorithm, Timestep
+from jaxrl_dist.types import Algorithm, Context, Timestep
 
 NUM_ENVS, NUM_STEPS, SEED = 3, 50, 3
 SEEDS = [int(seed) for seed in np.random.SeedSequence(SEED).generate_state(NUM_ENVS) & 0x7FFFFFFF]
@@ -258,7 +258,7 @@ def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> 
     assert (clipped.reward != rollout.reward).any()
     keys = jax.random.split(jax.random.key(0), 4)
     pairs = (clipping, rollout), (algorithm, clipped)
-    assert_close(*[each.postprocess(variables, (), x, keys) for each, x in pairs])
+    assert_close(*[each.postprocess(variables, x, Context(keys)) for each, x in pairs])
     assert_close(*[observed(each, variables, x) for each, x in pairs])
     for t in range(12):
         fields = [(x.obs[t + 1], x.reward[t], x.terminated[t], x.truncated[t], x.valid[t]) for _, x in pairs]

@@ -31,7 +31,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.types import Algorithm, Aux, EnvSpec, Rollout, TrainState, Variables
+from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, TrainState, Variables
 
 DISCRETE, CONTINUOUS = spec(), spec(action=box(2, bound=1.0))
 NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
@@ -136,7 +136,7 @@ def test_mean_over_unequal_masks() -> None:
     mask = rng.random(32) < np.repeat(np.linspace(0, 0.9, 8), 4)  # the first device has nothing at all
     values = {"x": x.astype(np.float32), "noise": noise.astype(np.float32), "mask": mask}
 
-    def loss(variables: Variables, target: Any, batch: Any, keys: Any, env_step: Any) -> Any:
+    def loss(variables: Variables, batch: Any, context: Context) -> Any:
         losses = jnp.square(variables.params["w"] * batch["x"] - batch["noise"])
         return jnp.where(batch["mask"], losses, jnp.nan), batch["mask"], Aux({"mean": batch["x"]})
 
@@ -279,7 +279,7 @@ def minibatches(num_devices: int, num_epochs: int, num_minibatches: int) -> np.n
     """
     total, num_updates = NUM_STEPS * NUM_ENVS, num_epochs * num_minibatches
 
-    def loss(variables: Variables, target: Any, batch: Any, keys: Any, env_step: Any) -> Any:
+    def loss(variables: Variables, batch: Any, context: Context) -> Any:
         return variables.params.sum(axis=0)[batch], jnp.ones(batch.shape, bool), Aux({})
 
     def write(grads: jax.Array, count: jax.Array, params: Any) -> Any:
@@ -290,7 +290,7 @@ def minibatches(num_devices: int, num_epochs: int, num_minibatches: int) -> np.n
     algorithm = dataclasses.replace(
         template,
         init=lambda key: Variables(jnp.zeros((num_updates, total)), ()),
-        postprocess=lambda variables, target, rollout, keys: rollout.action.T.reshape(-1),
+        postprocess=lambda variables, rollout, context: rollout.action.T.reshape(-1),
         loss=loss,
         optimizer=optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), write),
         num_epochs=num_epochs,

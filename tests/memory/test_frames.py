@@ -23,7 +23,7 @@ from jaxrl_dist.envs import envpool
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.memory import frames, ring
 from jaxrl_dist.training import setup
-from jaxrl_dist.types import Algorithm, EpisodeStats, Rollout, Variables
+from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Rollout, Variables
 
 NUM_ENVS, LENGTH, ROLLOUTS = 8, 30, 8
 
@@ -111,11 +111,11 @@ def stacked_by_envpool() -> Iterator[None]:
 def watching(num_actions: int) -> Algorithm:
     """Acts at random, and by every pixel that it sees."""
 
-    def policy(variables: Variables, obs: jax.Array, core: Any, keys: jax.Array | None, env_step: jax.Array) -> Any:
+    def policy(variables: Variables, obs: jax.Array, core: Any, context: Context) -> Any:
         weight = jnp.arange(obs[0].size, dtype=jnp.uint32) * jnp.uint32(2654435761)
         seen = jnp.sum(obs.reshape(len(obs), -1).astype(jnp.uint32) * weight[None], axis=1) >> 16
-        if keys is not None:
-            seen += jax.vmap(jax.random.bits)(keys) >> 16
+        if context.keys is not None:
+            seen += jax.vmap(jax.random.bits)(context.keys) >> 16
         return (seen % num_actions).astype(jnp.int32), core, {"seen": seen}
 
     def none(*args: Any) -> Any:

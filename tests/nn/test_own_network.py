@@ -24,7 +24,7 @@ from jaxrl_dist.learners.halves import windows
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.torsos import make_torso
 from jaxrl_dist.spaces import Box, Discrete
-from jaxrl_dist.types import EnvSpec
+from jaxrl_dist.types import Context, EnvSpec
 
 WIDTH = 5
 
@@ -121,11 +121,11 @@ def test_every_algorithm_learns_by_it(name: str) -> None:
         rollout = windows(rollout, algorithm.window)
     keys = jax.random.split(jax.random.key(0), rollout.reward.shape[1])
     target = algorithm.initial_target(variables.params)
-    batch = jax.jit(algorithm.postprocess)(variables, target, rollout, keys)
+    batch = jax.jit(algorithm.postprocess)(variables, rollout, Context(keys, target=target))
 
     def total(params: Any) -> jax.Array:
         examples = jax.random.split(jax.random.key(1), len(jax.tree.leaves(batch)[0]))
-        losses, mask, _ = algorithm.loss(variables._replace(params=params), target, batch, examples, jnp.zeros(()))
+        losses, mask, _ = algorithm.loss(variables._replace(params=params), batch, Context(examples, target=target))
         return jnp.sum(losses * mask)
 
     grads = jax.jit(jax.grad(total))(variables.params)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import KINDS, make_job, make_mesh
@@ -39,7 +38,7 @@ from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.plans.synchronous import synchronous
-from jaxrl_dist.types import Algorithm, Report, Rollout, Variables
+from jaxrl_dist.types import Algorithm, Context, Report, Rollout, Variables
 
 PLANS: dict[str, Callable[[Job], Iterator[Report]]] = {"on_device": on_device, "synchronous": synchronous}
 THREADED: dict[str, Callable[[Job], Iterator[Report]]] = {"asynchronous": asynchronous, "gradients": gradients}
@@ -107,7 +106,7 @@ def probed(name: str, env_id: str, plan: str = "on_device") -> dict[str, tuple[n
 
 def greedy(algorithm: Algorithm, variables: Variables, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Greedy actions, and the values that the policy or the loss sees in them."""
-    action, _, extras = algorithm.policy(variables, obs, algorithm.initial_core(len(obs)), None, 0.0)
+    action, _, extras = algorithm.policy(variables, obs, algorithm.initial_core(len(obs)), Context())
     if "value" in extras:
         return np.asarray(action), np.asarray(extras["value"])
     assert algorithm.window is not None
@@ -128,8 +127,9 @@ def greedy(algorithm: Algorithm, variables: Variables, obs: np.ndarray) -> tuple
     @jax.jit
     def value(windows: Rollout, keys: jax.Array) -> jax.Array:
         target = algorithm.initial_target(variables.params)
-        batch = algorithm.postprocess(variables, target, windows, keys)
-        return algorithm.loss(variables, target, batch, keys, jnp.zeros(()))[2].metrics["q/mean"]
+        context = Context(keys, target=target)
+        batch = algorithm.postprocess(variables, windows, context)
+        return algorithm.loss(variables, batch, context)[2].metrics["q/mean"]
 
     values = value(windows, jax.random.split(jax.random.key(0), len(obs)))
     return np.asarray(action), np.asarray(values).reshape(-1, draws).mean(axis=1)
