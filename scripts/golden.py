@@ -1,0 +1,320 @@
+"""Shows whether a change of the code changes a number: makes short runs before and after it, and compares them.
+
+    PYTHONPATH=BEFORE python scripts/golden.py record /tmp/before
+    PYTHONPATH=AFTER python scripts/golden.py record /tmp/after
+    python scripts/golden.py compare /tmp/before /tmp/after
+    python scripts/golden.py compare /tmp/before /tmp/after --tolerance 1e-5 --first-update --only 'gymnax|envpool'
+
+``PYTHONPATH`` is the root of a source tree, such as a git worktree of the commit before. ``record`` makes the runs of
+``RUNS``, a few minutes in all, and keeps of each its reports without times (``metrics.jsonl``) and its variables after
+the first and the last report (``.npz``); ``manifest.json`` has their commands and the errors of those that failed. With
+equal versions on one machine all that repeats bit for bit. ``compare`` says of each run whether it is equal so, or
+where it differs first and by how much. The exit code is 1 if a run has failed or differs, or with ``--tolerance X``
+differs by more than X, and 2 if files or flags are wrong.
+
+A difference is relative to the largest number of its array, or to ``FLOOR``. ``--first-update`` compares first reports
+alone, where numbers that are rounded otherwise have not yet led to other actions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import pathlib
+import platform
+import re
+import sys
+import time
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import jaxrl_dist
+
+FLOOR = 1e-2
+"""Sums that cancel out have few digits that mean anything."""
+TIMED = ("time/", "async/queue", "async/sent", "async/dropped", "async/learner_idle", "async/actor_idle")
+"""Metrics whose names begin so depend on the clock and on the timing of threads."""
+
+# --- Runs ---------------------------------------------------------------------------------------------
+
+COMMON = (
+    "--hidden-sizes 16 --num-envs 8 --rollout-length 8 --total-env-steps 300 --report-interval 1 "
+    "--evaluation-episodes 0 --seed 7"
+)
+"""Five or six iterations of 64 steps, with a report after each."""
+MINIBATCHES = "--num-epochs 2 --num-minibatches 2"
+REPLAY = "--batch-size 16 --replay-capacity 192 --replay-ratio 0.03125 --learning-starts 32"
+"""Updates begin in the first iteration, and the memory is full after three."""
+OF_ALGORITHM = {
+    **dict.fromkeys(("ppo", "appo", "pqn"), MINIBATCHES),
+    **dict.fromkeys(("dqn", "rainbow", "ddpg", "td3", "sac", "apex", "apex-ddpg"), REPLAY),
+    "r2d2": f"{REPLAY} --burn-in 1 --sequence-length 3 --n-step 2",
+    "async-dqn": "--batch-size 16",
+}
+OF_PLAN = {"asynchronous": "--lockstep", "gradients": "--num-actors 1"}
+
+
+class Run(NamedTuple):
+    """A short run; ``flags`` come after those of all runs, of its algorithm and of its plan."""
+
+    algorithm: str
+    plan: str
+    env: str
+    devices: str
+    flags: str = ""
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"[^\w.]+", "-", "-".join(self).replace("--", "")).strip("-")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All flags and what follows each; a later layer takes the place of an earlier one."""
+        layers = (COMMON, OF_ALGORITHM.get(self.algorithm), OF_PLAN.get(self.plan), self.flags)
+        text = " ".join(filter(None, (f"--plan {self.plan} --num-devices {self.devices}", *layers)))
+        return {name: value for name, _, value in (part.partition(" ") for part in text[2:].split(" --"))}
+
+    @property
+    def command(self) -> str:
+        flags = " ".join(f"--{name} {value}".rstrip() for name, value in self.settings.items())
+        return f"JAX_NUM_CPU_DEVICES=8 jaxrl-dist train {self.algorithm} --env {self.env} {flags}"
+
+    @property
+    def reports(self) -> int | None:
+        """How many are kept, None for all: from the second on, the timing of threads decides under ``gradients``."""
+        return 1 if self.plan == "gradients" else None
+
+
+TABLE = """\
+ppo on_device gymnax:CartPole-v1 8 --evaluation-episodes 2
+ppo on_device gymnax:Pendulum-v1 1 --core gru --normalize-observations --scale-rewards
+ppo on_device gymnax:Pendulum-v1 8 --normalize-observations --scale-rewards --time-limit 5
+ppo on_device gymnax:Breakout-MinAtar 1 --frame-stack 2 --clip-rewards 1
+a2c on_device gymnax:CartPole-v1 8
+pg on_device gymnax:CartPole-v1 1
+impala on_device gymnax:CartPole-v1 8 --core gru
+appo on_device gymnax:CartPole-v1 1
+pqn on_device gymnax:CartPole-v1 8
+dqn on_device gymnax:CartPole-v1 1
+dqn on_device gymnax:Breakout-MinAtar 8 --frame-stack 2 --n-step 3 --priority-exponent 0.6
+rainbow on_device gymnax:CartPole-v1 1
+r2d2 on_device gymnax:CartPole-v1 8
+ddpg on_device gymnax:Pendulum-v1 1
+td3 on_device gymnax:Pendulum-v1 8 --normalize-observations --scale-rewards
+sac on_device gymnax:CartPole-v1 1 --priority-exponent 0.6
+sac on_device gymnax:Pendulum-v1 8
+ppo synchronous envpool:CartPole-v1 1 --normalize-observations --scale-rewards --evaluation-episodes 2
+ppo synchronous gymnasium:CartPole-v1 1 --env-workers processes
+a2c synchronous gymnasium:CartPole-v1 8 --evaluation-episodes 2
+pg synchronous gymnax:CartPole-v1 1 --core gru
+impala synchronous envpool:CartPole-v1 8
+appo synchronous gymnasium:Pendulum-v1 1 --action-repeat 2
+pqn synchronous envpool:CartPole-v1 8
+dqn synchronous envpool:Pong-v5 1 --torso minatar
+dqn synchronous gymnasium:CartPole-v1 8 --frame-stack 3 --priority-exponent 0.6
+rainbow synchronous gymnax:CartPole-v1 1
+r2d2 synchronous envpool:CartPole-v1 8
+ddpg synchronous gymnasium:Pendulum-v1 1
+td3 synchronous envpool:Pendulum-v1 8
+sac synchronous gymnasium:Pendulum-v1 1
+ppo asynchronous envpool:CartPole-v1 8 --lag 0
+a2c asynchronous gymnasium:CartPole-v1 1 --env-workers processes
+pg asynchronous envpool:Pendulum-v1 8
+impala asynchronous gymnax:CartPole-v1 1 --core gru --lag 2
+impala asynchronous envpool:CartPole-v1 4 --actor-devices 0,1 --learner-devices 4-7 --normalize-observations
+appo asynchronous gymnasium:CartPole-v1 8
+pqn asynchronous gymnax:CartPole-v1 1
+dqn asynchronous envpool:CartPole-v1 8
+rainbow asynchronous gymnasium:CartPole-v1 1
+r2d2 asynchronous gymnax:CartPole-v1 8
+ddpg asynchronous envpool:Pendulum-v1 1
+td3 asynchronous gymnax:Pendulum-v1 8
+sac asynchronous envpool:Pendulum-v1 1
+apex asynchronous envpool:CartPole-v1 1 --num-actors 4
+apex-ddpg asynchronous gymnax:Pendulum-v1 8
+ppo gradients gymnax:CartPole-v1 1 --num-epochs 1 --num-minibatches 1 --no-normalize-observations --no-scale-rewards
+a2c gradients envpool:CartPole-v1 8 --no-normalize-observations --no-scale-rewards
+pg gradients gymnasium:CartPole-v1 1
+dqn gradients gymnax:CartPole-v1 1
+ddpg gradients envpool:Pendulum-v1 1
+td3 gradients gymnax:Pendulum-v1 1
+sac gradients gymnasium:Pendulum-v1 1
+a3c gradients gymnax:CartPole-v1 1
+async-dqn gradients envpool:CartPole-v1 8
+"""
+RUNS = [Run(*line.split(maxsplit=4)) for line in TABLE.splitlines()]
+
+# --- Recording ----------------------------------------------------------------------------------------
+
+
+def fields(settings: Mapping[str, str]) -> dict[str, Any]:
+    """Flags of the command line as ``preset`` takes them."""
+    values: dict[str, Any] = {}
+    for flag, text in settings.items():
+        name = flag.replace("-", "_")
+        if not text:
+            values[name.removeprefix("no_")] = not name.startswith("no_")
+        elif re.fullmatch(r"[\d.]+", text):
+            number = json.loads(text)
+            values[name] = (number,) if name == "hidden_sizes" else number
+        else:
+            values[name] = text
+    return values
+
+
+def leaves(variables: Any) -> dict[str, Any]:
+    """Arrays by their path."""
+    paths = jax.tree_util.tree_leaves_with_path(variables)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in paths}
+
+
+def record_run(run: Run, folder: pathlib.Path) -> int:
+    """Makes a run, writes what is kept of it, and returns the number of its reports."""
+    folder.mkdir()
+    config = jaxrl_dist.preset(run.algorithm, run.env, **fields(run.settings))
+    lines: list[str] = []
+    for report in itertools.islice(jaxrl_dist.train(config), run.reports):
+        numbers = {"env_steps": report.env_steps, "updates": report.updates, "iteration": report.iteration}
+        metrics = {name: value for name, value in report.metrics.items() if not name.startswith(TIMED)}
+        evaluation = {f"evaluation/{name}": value for name, value in (report.evaluation or {}).items()}
+        lines.append(json.dumps({**numbers, **metrics, **evaluation}) + "\n")
+        variables = leaves(report.variables())
+        if len(lines) == 1:
+            np.savez(folder / "first.npz", **variables)
+    np.savez(folder / "final.npz", **variables)
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    return len(lines)
+
+
+def record(directory: pathlib.Path, only: str) -> int:
+    """Makes the runs, writes ``manifest.json`` after each, and returns 1 if one has failed."""
+    directory.mkdir(parents=True)
+    jax.config.update("jax_num_cpu_devices", 8)
+    packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "numpy", "gymnax", "envpool", "gymnasium")
+    versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+    entries: dict[str, dict[str, str]] = {}
+    manifest = {"package": jaxrl_dist.__file__, "machine": platform.platform(), "versions": versions, "runs": entries}
+    chosen = [run for run in RUNS if re.search(only, run.name)]
+    for number, run in enumerate(chosen, 1):
+        began = time.perf_counter()
+        entry = {"command": run.command}
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                outcome = f"{record_run(run, directory / run.name)} reports"
+        except Exception as error:
+            outcome = entry["error"] = " ".join(f"{type(error).__name__}: {error}".split())
+        entries[run.name] = entry
+        (directory / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        print(f"{number}/{len(chosen)} {run.name}: {outcome}, {time.perf_counter() - began:.1f} s", flush=True)
+    return int(not chosen or any("error" in entry for entry in entries.values()))
+
+
+# --- Comparing ----------------------------------------------------------------------------------------
+
+
+def places(folder: pathlib.Path, first_update: bool) -> dict[str, np.ndarray]:
+    """All numbers of a run, such as ``report 1, loss/total``, in the order in which they came about."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    groups = [(f"report {number}", json.loads(line)) for number, line in enumerate(lines, 1)]
+    with np.load(folder / "first.npz") as first, np.load(folder / "final.npz") as final:
+        groups = [*groups[:1], ("first variables", dict(first)), *groups[1:], ("final variables", dict(final))]
+    return {
+        f"{group}, {name}": x if isinstance(x, np.ndarray) else np.array([] if x is None else x, np.float64)
+        for group, values in groups[: 2 if first_update else None]
+        for name, x in values.items()
+    }
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference of two arrays of one shape and type, relative; inf where NaNs or infinities differ."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    return float(np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=FLOOR), np.abs(b).max(initial=FLOOR)))
+
+
+def differences(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float, str]]:
+    """Where two runs are not equal bit for bit, the first place first: place, relative difference, numbers."""
+    for place in {**a, **b}:
+        if place not in a or place not in b:
+            yield place, float("inf"), f"only in {'A' if place in a else 'B'}"
+        elif (a[place].dtype, a[place].shape) != (b[place].dtype, b[place].shape):
+            yield place, float("inf"), " against ".join(f"{x[place].dtype}{list(x[place].shape)}" for x in (a, b))
+        elif a[place].tobytes() != b[place].tobytes():
+            numbers = f"{a[place]} against {b[place]}" if a[place].size == 1 else f"array {list(a[place].shape)}"
+            yield place, relative(a[place], b[place]), numbers
+
+
+def compare_run(a: pathlib.Path, b: pathlib.Path, tolerance: float, first_update: bool) -> tuple[bool, str]:
+    """Whether two recordings of a run agree, and a line on it."""
+    unequal = list(differences(places(a, first_update), places(b, first_update)))
+    if not unequal:
+        return True, "equal"
+    agree = tolerance > 0 and all(size <= tolerance for _, size, _ in unequal)
+    place, _, numbers = unequal[0]
+    first, final = (
+        max((size for place, size, _ in unequal if place.startswith(starts)), default=0.0)
+        for starts in (("report 1,", "first variables,"), "final variables,")
+    )
+    sizes = f"relative, first report {first:.2g}" + ("" if first_update else f", final variables {final:.2g}")
+    return agree, f"{'close' if agree else 'DIFFERS'}, first at {place} ({numbers}); {sizes}"
+
+
+def compare(a: pathlib.Path, b: pathlib.Path, only: str, tolerance: float, first_update: bool) -> int:
+    """Compares two recordings, prints a line a run, and returns 1 if they do not agree."""
+    before, after = (json.loads((directory / "manifest.json").read_text(encoding="utf-8")) for directory in (a, b))
+    for name, version in before["versions"].items():
+        if version != (other := after["versions"].get(name)):
+            print(f"versions: {name} {version} against {other}")
+    names = [name for name in {**before["runs"], **after["runs"]} if re.search(only, name)]
+    failed = 0
+    for name in names:
+        entries = [manifest["runs"].get(name, {"error": "not recorded"}) for manifest in (before, after)]
+        if any("error" in entry for entry in entries):
+            agree, text = False, "FAILED, " + " against ".join(entry.get("error", "recorded") for entry in entries)
+        elif entries[0]["command"] != entries[1]["command"]:
+            agree, text = False, "DIFFERS in its command"
+        else:
+            try:
+                agree, text = compare_run(a / name, b / name, tolerance, first_update)
+            except (OSError, ValueError, zipfile.BadZipFile) as error:  # a file is missing or damaged
+                agree, text = False, f"FAILED, {error}"
+        failed += not agree
+        print(f"{name}: {text}")
+    print(f"{len(names) - failed} of {len(names)} runs agree")
+    return int(failed > 0 or not names)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Records or compares, and returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="make the runs and keep their numbers")
+    recording.add_argument("directory", type=pathlib.Path, metavar="DIR", help="where; must not exist")
+    comparing = commands.add_parser("compare", help="compare two recordings")
+    comparing.add_argument("a", type=pathlib.Path, metavar="A")
+    comparing.add_argument("b", type=pathlib.Path, metavar="B")
+    comparing.add_argument("--tolerance", type=float, default=0.0, metavar="X", help="relative; 0: bit for bit")
+    comparing.add_argument("--first-update", action="store_true", help="compare first reports alone")
+    for command in (recording, comparing):
+        command.add_argument("--only", default="", metavar="PATTERN", help="regular expression that a run's name holds")
+    args = parser.parse_args(argv)
+    try:
+        if args.command == "record":
+            return record(args.directory, args.only)
+        return compare(args.a, args.b, args.only, args.tolerance, args.first_update)
+    except (OSError, ValueError, LookupError, re.error) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
