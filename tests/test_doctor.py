@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from jaxrl_dist import cli
-from jaxrl_dist.commands import doctor, machine as this_machine
+from jaxrl_dist.commands import doctor
+from jaxrl_dist.commands import machine as this_machine
 
 HEALTHY: dict[str, dict[str, Any]] = {
     "devices": {
