@@ -6,6 +6,7 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_range, check_used, did_you_mean, parse_bounds, parse_devices
@@ -93,6 +94,19 @@ PLANS = {
 }
 CONFIG_FILE = "config.json"
 """Where a run directory keeps its configuration."""
+
+
+def check_run_dir(run_dir: pathlib.Path) -> None:
+    """Checks that a directory is that of a run.
+
+    Raises:
+      ConfigError: it is none.
+    """
+    if not run_dir.is_dir():
+        what = "is no directory" if run_dir.exists() else "does not exist"
+        raise ConfigError(f"{run_dir} is no run directory: it {what}")
+    if not (run_dir / CONFIG_FILE).exists():
+        raise ConfigError(f"{run_dir} is no run directory: it has no {CONFIG_FILE}")
 
 
 @dataclasses.dataclass(frozen=True)

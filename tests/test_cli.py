@@ -239,8 +239,8 @@ BAD = {
     # resume
     "resume": "which run?",
     "resume --total-env-steps 5": "which run?",
-    "resume {runs}/nowhere": "there is no {runs}/nowhere",
-    "resume {runs}": "there is no {runs}/config.json",
+    "resume {runs}/nowhere": "{runs}/nowhere is no run directory: it does not exist",
+    "resume {runs}": "{runs} is no run directory: it has no config.json",
     "resume {runs}/truncated": "is not JSON",
     "resume {runs}/done": "env steps of --total-env-steps 384; name more to go on",
     "resume {runs}/done --total-env-steps 100": "env steps of --total-env-steps 100; name more to go on",
@@ -253,8 +253,8 @@ BAD = {
     "resume {runs}/done {runs}/done": "Unrecognized options",
     # evaluate
     "evaluate": "which run?",
-    "evaluate {runs}": "there is no {runs}/config.json",
-    "evaluate {runs}/nowhere": "there is no {runs}/nowhere",
+    "evaluate {runs}": "{runs} is no run directory: it has no config.json",
+    "evaluate {runs}/nowhere": "{runs}/nowhere is no run directory: it does not exist",
     "evaluate {runs}/unfinished": "holds no trained variables",
     "evaluate {runs}/damaged": "is damaged",
     "evaluate {runs}/done {runs}/done": "Unrecognized options",
@@ -633,7 +633,7 @@ def test_a_failure_on_the_way_is_one_line(
     def fail(args: list[str]) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "list_command", fail)
+    monkeypatch.setattr("jaxrl_dist.commands.list.run", fail)
     assert cli.main(["list", "plans"]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"jaxrl-dist: error: {message}") and err.count("\n") == 1
@@ -650,7 +650,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: list[str]) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(cli, "list_command", fail)
+    monkeypatch.setattr("jaxrl_dist.commands.list.run", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["list", "plans"])
 

@@ -19,7 +19,7 @@ import pytest
 import runs
 
 import jaxrl_dist
-from jaxrl_dist import cli
+from jaxrl_dist import cli, commands
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.checks import flag
 
@@ -205,10 +205,10 @@ def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
 
 
 def test_each_command_has_its_place(site: Path) -> None:
-    commands = re.findall(r"^  (\w+) ", cli.HELP, re.MULTILINE)
-    assert {"train", "plot"} <= set(commands)
+    named = re.findall(r"^  (\w+) ", commands.HELP, re.MULTILINE)
+    assert {"train", "plot"} <= set(named)
     described = " ".join(row[0] for row in rows(site / "commands.html"))
-    assert not [command for command in commands if f"jaxrl-dist {command}" not in described]
+    assert not [command for command in named if f"jaxrl-dist {command}" not in described]
 
 
 @dataclasses.dataclass(frozen=True)

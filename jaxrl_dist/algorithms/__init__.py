@@ -118,7 +118,7 @@ def from_file(path: str) -> type:
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = getattr(error, "lineno", None)  # a syntax error's
         for frame in frames if line is None else ():

@@ -1,0 +1,46 @@
+"""The commands of ``jaxrl-dist``: a module each, whose ``run(args)`` carries it out and returns the exit code.
+
+They import nothing heavy before they need it, so that ``--help`` and a rejected flag are fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from jaxrl_dist.config import split_env
+
+COMMANDS = ("train", "resume", "evaluate", "video", "plot", "check-env", "doctor", "list")
+"""Each is a module of this package, with ``_`` for ``-``."""
+HELP = """\
+usage: jaxrl-dist COMMAND ...
+
+  train ALGO --env ID [FLAGS]        train; `jaxrl-dist train ALGO --help` lists the flags
+  train FILE.py --env ID [FLAGS]     train by an algorithm of your own: docs/adding-an-algorithm.md
+  train --config FILE [FLAGS]        train again as a run's config.json says, but for the flags given
+  resume RUN_DIR [FLAGS]             go on with a run; --total-env-steps N with one that is finished
+  evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
+  video RUN_DIR FILE.gif [FLAGS]     play some and film them
+  plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
+  check-env ENV [FLAGS]              say what is wrong with an environment of your own
+  doctor                             say whether this machine can train, on what, and what is missing
+  list algorithms|envs|plans         what there is
+  --version                          which jaxrl-dist this is
+
+algorithms: {algorithms}
+
+  jaxrl-dist train ppo --env CartPole-v1 --total-env-steps 150000
+"""
+
+
+def help_text() -> str:
+    """What ``jaxrl-dist --help`` prints."""
+    from jaxrl_dist.algorithms import ALGORITHMS, PRESETS
+
+    return HELP.format(algorithms=", ".join([*ALGORITHMS, *PRESETS]))
+
+
+def find_modules(env: str | None) -> None:
+    """Where ``--env`` names a module, the current directory is searched first, as by ``python -m``."""
+    if env is not None and split_env(env)[1]:
+        sys.path.insert(0, os.getcwd())

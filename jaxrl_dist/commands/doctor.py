@@ -1,4 +1,4 @@
-"""What ``jaxrl-dist doctor`` finds out: whether this machine can train, on what, and what is missing.
+"""``jaxrl-dist doctor``: whether this machine can train, on what, and what is missing.
 
 All that is imported or computed runs in processes of its own, side by side: a library that crashes or hangs is a line
 of the answer, not the end of it.
@@ -7,21 +7,23 @@ of the answer, not the end of it.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib
 import importlib.metadata
 import json
 import os
-import pathlib
 import platform
 import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_dist import flags
 from jaxrl_dist.checks import counted
+from jaxrl_dist.commands import machine
 from jaxrl_dist.config import BACKENDS
 
 SECONDS = 120.0
@@ -31,14 +33,6 @@ LITTLE_DISK = 10**9
 PACKAGE = "jaxrl-dist"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "gymnasium")
 """Shown in any case; the rest is read from what the package says it requires."""
-PLUGINS = {"cuda12": "jax-cuda12-plugin", "cuda13": "jax-cuda13-plugin", "tpu": "libtpu"}
-"""What the extras of JAX's own name bring."""
-ROOT = pathlib.Path("/")
-"""Where ``dev``, ``proc`` and ``sys`` are looked for."""
-GOOGLE, TPUS = "0x1ae0", {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x0083", "0x007c"}
-"""PCI vendor and devices of TPUs, as in ``jax/_src/hardware_utils.py``."""
-CUDA12_DRIVER, CUDA13_DRIVER = 525, 580
-"""The oldest drivers that they run with (https://docs.jax.dev/en/latest/installation.html)."""
 
 
 class Answer(NamedTuple):
@@ -50,6 +44,29 @@ class Answer(NamedTuple):
     """Each is a reason why nothing can be trained."""
     notes: list[str]
     """What is missing and need not be there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Doctor:
+    """Says whether this machine can train, on which devices, with which libraries, and what is missing."""
+
+
+def run(args: Sequence[str]) -> int:
+    """``doctor``; the exit code is 1 if nothing can be trained here."""
+    flags.check_flags(args, ())
+    flags.run_tyro(Doctor, args, prog="jaxrl-dist doctor")
+    answer = examine()
+    width = max(len(name) for name, _ in answer.facts)
+    for name, value in answer.facts:
+        print(f"{name:{width}}  {value}")
+    for note in answer.notes:
+        print(f"note: {note}")
+    for problem in answer.problems:
+        print(f"problem: {problem}")
+    if answer.problems:
+        return 1
+    print("this machine can train")
+    return 0
 
 
 def examine() -> Answer:
@@ -67,14 +84,6 @@ def examine() -> Answer:
 # --- What is installed --------------------------------------------------------------------------------
 
 
-def version(package: str) -> str | None:
-    """The version of an installed package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def requirements() -> dict[str, list[str]]:
     """The packages that each extra asks for, those that are always needed under ``""``."""
     found: dict[str, list[str]] = {"": list(LIBRARIES)}
@@ -85,39 +94,29 @@ def requirements() -> dict[str, list[str]]:
     for requirement in stated:
         if match := re.match(r"([\w.-]+)(?:\[(\w+)\])?.*?(?:extra == ['\"](\w+)['\"])?$", requirement):
             name, part, extra = match.groups()
-            found.setdefault(extra or "", []).append(PLUGINS.get(part, name))
+            found.setdefault(extra or "", []).append(machine.PLUGINS.get(part, name))
     return found
 
 
 def _software(answer: Answer) -> None:
     needed = requirements()
     answer.facts.append(("python", f"{platform.python_version()} ({sys.executable})"))
-    answer.facts.append((PACKAGE, version(PACKAGE) or "not installed: run from its source tree"))
+    answer.facts.append((PACKAGE, machine.version(PACKAGE) or "not installed: run from its source tree"))
     missing = []
     for package in dict.fromkeys(needed.pop("")):
-        found = version(package)
+        found = machine.version(package)
         answer.facts.append((package, found or "missing"))
         missing += [] if found else [package]
     if missing:
-        answer.problems.append(f"{', '.join(missing)} {'are' if missing[1:] else 'is'} missing: {install(*missing)}")
+        answer.problems.append(
+            f"{', '.join(missing)} {'are' if missing[1:] else 'is'} missing: {machine.install(*missing)}"
+        )
     for extra, packages in needed.items():
-        lacking = [package for package in packages if version(package) is None]
+        lacking = [package for package in packages if machine.version(package) is None]
         answer.facts.append((f"extra {extra}", f"without {', '.join(lacking)}" if lacking else "installed"))
 
 
-def install(*packages: str) -> str:
-    """The command that installs packages into this Python."""
-    return shlex.join([sys.executable, "-m", "pip", "install", *packages])
-
-
 # --- The machine --------------------------------------------------------------------------------------
-
-
-def _read(path: str) -> str:
-    try:
-        return (ROOT / path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _gigabytes(count: float) -> str:
@@ -125,16 +124,18 @@ def _gigabytes(count: float) -> str:
 
 
 def _host(answer: Answer) -> None:
-    flags = re.search(r"^flags\s*:(.*)$", _read("proc/cpuinfo"), re.MULTILINE)
-    known = flags[1].split() if flags else []
+    features = re.search(r"^flags\s*:(.*)$", machine.read("proc/cpuinfo"), re.MULTILINE)
+    known = features[1].split() if features else []
     vectors = [name for name in ("avx", "avx2", "fma", "avx512f") if name in known]
     cores = len(os.sched_getaffinity(0))
     shown = f"{counted(cores, 'core')} of {os.cpu_count()}, {platform.machine()} {' '.join(vectors)}".rstrip()
     answer.facts.append(("CPU", shown))
-    if flags and "avx" not in known:
+    if features and "avx" not in known:
         answer.problems.append("this CPU has no AVX instructions, which jaxlib from PyPI is compiled for")
-    sizes = {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB", _read("proc/meminfo"), re.M)}
-    limit = _read("sys/fs/cgroup/memory.max").strip()
+    sizes = {
+        name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB", machine.read("proc/meminfo"), re.M)
+    }
+    limit = machine.read("sys/fs/cgroup/memory.max").strip()
     if "MemTotal" in sizes:
         text = f"{_gigabytes(sizes['MemTotal'])}, {_gigabytes(sizes.get('MemAvailable', 0))} available"
         if limit.isdecimal() and int(limit) < sizes["MemTotal"]:
@@ -152,26 +153,6 @@ def _host(answer: Answer) -> None:
         answer.notes.append(f"{where} cannot be written, and runs go there; --run-dir names another")
 
 
-def nvidia() -> bool:
-    """Whether the machine has an NVIDIA GPU."""
-    return any((ROOT / "dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
-
-
-def tpu() -> bool:
-    """Whether the machine has a TPU."""
-    devices = (ROOT / "sys/bus/pci/devices").glob("*")
-    places = [f"sys/bus/pci/devices/{device.name}" for device in devices]
-    return any(
-        _read(f"{place}/vendor").strip() == GOOGLE and _read(f"{place}/device").strip() in TPUS for place in places
-    )
-
-
-def driver() -> int | None:
-    """The major version of the NVIDIA driver, where it says."""
-    match = re.search(r"^NVRM version:.*?\s(\d+)\.\d+", _read("proc/driver/nvidia/version"), re.MULTILINE)
-    return int(match[1]) if match else None
-
-
 # --- JAX and the environments -------------------------------------------------------------------------
 
 
@@ -187,40 +168,15 @@ def _devices(answer: Answer, found: dict[str, Any]) -> None:
             answer.problems.append(f"{name} cannot run a jitted computation: {broken}")
     if "error" in found:
         answer.problems.append(f"JAX does not work: {found['error']}")
-    chosen = os.environ.get("JAX_PLATFORMS")
-    if nvidia() and not platforms & {"gpu", "cuda"}:
-        answer.notes.append(f"there is an NVIDIA GPU, and JAX does not use it: {_without_gpu(chosen, found)}")
-    if tpu() and "tpu" not in platforms:
-        why = f"JAX_PLATFORMS={chosen} hides it" if _hides(chosen, "tpu") else f"install {_extra('tpu')}"
-        if version(PLUGINS["tpu"]) and not _hides(chosen, "tpu"):
-            why = f"libtpu is installed, so another process may hold it{_said(found)}"
-        answer.notes.append(f"there is a TPU, and JAX does not use it: {why}")
-
-
-def _without_gpu(chosen: str | None, found: dict[str, Any]) -> str:
-    """Why JAX uses no GPU, and what helps."""
-    number = driver()
-    if _hides(chosen, "gpu", "cuda"):
-        return f"JAX_PLATFORMS={chosen} hides it"
-    if number is not None and number < CUDA12_DRIVER:
-        return f"its driver {number} is older than {CUDA12_DRIVER}, which CUDA 12 needs"
-    if version(PLUGINS["cuda12"]) or version(PLUGINS["cuda13"]):
-        return f"JAX's CUDA plugin is installed, and does not start{_said(found)}"
-    return f"install {_extra('cuda13' if number is not None and number >= CUDA13_DRIVER else 'cuda12')}"
-
-
-def _hides(chosen: str | None, *platforms: str) -> bool:
-    return bool(chosen) and not set(str(chosen).split(",")) & set(platforms)
-
-
-def _said(found: dict[str, Any]) -> str:
-    return f": {found['said']}" if found.get("said") else ""
-
-
-def _extra(name: str) -> str:
-    """How to install what an extra brings, for the JAX that is there."""
-    installed = version("jax")
-    return f"its plugin by: {install(f'jax[{name}]' + (f'=={installed}' if installed else ''))}"
+    chosen, said = os.environ.get("JAX_PLATFORMS"), found.get("said", "")
+    for name, is_there, why, same in (
+        ("an NVIDIA GPU", machine.nvidia, machine.without_gpu, {"gpu", "cuda"}),
+        ("a TPU", machine.tpu, machine.without_tpu, {"tpu"}),
+    ):
+        if not platforms & same and is_there():
+            hidden = chosen and not set(chosen.split(",")) & same
+            reason = f"JAX_PLATFORMS={chosen} hides it" if hidden else why(said)
+            answer.notes.append(f"there is {name}, and JAX does not use it: {reason}")
 
 
 def _backends(answer: Answer, found: dict[str, dict[str, Any]]) -> None:
@@ -228,7 +184,8 @@ def _backends(answer: Answer, found: dict[str, dict[str, Any]]) -> None:
     for name, result in found.items():
         shown = "cannot be imported" if name in broken else f"imported, {counted(result['ids'], 'environment')}"
         answer.facts.append((f"backend {name}", shown))
-    lines = [f"{name} cannot be imported: {error}" for name, error in broken.items()]
+    told = " ".join(answer.problems)  # where JAX does not work, no backend that needs it does
+    lines = [f"{name} cannot be imported: {error}" for name, error in broken.items() if error not in told]
     (answer.problems if len(broken) == len(found) else answer.notes).extend(lines)
 
 
@@ -271,7 +228,7 @@ def look_at_devices() -> dict[str, Any]:
             if float(jax.jit(lambda x: (x @ x).sum())(x)) != 512:
                 error = "its sums are wrong"
         except Exception as problem:
-            memory, error = None, line_of(problem)
+            memory, error = None, machine.line_of(problem)
         about = {"platform": device.platform, "number": device.id, "kind": device.device_kind}
         found.append({**about, "memory": memory, "error": error})
     return {"devices": found}
@@ -282,18 +239,13 @@ def look_at_backend(name: str) -> dict[str, Any]:
     return {"ids": len(importlib.import_module(f"jaxrl_dist.envs.{name}").ids())}
 
 
-def line_of(error: BaseException) -> str:
-    """An exception as one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
 def main() -> None:
     """``python -m jaxrl_dist.commands.doctor PROBE``: prints the answer as a line of JSON."""
     name = sys.argv[1]
     try:
         found = look_at_devices() if name == "devices" else look_at_backend(name)
     except BaseException as error:
-        found = {"error": line_of(error)}
+        found = {"error": machine.no_devices() or machine.line_of(error)}
     print(f"\n{json.dumps(found)}", flush=True)
     os._exit(0)  # some libraries crash while Python shuts down, which says nothing about training
 

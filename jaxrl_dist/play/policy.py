@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
-from jaxrl_dist.config import Train
+from jaxrl_dist.config import Train, check_run_dir
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.spaces import Box
@@ -48,15 +48,13 @@ class Policy:
           episode has ended, its row of the state is to be replaced by that of ``initial_core``.
 
         Raises:
-          ValueError: ``obs`` is no batch of the environment's observations.
+          ValueError: ``obs`` is no batch of the environment's observations, or ``key`` is no key.
         """
         shape, wanted = np.shape(obs), self.source.spec.observation.shape
         if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
             raise ValueError(f"observations have shape [{', '.join(map(str, ('B', *wanted)))}] here, not {list(shape)}")
         core = self.initial_core(shape[0]) if core is None else core
-        if key is not None and not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            key = jax.random.wrap_key_data(key)  # an old-style jax.random.PRNGKey
-        keys = None if key is None else jax.random.split(key, shape[0])
+        keys = None if key is None else jax.random.split(_checked_key(key), shape[0])
         return self._act(self.variables, obs, core, keys)
 
     def evaluate(
@@ -82,6 +80,15 @@ class Policy:
         return action, core
 
 
+def _checked_key(key: Any) -> jax.Array:
+    """A key; one of the old style, such as ``jax.random.PRNGKey(0)``, becomes one of today's."""
+    if isinstance(key, jax.Array) and key.shape == () and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    if isinstance(key, jax.Array | np.ndarray) and key.ndim == 1 and key.dtype == np.uint32:
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    raise ValueError(f"key must be a single key such as jax.random.key(0), not {key!r}")
+
+
 def load_policy(
     run_dir: str | pathlib.Path,
     algorithm: type | None = None,
@@ -102,6 +109,7 @@ def load_policy(
     Raises:
       ConfigError: ``run_dir`` holds no trained variables, is damaged, or its environment cannot be found here.
     """
+    check_run_dir(pathlib.Path(run_dir))
     config = stored_config(run_dir, algorithm, env, torso)
     if env_options is not None:
         config = dataclasses.replace(config, env_options=env_options)

@@ -7,14 +7,14 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jaxrl_dist.checks import counted
-from jaxrl_dist.errors import FileWarning
+from jaxrl_dist.errors import ConfigWarning, EnvWarning, FileWarning
 from jaxrl_dist.types import Report
 
 PLAIN_SECONDS = 2.0
@@ -27,6 +27,33 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextlib.contextmanager
+def one_line_warnings(quiet: bool = False) -> Iterator[None]:
+    """Shows our own warnings as we show errors; those of others stay as they are."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def one_line(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+            if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
+                show(message, category, *where, **options)
+            elif not quiet:
+                print(f"jaxrl-dist: warning: {message}", file=sys.stderr)
+
+        for kind in (ConfigWarning, EnvWarning, FileWarning):
+            warnings.simplefilter("always", kind)
+        warnings.showwarning = one_line
+        yield
+
+
+def played(evaluation: Mapping[str, float | int]) -> str:
+    """An evaluation in one line."""
+    cut = f", {evaluation['cut']} of them cut before they had ended" if evaluation["cut"] else ""
+    return (
+        f"return {evaluation['return_mean']:.4g} +- {evaluation['return_std']:.4g} "
+        f"(mean and standard deviation of {evaluation['episodes']} greedy episodes{cut})"
+    )
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
         raise  # as it is, for the command line to handle; rich would exit here
@@ -37,7 +64,7 @@ class Display:
 
     def __init__(self, episodes: int, *, quiet: bool = False) -> None:
         """``episodes`` is how many an evaluation will play."""
-        self.console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = _Console(quiet=quiet, markup=False, emoji=False, highlight=False, soft_wrap=True)
         self._episodes = episodes
         self._return: float | None = None
         self._evaluated = ""

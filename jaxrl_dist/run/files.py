@@ -277,28 +277,37 @@ def sync(path: pathlib.Path) -> None:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """Reads a file of a run directory that someone else may have made: no link, no pipe, nothing huge.
+    """Reads a file of a run directory that someone else may have made; see ``read_plain``.
 
     Raises:
       ConfigError: there is none, it cannot be read, or it is not JSON.
     """
+    content = read_plain(path, _MAX_JSON)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
 
-    def opener(name: str, how: int) -> int:
-        return os.open(name, how | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+def read_plain(path: pathlib.Path, most: int) -> bytes:
+    """Reads a file that someone else may have made: no link, no pipe, and not more than ``most`` bytes.
+
+    Raises:
+      ConfigError: there is none, or it cannot be read.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     try:
         with open(path, "rb", opener=opener) as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise ConfigError(f"{path} is no plain file")
-            if about.st_size > _MAX_JSON:
+            if about.st_size > most:
                 raise ConfigError(f"{path} cannot be read: it has {about.st_size} bytes")
-            return json.loads(file.read())
-    except ConfigError:
-        raise
+            return file.read()
     except FileNotFoundError:
         raise ConfigError(f"there is no {path}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from jaxrl_dist import cli
 from jaxrl_dist.commands import plot
 from jaxrl_dist.commands.plot import Curve
+from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
 
 
-def make_run(folder: Path, name: str, returns: list[float | None], seed: int = 0, **hyperparameters: float) -> Path:
+def make_run(
+    folder: Path,
+    name: str,
+    returns: list[float | None],
+    seed: int = 0,
+    algorithm: str = "ppo",
+    run: Mapping[str, Any] = {},
+    **hyperparameters: Any,
+) -> Path:
     run_dir = folder / name
     run_dir.mkdir()
     config = {
         "format": 1,
-        "algorithm": "ppo",
+        "algorithm": algorithm,
         "hyperparameters": {"learning_rate": 1e-3, **hyperparameters},
-        "run": {"env": "gymnax:CartPole-v1", "plan": "on_device", "seed": seed},
+        "run": {"env": "gymnax:CartPole-v1", "plan": "on_device", "seed": seed, **run},
     }
     (run_dir / "config.json").write_text(json.dumps(config))
     lines = [
@@ -65,18 +79,95 @@ def test_where_a_seed_has_ended_the_others_count() -> None:
     assert line.y[0] == 0.5 and line.y[-1] == line.low[-1] == line.high[-1] == 1
 
 
+def grouped(runs: Sequence[Path]) -> dict[str, list[str]]:
+    """The names of the runs in each group, by its label."""
+    groups = plot.group({run.name: json.loads((run / "config.json").read_text()) for run in runs})
+    return {label: sorted(names) for label, names in groups.items()}
+
+
 def test_runs_that_differ_in_their_seed_alone_are_put_together(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, f"s{seed}", [1.0, 2.0], seed) for seed in range(3)]
+    assert grouped(runs) == {"ppo": ["s0", "s1", "s2"]}
     runs.append(make_run(tmp_path, "other", [1.0, 2.0], 0, learning_rate=3e-4))
-    groups = plot.group({str(run): json.loads((run / "config.json").read_text()) for run in runs})
-    assert groups == {
-        "ppo gymnax:CartPole-v1 on_device learning_rate=0.001": [str(run) for run in runs[:3]],
-        "ppo gymnax:CartPole-v1 on_device learning_rate=0.0003": [str(runs[3])],
-    }
+    assert grouped(runs) == {"ppo learning_rate=0.001": ["s0", "s1", "s2"], "ppo learning_rate=0.0003": ["other"]}
     for ending, begin in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         out = tmp_path / f"curves.{ending}"
         assert cli.main(["plot", *map(str, runs), "-o", str(out), "--x", "time"]) == 0
         assert out.read_bytes().startswith(begin)
+
+
+def test_what_cannot_change_a_curve_splits_no_group(tmp_path: Path) -> None:
+    """Of every field that may change at a resume, and of those that name the run."""
+    fields = {field.name for field in dataclasses.fields(Train)}
+    assert {"total_env_steps", "report_interval", "wandb", "checkpoint_interval", "env_timeout"} <= set(RESUMABLE)
+    assert fields >= plot.SAME_CURVE
+    other = {name: "another" for name in (*RESUMABLE, "run_dir")}
+    runs = [make_run(tmp_path, "a", [1.0], run=dict.fromkeys(other)), make_run(tmp_path, "b", [1.0], 1, run=other)]
+    assert grouped(runs) == {"ppo": ["a", "b"]}
+
+
+def test_a_label_names_what_tells_runs_apart_and_no_more(tmp_path: Path) -> None:
+    ppo = [make_run(tmp_path, f"ppo{seed}", [1.0], seed, clip_epsilon=0.2) for seed in range(2)]
+    dqn = make_run(tmp_path, "dqn", [1.0], algorithm="dqn", learning_rate=5e-4, n_step=3, run={"plan": "synchronous"})
+    assert grouped([*ppo, dqn]) == {"ppo": ["ppo0", "ppo1"], "dqn": ["dqn"]}
+    wide = make_run(tmp_path, "wide", [1.0], clip_epsilon=0.2, hidden_sizes=[64, 64])
+    assert grouped([*ppo, wide]) == {"ppo": ["ppo0", "ppo1", "wide"]}, "saved before there was such a field"
+    old = make_run(tmp_path, "old", [1.0], clip_epsilon=0.1)
+    assert grouped([*ppo, old, dqn]) == {
+        "ppo clip_epsilon=0.2": ["ppo0", "ppo1"],
+        "ppo clip_epsilon=0.1": ["old"],
+        "dqn": ["dqn"],
+    }
+    acrobot = make_run(tmp_path, "acrobot", [1.0], run={"env": "gymnax:Acrobot-v1"})
+    assert grouped([ppo[0], acrobot, dqn]) == {
+        "ppo gymnax:CartPole-v1": ["ppo0"],
+        "ppo gymnax:Acrobot-v1": ["acrobot"],
+        "dqn gymnax:CartPole-v1": ["dqn"],
+    }
+    options = [make_run(tmp_path, f"o{g}", [1.0], run={"env_options": {"gravity": g} if g else {}}) for g in (0, 9)]
+    assert set(grouped(options)) == {"ppo env_options=none", "ppo env_options=gravity=9"}
+
+
+def test_the_legend_lies_inside_the_figure_and_leaves_the_axes_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **options: figures.append(self) or save(self, *args))
+    runs = [
+        make_run(
+            tmp_path, str(i), [1.0, 2.0], learning_rate=i, hidden_sizes=[256] * 9 * i, torso="_$x_{$" + "wide " * i
+        )
+        for i in range(7)
+    ]
+    plot.plot(runs[:1], tmp_path / "one.png")
+    plot.plot(
+        [*runs, make_run(tmp_path, "same", [2.0, 2.0], 1, learning_rate=0, sizes=[], torso="_$x_{$")],
+        tmp_path / "many.png",
+    )
+    heights = []
+    for fig, count in zip(figures, (1, 7), strict=True):
+        (legend,), (ax,) = fig.legends, fig.axes
+        assert len(legend.get_texts()) == count
+        box, bounds = legend.get_window_extent(), ax.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= fig.bbox.x1 and box.y1 < bounds.y0
+        heights.append(bounds.height / fig.dpi)
+    assert heights[0] > 3 and heights[1] > 0.9 * heights[0]
+
+
+def test_runs_without_a_value_are_left_out_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path, "good", [1.0, 2.0])
+    make_run(tmp_path, "silent", [None])
+    (make_run(tmp_path, "begun", []) / "config.json").unlink()
+    (make_run(tmp_path, "other", [1.0]) / "metrics.jsonl").write_text('{"env_steps": 1, "loss/total": 2}\n')
+    out = tmp_path / "x.png"
+    assert cli.main(["plot", *map(str, sorted(tmp_path.iterdir())), "-o", str(out)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert out.read_bytes().startswith(b"\x89PNG") and len(lines) == 3
+    for line, text in zip(
+        lines, ("has no reports yet", "has no metric 'episode/return'", "never had a value"), strict=True
+    ):
+        assert line.startswith("jaxrl-dist: warning: ") and text in line and line.endswith("; this run is left out")
 
 
 def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
@@ -119,3 +210,76 @@ def test_bad_input(args: str, message: str, tmp_path: Path, capsys: pytest.Captu
 def test_an_axis_that_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hours is none of steps, time"):
         plot.plot([make_run(tmp_path, "a", [1.0])], tmp_path / "x.png", x="hours")
+
+
+GOOD = b'{"env_steps": 1, "wall_time_s": 1, "episode/return": 1}\n'
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b"5", "line 2 is 5, which is no report"),
+        (b"null", "line 2 is null, which is no report"),
+        (b"[1]", "line 2 is [1], which is no report"),
+        (b'"text"', 'line 2 is "text", which is no report'),
+        (b"", "line 2 is no JSON"),
+        (b"{", "line 2 is no JSON"),
+        (b"\xff", "line 2 is no JSON"),
+        (b'{"env_steps": 2, "episode/return": "\xff"}', "line 2 is no JSON"),
+        (b"\0\0\0\0", "line 2 is no JSON"),
+        (b"[" * 100_000, "line 2 is no JSON"),
+        (b'{"a":' * 100_000, "line 2 is no JSON"),
+        (b"9" * 5000, "line 2 is no JSON"),
+        (b"{}", "env_steps of line 2 is missing"),
+        (b'{"episode/return": 2}', "env_steps of line 2 is missing"),
+        (b'{"env_steps": null, "episode/return": 2}', "env_steps of line 2 is null"),
+        (b'{"env_steps": "2", "episode/return": 2}', 'env_steps of line 2 is "2"'),
+        (b'{"env_steps": NaN, "episode/return": 2}', "env_steps of line 2 is NaN"),
+        (b'{"env_steps": 0, "episode/return": 2}', "env_steps of line 2 is 0 after 1"),
+        (b'{"env_steps": 2, "episode/return": "high"}', 'episode/return of line 2 is "high", which cannot be drawn'),
+        (b'{"env_steps": 2, "episode/return": [2]}', "episode/return of line 2 is [2]"),
+        (b'{"env_steps": 2, "episode/return": {"a": 2}}', 'episode/return of line 2 is {"a": 2}'),
+        (b'{"env_steps": 2, "episode/return": true}', "episode/return of line 2 is true"),
+        (b'{"env_steps": 2, "episode/return": -Infinity}', "episode/return of line 2 is -Infinity"),
+        (b'{"env_steps": 2, "episode/return": 1e300}', "episode/return of line 2 is 1e+300"),
+        (b'{"env_steps": 2, "episode/return": 1' + b"0" * 400 + b"}", "episode/return of line 2 is 1000"),
+    ],
+)
+def test_a_damaged_line_is_named(line: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path, "run", []) / "metrics.jsonl"
+    path.write_bytes(GOOD + line + b"\n" + GOOD.replace(b"1", b"3"))
+    assert cli.main(["plot", str(path.parent), "-o", str(tmp_path / "x.png")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and str(path) in error and error.count("\n") == 1 and len(error) < 400
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"5", "algorithm is missing"),
+        (b'{"algorithm": 5, "hyperparameters": {}, "run": {"env": "x"}}', "algorithm is missing"),
+        (b'{"algorithm": "ppo", "hyperparameters": [], "run": {"env": "x"}}', "hyperparameters is missing"),
+        (b'{"algorithm": "ppo", "hyperparameters": {}, "run": null}', "run is missing"),
+        (b'{"algorithm": "ppo", "hyperparameters": {}, "run": {"env": null}}', "env is missing"),
+    ],
+)
+def test_a_damaged_config_is_named(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path, "run", [1.0]) / "config.json"
+    path.write_bytes(content)
+    assert cli.main(["plot", str(path.parent), "-o", str(tmp_path / "x.png")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and str(path) in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json"])
+def test_what_is_no_plain_file_is_not_waited_for(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path, "run", [1.0]) / name
+    path.unlink()
+    os.mkfifo(path)
+    assert cli.main(["plot", str(path.parent)]) == 2
+    assert f"{path} is no plain file" in capsys.readouterr().err

@@ -1,0 +1,112 @@
+"""``jaxrl-dist check-env``: checks an environment of the user's own, and says what is wrong with it, a line a fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from jaxrl_dist import flags
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.commands import find_modules
+from jaxrl_dist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl_dist.commands.check_env.findings import Findings
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckEnv:
+    """Plays an environment at random and says what is wrong with it, a line for each fault."""
+
+    env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]] = ""
+    """Environment such as my_module:make, a function or class of yours; see train's --env."""
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment."""
+    env_timeout: float = 120.0
+    """Seconds in which each of its calls must come back."""
+
+
+def run(args: Sequence[str]) -> int:
+    """``check-env ENV [FLAGS]``; the exit code is 1 if there are faults."""
+    flags.check_flags(args, ("env_options", "env_timeout"))
+    asked = flags.run_tyro(CheckEnv, args, prog="jaxrl-dist check-env")
+    if not asked.env:
+        raise ConfigError("which environment? Such as: jaxrl-dist check-env my_module:make")
+    check_range(asked, "env_timeout", above=0, high=10**6)
+    find_modules(asked.env)
+    found = check(asked.env, asked.env_options, asked.env_timeout)
+    for fault in found.faults:
+        print(f"{asked.env}: {fault}")
+    for note in found.notes:
+        print(f"{asked.env}: note: {note}")
+    if found.faults:
+        return 1
+    print(f"{asked.env}: no fault found in {found.steps} steps, {found.episodes} episodes")
+    return 0
+
+
+def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> Findings:
+    """Plays a Gymnasium or gymnax-style environment at random, and looks at all that it gives back.
+
+    Args:
+      env: its name, as for ``envs.find``.
+      options: ``--env-options``.
+      timeout: seconds in which each of its calls must come back.
+
+    Raises:
+      ConfigError: there is no environment of that name and with these options, or it is one of EnvPool's.
+    """
+    from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
+    from jaxrl_dist.envs import gymnasium, gymnax, worker
+    from jaxrl_dist.envs.source import locate
+
+    backend, name, _ = locate(env)
+    if backend == "envpool":
+        raise ConfigError(f"envpool:{name} is EnvPool's own; check-env is for Gymnasium and gymnax-style environments")
+    from jaxrl_dist.commands.check_env.gymnasium import check_gymnasium
+    from jaxrl_dist.commands.check_env.gymnax import check_gymnax
+
+    found = Check()
+    refused: list[ConfigError] = []
+
+    def play() -> None:
+        if backend == "gymnax":
+            check_gymnax(found, gymnax.native(name, options), name)
+            return
+        with found.during("importing its module"):
+            keywords = gymnasium.options(name, options)
+
+        def make() -> Any:
+            return found.call("its constructor", worker.construct, name, keywords)
+
+        made = make()
+        single = made[0] if isinstance(made, tuple) and len(made) == 2 else made
+        if hasattr(single, "reset_env") or hasattr(single, "step_env"):
+            check_gymnax(found, made, name)
+        else:
+            check_gymnasium(found, made, make, name)
+
+    def run() -> None:
+        try:
+            play()
+        except Stop:
+            pass
+        except ConfigError as error:
+            refused.append(error)
+
+    # In a thread, because the user's code may hang.
+    thread = threading.Thread(target=run, name=f"check {name}", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.02)
+        if time.monotonic() - found.since > timeout:
+            found.fault("time", f"{found.doing} has not come back within {timeout:g} s")
+            break
+    if refused:
+        raise refused[0]
+    return Findings(list(found.faults.values()), list(found.notes), found.steps, found.episodes)

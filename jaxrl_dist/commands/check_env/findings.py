@@ -1,0 +1,132 @@
+"""What a check has found so far, and the looks at all that both kinds of environments give back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_dist.errors import ConfigError
+
+STEPS = 1000
+"""That are played; fewer of an environment that takes longer than ``SECONDS`` for them."""
+SECONDS = 10.0
+
+
+class Findings(NamedTuple):
+    """What a check has found."""
+
+    faults: list[str]
+    notes: list[str]
+    """What is no fault, and may not be meant."""
+    steps: int
+    episodes: int
+
+
+class Stop(Exception):
+    """Nothing more can be found out."""
+
+
+class Check:
+    """What is found, and what is being called."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.steps = self.episodes = 0
+        self.doing, self.since = "", time.monotonic()
+
+    def fault(self, kind: str, text: str) -> None:
+        """Notes a fault; of one kind, only the first."""
+        self.faults.setdefault(kind, " ".join(text.split())[:400])
+
+    def stop(self, kind: str, text: str) -> Stop:
+        """The same, to be raised."""
+        self.fault(kind, text)
+        return Stop()
+
+    @contextlib.contextmanager
+    def during(self, doing: str) -> Iterator[None]:
+        """Makes a fault of whatever is raised within, and an end of the check."""
+        self.doing, self.since = doing, time.monotonic()
+        try:
+            yield
+        except ConfigError:
+            raise
+        except BaseException as error:  # SystemExit too
+            line = str(error).strip().split("\n")[0]
+            raise self.stop(doing, f"{doing} raises {type(error).__name__}{': ' if line else ''}{line}") from None
+
+    def call(self, doing: str, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """Calls the environment."""
+        with self.during(doing):
+            return function(*args, **keywords)
+
+    # --- What both kinds give back ----------------------------------------------------------------------
+
+    def observation(self, where: str, obs: Any, space: Any) -> None:
+        """Looks at an observation: that it is of its space, which has ``shape`` and ``dtype``."""
+        x, what = np.asarray(obs), f"the observation of {where}"
+        if x.dtype == object or x.dtype.kind in "US":
+            self.fault("observation", f"{what} is a {type(obs).__name__}, not an array of numbers")
+        elif x.shape != tuple(space.shape):
+            self.fault("shape", f"{what} has shape {x.shape}, its space {tuple(space.shape)}")
+        elif not np.can_cast(x.dtype, space.dtype):
+            self.fault("dtype", f"{what} has dtype {x.dtype}, its space {np.dtype(space.dtype)}")
+        elif x.dtype.kind == "f" and not np.isfinite(x).all():
+            self.fault("finite", f"{what} is not finite: {shown(x)}")
+        elif outside := _outside(x, space):
+            self.fault("range", f"{what} lies outside its space: {outside}")
+
+    def number(self, what: str, x: Any) -> None:
+        """Looks at a reward."""
+        if not isinstance(x, Real) and not (isinstance(x, np.ndarray | jax.Array) and x.shape == ()):
+            shape = f" of shape {x.shape}" if hasattr(x, "shape") else ""
+            self.fault("reward", f"{what} is a {type(x).__name__}{shape}, not a number")
+        elif not np.isfinite(float(x)):
+            self.fault("finite reward", f"{what} is {float(x)}")
+
+    def info(self, where: str, info: Any) -> None:
+        """Looks at an info."""
+        if not isinstance(info, dict):
+            self.fault(f"info {where}", f"{where}'s info is a {type(info).__name__}, not a dict")
+
+    def ends(self, lengths: list[int], both: int) -> None:
+        """Looks at how episodes end: ``both`` of them as terminated and truncated at once."""
+        self.episodes = len(lengths)
+        if not lengths:
+            text = f"no episode has ended within {self.steps} steps of random actions; a time limit makes sure of it"
+            self.notes.append(text)
+        elif both == len(lengths) > 1:
+            self.fault("both", "every end is terminated and truncated at once; truncated is for time limits alone")
+        if len(lengths) > 4 and lengths[0] > 1 and set(lengths[1:]) == {1}:
+            self.fault("restart", "after its first episode each ends with its first step: reset begins no new one")
+
+
+def shown(x: Any) -> str:
+    return " ".join(str(x).split())[:80]
+
+
+def _outside(x: np.ndarray, space: Any) -> str:
+    """Where an observation lies outside a space of Gymnasium's or gymnax's; nothing if it does not."""
+    if hasattr(space, "low"):
+        low, high = (np.broadcast_to(np.asarray(bound), x.shape) for bound in (space.low, space.high))
+        bad = (x < low) | (x > high)
+        if not bad.any():
+            return ""
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        return f"{x[place]} at {list(place)} is not between {low[place]} and {high[place]}"
+    if hasattr(space, "nvec"):
+        low, high = np.asarray(space.start), np.asarray(space.start) + space.nvec - 1
+    elif type(space).__name__ == "MultiBinary":
+        low, high = np.zeros(x.shape, int), np.ones(x.shape, int)
+    else:
+        low = np.asarray(getattr(space, "start", 0))
+        high = low + int(space.n) - 1
+    bad = (x < low) | (x > high)
+    return f"{shown(x)} is not between {shown(low)} and {shown(high)}" if bad.any() else ""

@@ -1,0 +1,151 @@
+"""Plays an environment of Gymnasium's, twice with the same seed and once with another."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as library
+import jax
+import numpy as np
+
+from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check, Stop
+from jaxrl_dist.envs import gymnasium
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box
+from jaxrl_dist.types import PyTree
+
+RETURNS = "(observation, reward, terminated, truncated, info)"
+SEEDS = 0, 1
+
+
+class _Step(NamedTuple):
+    obs: Any
+    reward: float
+    ended: bool
+
+
+def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) -> None:
+    if not isinstance(env, library.Env):
+        kind = type(env).__name__
+        raise check.stop("kind", f"is a {kind}, neither a gymnasium.Env nor a gymnax-style environment")
+    for what in ("observation", "action"):
+        space = check.call(f"its {what}_space", getattr, env, f"{what}_space", None)
+        if not isinstance(space, library.spaces.Space):
+            missing = "is missing" if space is None else f"is a {type(space).__name__}, not a space of Gymnasium's"
+            check.fault(what, f"its {what}_space {missing}")
+            continue
+        try:
+            found = gymnasium.space_of(space, name, f"{what}s")
+        except ConfigError as error:
+            check.fault(what, str(error))
+            continue
+        if what == "action" and isinstance(found, Box) and not np.issubdtype(found.dtype, np.floating):
+            check.fault(what, f"its action_space is a Box of {found.dtype}; a Box of floats works")
+    if check.faults:
+        raise Stop
+
+    player = _Player(check, env)
+    played = player.play(SEEDS[0], STEPS)
+    check.steps = len(played) - 1
+    check.ends(player.lengths, player.both)
+    begun = player.reset(SEEDS[0])
+    twin = _Player(check, make())
+    again = twin.play(SEEDS[0], min(len(played) - 1, 200))
+    if not _same(played[0].obs, again[0].obs):
+        check.fault("seed", "two environments with the same seed begin differently: reset ignores its seed")
+    elif not _same(played[0].obs, begun):
+        text = "reset with the seed of before begins differently after some episodes: it keeps something of them"
+        check.fault("fresh", text)
+    elif not all(_same(x, y) for x, y in zip(played, again, strict=False)):
+        text = "the same seed and actions lead elsewhere the second time: its steps are random, and not by the seed"
+        check.fault("deterministic", text)
+    else:
+        other = twin.play(SEEDS[1], len(again) - 1)
+        differ = any(not _same(x, player.firsts[0]) for x in player.firsts)
+        if differ and all(_same(x, y) for x, y in zip(again, other, strict=False)):
+            text = "every seed gives the same episodes, which differ from each other: reset ignores its seed"
+            check.fault("seed", text)
+    for each in (player, twin):
+        check.call("close", each.env.close)
+
+
+def _same(x: PyTree, y: PyTree) -> bool:
+    """Whether two trees of numbers are equal, bit for bit; NaN is NaN."""
+    pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+    return all(np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+class _Player:
+    """Plays an environment of Gymnasium's at random, always by the same actions."""
+
+    def __init__(self, check: Check, env: Any) -> None:
+        self.env = env
+        self.firsts: list[Any] = []  # the first observation of each episode
+        self.lengths: list[int] = []
+        self.both = 0
+        self._check = check
+        self._last: tuple[Any, bytes, str] | None = None
+
+    def play(self, seed: int, steps: int) -> list[_Step]:
+        """The first observation of an episode, and all that follows; ends are followed by a reset."""
+        actions = copy.deepcopy(self.env.action_space)
+        actions.seed(0)
+        began = time.monotonic()
+        played = [_Step(self.reset(seed), 0.0, False)]
+        self.firsts.append(played[0].obs)
+        length = 0
+        for _ in range(steps):
+            step = self._step(actions.sample())
+            length += 1
+            played.append(step)
+            if step.ended:
+                self.lengths.append(length)
+                length = 0
+                self.firsts.append(self.reset(None))
+            if time.monotonic() - began > SECONDS:
+                break
+        return played
+
+    def reset(self, seed: int | None) -> Any:
+        """The first observation of a new episode."""
+        check = self._check
+        keywords = {} if seed is None else {"seed": seed}
+        out = check.call(f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords)
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise check.stop("reset", f"reset returns a {type(out).__name__}, not (observation, info)")
+        check.info("reset", out[1])
+        return self._seen("reset", out[0])
+
+    def _step(self, action: Any) -> _Step:
+        check = self._check
+        given = copy.deepcopy(action)
+        out = check.call("step", self.env.step, action)
+        if not _same(action, given):
+            check.fault("action", "step writes into the action that it is given")
+        if not isinstance(out, tuple) or len(out) != 5:
+            count = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
+            old = ", as Gym did before 0.26" if isinstance(out, tuple) and len(out) == 4 else ""
+            raise check.stop("step", f"step returns {count}{old}, not {RETURNS}")
+        obs, reward, terminated, truncated, info = out
+        check.number("the reward", reward)
+        for what, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                check.fault(what, f"{what} is a {type(flag).__name__}, not a bool")
+        check.info("step", info)
+        self.both += bool(np.all(terminated)) and bool(np.all(truncated))
+        number = float(np.asarray(reward, float).sum()) if "reward" not in check.faults else 0.0
+        return _Step(self._seen("step", obs), number, bool(np.any(terminated)) or bool(np.any(truncated)))
+
+    def _seen(self, where: str, obs: Any) -> Any:
+        """A copy of an observation, after a look at it and at whether the one before is still what it was."""
+        check = self._check
+        if self._last is not None:
+            before, content, whose = self._last
+            if before.tobytes() != content:
+                check.fault("alias", f"the observation of {whose} changes with the next call: return a copy of it")
+        self._last = (obs, obs.tobytes(), where) if isinstance(obs, np.ndarray) and obs.dtype != object else None
+        check.observation(where, obs, self.env.observation_space)
+        return copy.deepcopy(obs)

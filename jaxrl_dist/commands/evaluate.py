@@ -1,0 +1,78 @@
+"""``jaxrl-dist evaluate``: plays greedy episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from jaxrl_dist import flags
+from jaxrl_dist.algorithms import from_file
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.commands import find_modules
+from jaxrl_dist.config import check_run_dir
+from jaxrl_dist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl_dist.play.policy import Policy
+
+FLAGS = ("episodes", "seed", "env", "env_options", "algorithm", "max_steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Plays greedy episodes with the policy that a run has trained, or has so far."""
+
+    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
+    """Directory of the run, such as runs/NAME."""
+    episodes: int = 100
+    """Number of episodes to play."""
+    seed: int = 0
+    """Seed of the environments."""
+    env: str | None = None
+    """Environment to play instead of the run's; to be named again if it is of the form my_module:make."""
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment, instead of the run's."""
+    algorithm: str | None = None
+    """File of the algorithm, if the run is of one of your own."""
+    max_steps: int | None = None
+    """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
+
+
+def run(args: Sequence[str]) -> int:
+    """``evaluate RUN_DIR [FLAGS]``."""
+    flags.check_flags(args, FLAGS)
+    asked = flags.run_tyro(Evaluate, args, prog="jaxrl-dist evaluate")
+    if not asked.run_dir:
+        raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
+    check_range(asked, "episodes", low=1, high=10**6)
+    policy = asked_policy(asked)
+
+    from jaxrl_dist.run.console import Display, played
+
+    display = Display(asked.episodes)
+    with display.live:
+        result = policy.evaluate(asked.episodes, asked.seed, max_steps=asked.max_steps, progress=display.evaluating)
+    display.console.print(played(result.summary()))
+    return 0
+
+
+def asked_policy(asked: Evaluate) -> Policy:
+    """The policy of a run that is to play.
+
+    Raises:
+      ConfigError: it is no run, or has no policy.
+    """
+    check_range(asked, "seed", low=0, high=2**31 - 1)
+    check_range(asked, "max_steps", low=1, high=10**9)
+    check_run_dir(pathlib.Path(asked.run_dir))
+    own = from_file(asked.algorithm) if asked.algorithm else None
+    flags.config_flags(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
+    find_modules(asked.env)
+
+    from jaxrl_dist.play.policy import load_policy
+
+    return load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None)

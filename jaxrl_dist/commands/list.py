@@ -1,0 +1,31 @@
+"""``jaxrl-dist list algorithms|envs|plans``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config import PLANS
+from jaxrl_dist.errors import ConfigError
+
+
+def run(args: Sequence[str]) -> int:
+    """Prints what there is of one kind."""
+    what = " ".join(args)
+    kinds = ("algorithms", "envs", "plans")
+    if what not in kinds:
+        raise ConfigError(f"list what? {what!r} is none of {', '.join(kinds)}{did_you_mean(what, kinds)}")
+    if what == "envs":
+        from jaxrl_dist.envs.source import BACKENDS
+
+        lines = [f"{name}:{env_id}" for name, backend in BACKENDS.items() for env_id in backend.ids()]
+        lines.append("MODULE:NAME, such as my_module:make: what makes a gymnasium.Env or a gymnax-style one")
+    elif what == "algorithms":
+        from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
+
+        lines = [f"{name:9} {config_class(name).__doc__.splitlines()[0]}" for name in ALGORITHMS]
+        lines += [f"{name:9} {algorithm}, --plan {fields['plan']}" for name, (algorithm, fields) in PRESETS.items()]
+    else:
+        lines = [f"{name:12} {text}" for name, text in PLANS.items()]
+    print("\n".join(lines))
+    return 0

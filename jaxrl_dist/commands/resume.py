@@ -1,0 +1,58 @@
+"""``jaxrl-dist resume``: goes on with a run."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from jaxrl_dist import flags
+from jaxrl_dist.algorithms import from_file
+from jaxrl_dist.checks import flag
+from jaxrl_dist.commands import find_modules
+from jaxrl_dist.commands.train import show
+from jaxrl_dist.config import RESUMABLE, check_run_dir
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run import signals
+
+HELP = """\
+usage: jaxrl-dist resume RUN_DIR [FLAGS]
+
+Goes on with a run from the newest of its checkpoints that is whole. What no file may name is to be named again: by
+--env an environment of the form my_module:make, by --algorithm the file of an algorithm of your own. These may change;
+`jaxrl-dist train ALGO --help` explains them:
+
+  {flags}
+"""
+
+
+def run(args: Sequence[str]) -> int:
+    """``resume RUN_DIR [FLAGS]``."""
+    allowed = (*RESUMABLE, "env", "quiet")
+    if any(arg in ("-h", "--help") for arg in args):
+        print(HELP.format(flags=" ".join(map(flag, allowed))), end="")
+        return 0
+    if not args or args[0].startswith("-"):
+        raise ConfigError("which run? Name its directory, as in: jaxrl-dist resume runs/NAME")
+    run_dir, env = pathlib.Path(args[0]), flags.value_of(args, "--env")
+    check_run_dir(run_dir)
+    file, args = flags.taken(args[1:], "--algorithm")
+    own = from_file(file) if file else None
+    algorithm, file_args = flags.config_flags(run_dir, own, env)
+    before = flags.parse_train(file_args, flags.plain_defaults(algorithm, own))
+    given = flags.parse_train(args, before)
+    given.validate()
+    was, now = ({**vars(command), **vars(command.algorithm), "algorithm": None} for command in (before, given))
+    changes = {name: value for name, value in now.items() if value != was[name]}
+    for name in changes:
+        if name not in allowed:
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; see: jaxrl-dist resume --help")
+    changes = {name: value for name, value in changes.items() if name in RESUMABLE}
+
+    from jaxrl_dist.run.console import one_line_warnings
+    from jaxrl_dist.training import resuming, stored
+
+    with signals.stopping() as stop, one_line_warnings(given.quiet):
+        find_modules(env)
+        prepared = resuming.prepare_resume(stored.stored_config(run_dir, own, env), run_dir, changes)
+        show(algorithm, prepared, stop, quiet=given.quiet)
+    return 0

@@ -1,0 +1,110 @@
+"""``jaxrl-dist train``: trains, and shows how the run goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_dist import flags
+from jaxrl_dist.algorithms import from_file
+from jaxrl_dist.commands import find_modules, help_text
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run import signals
+
+if TYPE_CHECKING:
+    from jaxrl_dist.training.run import Run
+
+
+def run(args: Sequence[str]) -> int:
+    """``train ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file."""
+    algorithm: Any = args[0] if args and not args[0].startswith("-") else None
+    args = list(args[1:] if algorithm else args)
+    own = from_file(algorithm) if algorithm is not None and algorithm.endswith(".py") else None
+    name, algorithm = (own.__name__, own) if own else (algorithm, algorithm)
+    wants_help = any(arg in ("-h", "--help") for arg in args)
+    layers = [args]
+    config_file = flags.value_of(args, "--config")
+    if config_file is not None and not wants_help:
+        named, file_args = flags.config_flags(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
+        if name not in (None, named):
+            raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
+        name, algorithm, layers = named, own or named, [file_args, args]
+    if algorithm is None:
+        if wants_help:
+            print(help_text(), end="")
+            return 0
+        raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
+    if wants_help:
+        flags.parse_train(["--help"], flags.plain_defaults(algorithm))
+    with signals.stopping() as stop:
+        find_modules(flags.value_of(args, "--env"))
+        command = flags.resolve_flags(algorithm, layers, lambda config: _preset(algorithm, config))
+        _train(name, command.train(), stop, quiet=command.quiet)
+    return 0
+
+
+def _preset(algorithm: Any, config: Train[Any]) -> Train[Any]:
+    """What the algorithm's preset makes of a config of which the environment counts."""
+    from jaxrl_dist.envs.source import locate
+
+    locate(config.env)  # a wrong name is refused before the rest is imported
+
+    from jaxrl_dist.plans import devices
+    from jaxrl_dist.training import setup
+
+    devices.reserve_memory(config.mem_fraction)
+    source = setup.find_env(config)
+    left_open: Train[Any] = Train(algorithm, config.env, config.env_options, atari_preset=config.atari_preset)
+    return setup.resolve(left_open, source.spec)
+
+
+def _train(name: str, config: Train[Any], stop: signals.Stop, *, quiet: bool) -> None:
+    from jaxrl_dist.run import files
+    from jaxrl_dist.run.console import one_line_warnings
+    from jaxrl_dist.training import setup
+
+    if config.run_dir is None:
+        config = dataclasses.replace(config, run_dir=files.default_run_dir(config.env, name, config.seed))
+    with one_line_warnings(quiet):
+        show(name, setup.prepare(config), stop, quiet=quiet)
+
+
+def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
+    """Carries a run out and shows it; ``name`` is what people call its algorithm.
+
+    Raises:
+      Interrupted: a signal has ended it.
+    """
+    from jaxrl_dist.run.console import Display, played
+
+    if stop():  # before anything was begun
+        raise stop.interrupted()
+    if not quiet:
+        stop.notice = "jaxrl-dist: stopping after this update, which is saved; once more ends the run at once"
+    config = run.config
+    display = Display(config.evaluation_episodes, quiet=quiet)
+    reports = run._replace(job=run.job._replace(stop=stop)).reports(display.evaluating)
+    begun = f", from {run.job.env_steps:,} env steps on" if run.job.resumed else ""
+    display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
+    for report in display.watch(reports, config.total_env_steps):
+        last = report
+    if stop():
+        run_dir = shlex.quote(str(config.run_dir))
+        if last.env_steps < config.total_env_steps:
+            raise stop.interrupted(
+                f"interrupted; `jaxrl-dist resume {run_dir}` goes on from {last.env_steps} env steps"
+            )
+        if config.evaluation_episodes and not last.evaluation:
+            raise stop.interrupted(f"interrupted; it is trained and saved, and `jaxrl-dist evaluate {run_dir}` works")
+    seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
+    rate = last.env_steps / max(seconds - compiling, 1e-9)
+    display.print(
+        f"{last.env_steps:,} env steps in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
+        f"after {compiling:.1f} s of setting up and compiling"
+    )
+    if last.evaluation:
+        display.print(played(last.evaluation))

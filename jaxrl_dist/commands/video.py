@@ -1,0 +1,49 @@
+"""``jaxrl-dist video``: films greedy episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from jaxrl_dist import flags
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.commands import evaluate
+from jaxrl_dist.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Video(evaluate.Evaluate):
+    """Films greedy episodes, the first that ``evaluate`` with the same seed plays, as an animated GIF."""
+
+    out: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE.gif")]] = ""
+    """The file to write."""
+    episodes: int = 1
+    """Number of episodes to play, one after the other."""
+    fps: int = 30
+    """Pictures a second, one for each step."""
+    max_steps: int | None = 1000
+    """Env steps after which an episode is cut; None: as in evaluate."""
+
+
+def run(args: Sequence[str]) -> int:
+    """``video RUN_DIR FILE.gif [FLAGS]``."""
+    flags.check_flags(args, (*evaluate.FLAGS, "fps"))
+    asked = flags.run_tyro(Video, args, prog="jaxrl-dist video")
+    if not asked.run_dir or not asked.out:
+        raise ConfigError("which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif")
+    check_range(asked, "episodes", low=1, high=100)
+    check_range(asked, "fps", low=1, high=50)
+    policy = evaluate.asked_policy(asked)
+
+    from jaxrl_dist.play.video import record
+    from jaxrl_dist.run.console import Display, played
+
+    display = Display(asked.episodes)
+    with display.live:
+        options = asked.episodes, asked.seed, asked.fps, asked.max_steps
+        result, pictures = record(policy, asked.out, *options, progress=display.evaluating)
+    display.console.print(f"{played(result.summary())}\nwrote {asked.out}: {pictures} pictures")
+    return 0
