@@ -1,9 +1,12 @@
-"""Heads: the last, linear layers of a network, in float32."""
+"""Heads turn the features of torso and core into a network's outputs.
+
+Last layers and outputs are float32, whatever the dtype of the features.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -21,10 +24,10 @@ class Heads(NamedTuple):
 
     num_keys: int
     """How many keys ``init`` takes."""
-    init: Callable[[Sequence[jax.Array], PyTree], dict[str, PyTree]]
-    """``(keys, features [1, D]) -> params``, float32."""
+    init: Callable[[jax.Array, PyTree], dict[str, PyTree]]
+    """``(keys [num_keys], features [1, D]) -> params``, float32; ``features`` matter only by their shape and dtype."""
     apply: Callable[..., tuple[jax.Array, ...]]
-    """``(params, features [..., D], *inputs) -> outputs [..., *]``, float32."""
+    """``(params, features [..., D], *inputs) -> outputs``, a tuple of float32 arrays with the same leading axes."""
 
 
 class NoisyDense(nn.Module):
@@ -41,7 +44,7 @@ class NoisyDense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, keys: jax.Array | None = None) -> jax.Array:
         """``keys [N]`` draw the noise; None: no noise, and any leading axes."""
-        x, fan_in = x.astype(self.dtype), x.shape[-1]
+        fan_in = x.shape[-1]
         bound = 1 / math.sqrt(fan_in)
 
         def uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
@@ -62,14 +65,18 @@ class NoisyDense(nn.Module):
 
 
 def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> Heads:
-    """Output ``[..., num_actions, num_atoms]``; input ``keys [N]`` for noise on features ``[N, D]``, or None."""
+    """The values of actions, output ``[..., num_actions, num_atoms]``; see ``networks.q_network``.
+
+    Input of noisy heads: ``keys [N]``, which draw the noise for features ``[N, D]``; None: no noise.
+    """
     sizes = [num_actions * num_atoms, num_atoms] if dueling else [num_actions * num_atoms]
     layers: list[Any] = [NoisyDense(size) if noisy else dense(size, scale=1.0) for size in sizes]
 
-    def init(keys: Sequence[jax.Array], features: jax.Array) -> dict[str, PyTree]:
+    def init(keys: jax.Array, features: jax.Array) -> dict[str, PyTree]:
         return {"heads": [layer.init(key, features) for layer, key in zip(layers, keys, strict=True)]}
 
     def apply(params: PyTree, features: jax.Array, keys: jax.Array | None = None) -> tuple[jax.Array]:
+        features = features.astype(jnp.float32)  # once, so that the gradients of both heads are summed in float32
         outputs = []
         for index, (layer, weights) in enumerate(zip(layers, params["heads"], strict=True)):
             layer_keys = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, index)
@@ -84,7 +91,10 @@ def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> 
 
 
 def linear_head(num_outputs: int, scale: float) -> Heads:
-    """Output ``[..., num_outputs]``, whose weights start orthogonal at ``scale``."""
+    """One linear layer with output ``[..., num_outputs]``; ``scale`` is the gain of its orthogonal initial weights.
+
+    It uses the last of its keys.
+    """
     layer: Any = dense(num_outputs, scale=scale)
     return Heads(
         num_keys=1,
@@ -99,7 +109,7 @@ def action_value_head(config: TorsoConfig, action_size: int) -> Heads:
     mlp: Any = make_mlp(config, 1, dtype)
     layer: Any = dense(1, scale=1.0)
 
-    def init(keys: Sequence[jax.Array], features: jax.Array) -> dict[str, PyTree]:
+    def init(keys: jax.Array, features: jax.Array) -> dict[str, PyTree]:
         x = jnp.concatenate([features, jnp.zeros((1, action_size), dtype)], axis=-1)
         hidden, params = mlp.init_with_output(keys[0], x)
         return {"mlp": params, "head": layer.init(keys[1], hidden)}
@@ -123,7 +133,7 @@ def actor_critic_heads(num_outputs: int, log_std: int, initial_std: float) -> He
     def split(features: PyTree) -> tuple[jax.Array, jax.Array]:
         return features if isinstance(features, tuple) else (features, features)
 
-    def init(keys: Sequence[jax.Array], features: PyTree) -> dict[str, PyTree]:
+    def init(keys: jax.Array, features: PyTree) -> dict[str, PyTree]:
         for_policy, for_value = split(features)
         params = {"policy": policy.init(keys[0], for_policy), "value": value.init(keys[1], for_value)}
         if log_std:

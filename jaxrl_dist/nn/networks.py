@@ -150,7 +150,7 @@ def critic_network(
     Where an MLP reads the observation, its first layer reads the action too. Features of any other torso go through a
     second MLP together with the action.
     """
-    # A discrete critic leaves the MLP's key unused.
+    # Both kinds take two keys: discrete critics leave that of the MLP unused.
     discrete = linear_head(num_actions, scale=1.0)._replace(num_keys=2)
     heads = action_value_head(config, action_size) if action_size else discrete
     torsos = () if action_size and choose_torso(config.torso, observation) == "mlp" else ("torso",)
