@@ -268,7 +268,7 @@ def duplicate(stream: Iterable[Item], copies: int, bound: int) -> list[Iterator[
     """Several streams of the same items, none of which may run more than ``bound`` items ahead of another.
 
     Raises:
-      BufferError: from the stream that runs ahead. It cannot wait instead: the reader of the other streams waits for it.
+      BufferError: from the stream that runs ahead. It cannot wait: the reader of the other streams waits for it.
     """
     iterator = iter(stream)
     buffers: list[collections.deque[Item]] = [collections.deque() for _ in range(copies)]

@@ -6,8 +6,8 @@ a run of ``window`` steps of one environment and the observation after the last.
 stored once, in its dtype; of a stack, only the newest frame.
 
 A window never crosses the write head and never starts on a reset step. It may run over an episode's end, where
-``returns`` cuts. With stacks of ``frame_stack`` frames, sampling also reads the frames before the window, so a window is
-not drawn once one of them is overwritten. The first observation that is added must begin a stack; otherwise call
+``returns`` cuts. With stacks of ``frame_stack`` frames, sampling also reads the frames before the window, so a window
+is not drawn once one of them is overwritten. The first observation that is added must begin a stack; otherwise call
 ``midway`` first.
 """
 
@@ -203,8 +203,8 @@ def sample_prioritized(
     Source: Schaul et al. (2016), https://arxiv.org/abs/1511.05952, section 3.3 and appendix B.2.1.
 
     Returns:
-      Windows ``[window, N, ...]``, their index, and the probability ``[N]`` of each under the draw over all devices. Each
-      device draws an equal share, so it is ``p / (devices * sum of the device's p)``.
+      Windows ``[window, N, ...]``, their index, and the probability ``[N]`` of each under the draw over all devices:
+      ``p / (devices * sum of the device's p)``, because each device draws an equal share.
     """
     priorities = _prioritized(memory)
     sums = priorities.block_sum.reshape(-1)
