@@ -1,4 +1,4 @@
-"""How policies that are greedy by themselves come to try other actions."""
+"""Exploration noise for greedy policies."""
 
 from __future__ import annotations
 

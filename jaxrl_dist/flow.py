@@ -2,7 +2,7 @@
 
 A stream is an iterator. The operators are those of RLlib Flow (Liang et al. 2021, https://arxiv.org/abs/2011.12719,
 section 4) as plain generator functions, in the manner of ``itertools``; its ``for_each`` and ``filter`` are Python's
-own ``map`` and comprehensions. Only ``Parallel`` has threads.
+own ``map`` and comprehensions. Only ``Parallel`` starts threads.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 WAKE_SECONDS = 0.5
-"""Waits last no longer at a time, so that a stop is seen even if its notice is lost."""
+"""Longest single wait in seconds, so that a thread sees a stop even if the notice of it is lost."""
 JOIN_SECONDS = 5.0
-"""How long ``Parallel.close`` waits for its threads."""
+"""Seconds for which ``Parallel.close`` waits for its threads."""
 
 
 class Late(Exception):
-    """A deadline has passed; no built-in ``TimeoutError``, which a stream may raise itself."""
+    """A deadline has passed. Not the built-in ``TimeoutError``, which a stream may raise."""
 
 
 class Parallel(Generic[Item]):
@@ -31,8 +31,8 @@ class Parallel(Generic[Item]):
 
     With ``in_flight`` 0 an item also waits while whoever took it works on it, up to the next ``take``.
 
-    An exception in any of them comes out of whatever waits for items, as it was raised; a stream that ends just ends.
-    As a context manager it closes the streams, in their own threads, and joins these.
+    An exception in a stream is raised again by whatever waits for items. A stream may end. As a context manager,
+    ``Parallel`` closes each stream in its thread and joins the threads.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Parallel(Generic[Item]):
         """Starts the threads.
 
         Args:
-          stopping: set when the streams are to end; those that wait for something should look at it.
-          enough: whether nobody is to wait for items any longer, though the streams go on.
+          stopping: is set to end the streams; a stream that waits for something should check it.
+          enough: returns True when consumers should stop waiting although the streams go on.
         """
         self.stopping = stopping or threading.Event()
         self._in_flight = in_flight
         self._enough = enough
         self._items: list[collections.deque[Item]] = [collections.deque() for _ in streams]
-        self._order: collections.deque[int] = collections.deque()  # whose items came when
+        self._order: collections.deque[int] = collections.deque()  # the stream of each waiting item, oldest first
         self._sent = 0
         self._taken: int | None = None  # the stream whose item was taken last
         self._running = set(range(len(streams)))
@@ -70,12 +70,12 @@ class Parallel(Generic[Item]):
         return len(self._items)
 
     def count(self) -> tuple[int, int]:
-        """How many items the streams have sent so far, and how many of those have not been taken yet."""
+        """Counts the items that the streams have sent so far, and those of them that still wait."""
         with self._changed:
             return self._sent, len(self._order)
 
     def complete(self) -> bool:
-        """Whether nobody who takes one item of each stream will have to wait: they are there, or an error is."""
+        """True if one item of each stream can be taken without waiting, or if a stream has failed."""
         with self._changed:
             return (
                 self._error is not None
@@ -84,7 +84,7 @@ class Parallel(Generic[Item]):
             )
 
     def wait(self) -> None:
-        """Waits until that is so."""
+        """Waits until ``complete``."""
         with self._changed:
             while not self.complete():
                 self._changed.wait(WAKE_SECONDS)
@@ -101,7 +101,7 @@ class Parallel(Generic[Item]):
                     iterator.close()
         except BaseException as error:
             with self._changed:
-                if self._error is None and not self.stopping.is_set():  # after a stop, nobody asks any more
+                if self._error is None and not self.stopping.is_set():  # after a stop nobody waits for it
                     self._error = error
         finally:
             with self._changed:
@@ -109,7 +109,7 @@ class Parallel(Generic[Item]):
                 self._changed.notify_all()
 
     def _send(self, index: int, item: Item) -> bool:
-        """Puts an item where ``take`` finds it, and waits for room for the next; False: there is to be none."""
+        """Hands an item to ``take`` and waits until the stream may begin the next; False: it must end."""
         with self._changed:
             if self.stopping.is_set():
                 return False
@@ -122,21 +122,21 @@ class Parallel(Generic[Item]):
             return not self.stopping.is_set()
 
     def _waiting(self, index: int) -> int:
-        """How many items of a stream wait."""
+        """Counts the items of a stream that wait."""
         return len(self._items[index]) + (self._in_flight == 0 and self._taken == index)
 
     def take(self, wanted: Collection[int] | None = None, deadline: float | None = None) -> tuple[int, Item] | None:
-        """The item that came first of those of the ``wanted`` streams, or of all, and the stream that it is of.
+        """Takes the oldest item of the ``wanted`` streams (None: of all); returns ``(stream, item)``.
 
         Args:
-          deadline: until when to wait, by ``time.perf_counter``; None: for ever.
+          deadline: time of ``time.perf_counter`` at which to give up; None: never.
 
         Returns:
-          None where none can come any more, as none of these streams runs, and where that is enough.
+          None if none of these streams runs any more, or if ``enough`` says so.
 
         Raises:
           Late: the deadline has passed.
-          BaseException: what a stream raised, wanted or not.
+          BaseException: any stream, wanted or not, raised it.
         """
         wanted = range(len(self)) if wanted is None else wanted
         with self._changed:
@@ -159,15 +159,15 @@ class Parallel(Generic[Item]):
                 self._changed.wait(min(left, WAKE_SECONDS))
 
     def close(self) -> int:
-        """Ends the streams, and returns how many items nobody has taken.
+        """Ends the streams and returns the number of items that nobody took.
 
-        A thread that is stuck in foreign code is left behind, which no process waits for.
+        A thread that is stuck in foreign code is left running; it is a daemon, so the process can still end.
         """
         self.stopping.set()
         with self._changed:
             self._changed.notify_all()
         until = time.perf_counter() + JOIN_SECONDS
-        threads, self._threads = self._threads, []  # those that are stuck are waited for once
+        threads, self._threads = self._threads, []  # so that a second call does not wait for a stuck thread again
         for thread in threads:
             thread.join(max(0.0, until - time.perf_counter()))
         with self._changed:
@@ -196,8 +196,8 @@ def gather_sync(
     """Rounds of one item of each stream, in the order of the streams; ends when a round cannot be filled.
 
     Args:
-      least: how many suffice once ``deadline_seconds`` have passed since the round's first came; None stands for each
-        that has not come, which then takes its stream's place in the next round.
+      least: items that suffice once ``deadline_seconds`` have passed since the round's first item. A stream whose item
+        is late has None in this round, and the item in the next.
     """
     while True:
         found: dict[int, Item] = {}
@@ -216,7 +216,7 @@ def gather_sync(
 
 
 def union(*streams: Iterable[Item], weights: Sequence[int] | None = None) -> Iterator[Item]:
-    """All items of all streams: in turn ``weights[i]`` of stream ``i`` (1 of each by default), until all have ended."""
+    """All items of all streams, in turn ``weights[i]`` items of stream ``i`` (default 1), until all have ended."""
     turns = collections.deque((iter(stream), weight) for stream, weight in _weighted(streams, weights))
     while turns:
         stream, weight = turns.popleft()
@@ -231,7 +231,7 @@ def union(*streams: Iterable[Item], weights: Sequence[int] | None = None) -> Ite
 def concurrently(
     *streams: Iterable[Item], weights: Sequence[int] | None = None, output: int | None = None
 ) -> Iterator[Item]:
-    """As ``union``, but ends as soon as one of the streams does; ``output`` names the only one whose items come out."""
+    """As ``union``, but ends with the first stream that ends; ``output``: yield the items of this stream only."""
     turns = [(index, iter(stream), weight) for index, (stream, weight) in enumerate(_weighted(streams, weights))]
     while True:
         for index, stream, weight in turns:
@@ -253,7 +253,7 @@ def _weighted(streams: Sequence[Iterable[Item]], weights: Sequence[int] | None) 
 
 
 def batch(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of ``size`` consecutive items; what is left at the end and fills no list is thrown away."""
+    """Lists of ``size`` consecutive items; a last, shorter list is dropped."""
     iterator = iter(stream)
     while len(items := list(itertools.islice(iterator, size))) == size:
         yield items
@@ -268,7 +268,7 @@ def duplicate(stream: Iterable[Item], copies: int, bound: int) -> list[Iterator[
     """Several streams of the same items, none of which may run more than ``bound`` items ahead of another.
 
     Raises:
-      BufferError: from the stream that would: as its reader waits for it, nobody would ever take the others' items.
+      BufferError: from the stream that runs ahead. It cannot wait: the reader of the other streams waits for it.
     """
     iterator = iter(stream)
     buffers: list[collections.deque[Item]] = [collections.deque() for _ in range(copies)]

@@ -1,8 +1,8 @@
-"""Stacks of frames. A host environment hands over each frame once, a replay memory keeps it once; devices stack them.
+"""Stacks of frames. A host environment sends each frame once, a replay memory stores it once, and devices stack them.
 
 Axes: ``k`` frames in a stack, ``N`` environments or examples, ``c`` channels in a frame (1, or 3 with colours). A stack
-is its frames joined along the channels, the newest last: ``[N, k * c, ...]``; ``[N, ..., k * c]`` of images that have
-their channels last. Of what is no image, the first axis counts as the channels.
+joins its frames along the channels, the newest last: ``[N, k * c, ...]``, or ``[N, ..., k * c]`` for images with
+channels last. For other observations the first axis counts as the channels.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jaxrl_dist.types import Array, EnvSpec, PyTree
 
 
 class Frame(NamedTuple):
-    """What an environment shows of itself at one step, where its observation is a stack of frames."""
+    """The newest part of an observation that is a stack of frames."""
 
     pixels: Array  # [B, c, ...]
-    fresh: Array  # [B] bool  a new stack starts here: it fills the places of all frames before it
+    fresh: Array  # [B] bool  a new stack starts here: the frame also stands for all frames before it
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """Along which axis frames of this shape are joined; a stack of them has to give the same answer."""
+    """The axis along which frames of this shape are joined; it is the same for a stack of them."""
     return 2 if len(shape) == 3 and not channels_first(shape) else 0
 
 
@@ -45,19 +45,19 @@ def stack(frames: jax.Array, fresh: jax.Array) -> jax.Array:
 
 
 def blank(spec: EnvSpec, num_envs: int) -> PyTree:
-    """What ``push`` starts from: stacks ``[num_envs, k * c, ...]``, which the first frames, being fresh, fill.
+    """Blank stacks ``[num_envs, k * c, ...]`` for the first ``push``, whose frames are fresh and fill them.
 
-    It is ``()`` for environments whose observations are no stacks.
+    ``()`` for environments whose observations are not stacks.
     """
     return jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype) if spec.frame_stack > 1 else ()
 
 
 def push(stacks: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
-    """Takes in what the environments show next.
+    """Adds the environments' newest frames to their stacks.
 
     Args:
-      stacks: of the frames before, from ``blank`` or the last call.
-      obs: a ``Frame``; anything else is an observation as it stands.
+      stacks: from ``blank`` or the last call.
+      obs: a ``Frame``; anything else is a complete observation already.
 
     Returns:
       The stacks for the next call, and the observation ``[B, ...]`` that a policy sees.
@@ -67,7 +67,7 @@ def push(stacks: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
     num_envs, *shape = obs.pixels.shape
     axis = 1 + channel_axis(tuple(shape))
     older = _split(stacks, stacks.shape[axis] // obs.pixels.shape[axis], axis)[1:]
-    # A stack holds what stood in for frames before its start, so of the older ones none is fresh any more.
+    # Frames before the stack's start are already filled in, so no older frame counts as fresh.
     fresh = jnp.zeros_like(obs.fresh, shape=(len(older), num_envs))
     stacks = stack(jnp.concatenate([older, obs.pixels[None]]), jnp.concatenate([fresh, obs.fresh[None]]))
     return stacks, stacks
@@ -79,11 +79,11 @@ def _split(stacks: jax.Array, frame_stack: int, axis: int) -> jax.Array:
 
 
 def newest(stacks: jax.Array, frame_stack: int) -> Frame:
-    """The newest frame of each of the stacks ``[T, B, k * c, ...]``: ``[T, B, c, ...]``, and whether it is fresh.
+    """The newest frame ``[T, B, c, ...]`` of each of the stacks ``[T, B, k * c, ...]``, and whether it is fresh.
 
-    A stack whose frames are all equal counts as fresh. So are those of truly fresh frames; where others have come to be
-    equal, it changes no bit: such a stack is what its newest frame would make if it were fresh, and every later stack
-    follows from the one before and the new frame alone.
+    A stack whose frames are all equal counts as fresh. This is exact: a fresh frame makes such a stack, and any other
+    stack of equal frames is what its newest frame would make if it were fresh. Each later stack depends only on the
+    stack before it and on the new frame.
     """
     frames = _split(stacks, frame_stack, 2 + channel_axis(stacks.shape[2:]))
     pixels = frames[-1]

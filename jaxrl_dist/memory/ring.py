@@ -1,14 +1,14 @@
-"""Device-resident replay: a ring of the newest steps of each environment, divided over the mesh, as pure functions.
+"""Device-resident replay: a ring of the newest steps of each environment, sharded over the mesh, as pure functions.
 
-Every device keeps and samples the steps of its own environments; nothing moves between devices. A *window* is a run of
-``window`` steps of one environment and the observation after the last: it comes out as a ``Rollout`` with
-``T = window``, so an algorithm treats replayed experience as it does fresh experience. Observations are stored once, in
-their own dtype; of stacks, only the newest frame.
+Each device stores and samples the steps of the environments that it holds; nothing moves between devices. A *window* is
+a run of ``window`` steps of one environment and the observation after the last. Sampling returns windows as a
+``Rollout`` with ``T = window``, so an algorithm treats replayed experience as fresh experience. An observation is
+stored once, in its dtype; of a stack, only the newest frame.
 
 A window never crosses the write head and never starts on a reset step. It may run over an episode's end, where
-``returns`` cuts. With stacks of ``frame_stack`` frames, those before the window are read as well: a window that needs
-one which was written over is drawn no more. The first observation ever added must begin a stack; where it does not,
-``midway`` comes first.
+``returns`` cuts. With stacks of ``frame_stack`` frames, sampling also reads the frames before the window, so a window
+is not drawn once one of them is overwritten. The first observation that is added must begin a stack; otherwise call
+``midway`` first.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from jaxrl_dist.memory import frames
 from jaxrl_dist.types import PyTree, Rollout
 
 BLOCK = 1024
-"""Slots whose priorities are summed together: sampling reads one row of sums and one block, not all slots."""
+"""Slots whose priorities share a sum: sampling reads one row of sums and one block, not all slots."""
 REDRAWS = 8
-"""Tries of uniform sampling to find a window that does not start on a reset step; after them the window is masked."""
+"""Times that uniform sampling draws again to avoid windows that start on a reset step; the rest are masked."""
 
 
 class Priorities(NamedTuple):
-    """``p^alpha`` of the window that starts in each slot, and what makes drawing by it fast."""
+    """``p^alpha`` of the window that starts in each slot, with sums that make sampling fast."""
 
     table: jax.Array  # [B, P] float32, P the slots rounded up to whole blocks; 0 where no window may start
     block_sum: jax.Array  # [B, P / BLOCK] float32
-    largest: jax.Array  # [B] float32, the largest so far; new windows start with it
+    largest: jax.Array  # [B] float32, the largest so far, which new windows get
 
 
 class Memory(NamedTuple):
@@ -46,12 +46,12 @@ class Memory(NamedTuple):
 
     steps: Rollout  # [B, C, ...]; its core fields are (), its observations ``frames.Frame`` if they are stacks
     added: jax.Array  # [B] int32, the number of the next step; equal in all rows
-    # None for uniform replay; not empty arrays, of which XLA's CPU compiler dies when they are divided over devices.
+    # None for uniform replay, not empty arrays: XLA's CPU compiler crashes on those when they are sharded.
     priorities: Priorities | None
 
 
 class Index(NamedTuple):
-    """Where windows were drawn from; ``[N]`` int32, local to the device."""
+    """The first step of each drawn window; ``[N]`` int32, local to the device."""
 
     env: jax.Array
     slot: jax.Array
@@ -91,13 +91,13 @@ def nbytes(like: Rollout, slots: int, *, prioritized: bool, frame_stack: int = 1
 def add(
     memory: Memory, rollout: Rollout, window: int, frame_stack: int = 1, priority: jax.Array | None = None
 ) -> Memory:
-    """Writes a rollout ``[T, B, ...]`` over the oldest steps; its windows may then be drawn.
+    """Writes a rollout ``[T, B, ...]`` over the oldest steps.
 
-    The last observation is written too, into the slot of the step that comes next, so the newest window ends there.
+    The last observation goes into the slot of the next step, so the newest window ends there.
 
     Args:
-      priority: ``[T, B]``, ``p^alpha`` of the windows that end with each of the steps; where it is NaN, and if it is
-        None, they get the largest that there has been.
+      priority: ``[T, B]``, ``p^alpha`` of the window that ends with each step. Where it is NaN or None, a window gets
+        the largest so far.
     """
     num_steps, slots = rollout.reward.shape[0], memory.steps.reward.shape[1]
     added = memory.added[0]
@@ -111,8 +111,7 @@ def add(
     memory = memory._replace(steps=steps, added=memory.added + num_steps)
     if memory.priorities is None:
         return memory
-    # Windows that the new steps complete may start; those whose steps are missing or written over may not, nor may the
-    # oldest ones, whose frames before the window are.
+    # A window can be drawn once its last step is stored, until any step or earlier frame that it needs is overwritten.
     first = added - window + 1
     touched = first + jnp.arange(num_steps + window + frame_stack - 1, dtype=jnp.int32)
     complete = (touched >= 0) & (touched <= added + num_steps - window)
@@ -141,9 +140,9 @@ def midway(memory: Memory, frame_stack: int) -> Memory:
 
 
 def cut(memory: Memory, window: int, frame_stack: int = 1) -> Memory:
-    """Prepares for environments that start anew: adds a step that is not valid, at which ``returns`` cuts.
+    """Prepares for environments that are reset: adds an invalid step, at which ``returns`` cuts.
 
-    It leads from the last observation, with which the step before it bootstraps, to the first of a new episode.
+    The step leads from the last observation, from which the step before bootstraps, to the first of a new episode.
     """
     slot = memory.added[0] % memory.steps.reward.shape[1]
     last = jax.tree.map(lambda ring: ring[:, slot], memory.steps)
@@ -204,8 +203,8 @@ def sample_prioritized(
     Source: Schaul et al. (2016), https://arxiv.org/abs/1511.05952, section 3.3 and appendix B.2.1.
 
     Returns:
-      Windows ``[window, N, ...]``, where they lie, and the probability ``[N]`` of each under the draw over all devices:
-      each device draws an equal share, so it is ``p / (devices * sum of the device's p)``.
+      Windows ``[window, N, ...]``, their index, and the probability ``[N]`` of each under the draw over all devices:
+      ``p / (devices * sum of the device's p)``, because each device draws an equal share.
     """
     priorities = _prioritized(memory)
     sums = priorities.block_sum.reshape(-1)
@@ -213,7 +212,7 @@ def sample_prioritized(
     keys = rng.per_index(key, mesh.global_index(batch_size))
     stratum = (jnp.arange(batch_size) + jax.vmap(jax.random.uniform)(keys)) / batch_size
     mass = stratum * upper[-1]
-    # Rounding may point past the last block or slot that has any mass: take the nearest that has.
+    # Rounding may point past the last block or slot with mass: take the nearest one that has some.
     block = jnp.minimum(
         jnp.searchsorted(upper, mass, side="right"), jnp.max(jnp.where(sums > 0, jnp.arange(len(sums)), 0))
     )
@@ -230,10 +229,10 @@ def sample_prioritized(
 
 
 def set_priority(memory: Memory, index: Index, priority: jax.Array) -> Memory:
-    """Gives drawn windows a new ``p^alpha`` ``[N]``; one that may no longer start keeps its 0.
+    """Sets ``p^alpha`` ``[N]`` of drawn windows; a window that can no longer be drawn keeps its 0.
 
-    A window that was drawn twice gets the larger of its two. Writing both would leave one of them by chance, since an
-    accelerator writes in no fixed order.
+    A window that was drawn twice gets the larger value. An accelerator writes duplicates in no fixed order, so plain
+    writes would not repeat from run to run.
     """
     priorities = _prioritized(memory)
     largest = jnp.maximum(priorities.largest, jnp.max(priority))
@@ -250,7 +249,7 @@ def _prioritized(memory: Memory) -> Priorities:
 
 
 def _sum_blocks(memory: Memory, env: jax.Array, slot: jax.Array) -> Memory:
-    """Sums the blocks in which priorities have changed again from all of their slots: no rounding error builds up."""
+    """Sums the blocks with changed priorities from all their slots, so that no rounding error builds up."""
     priorities = _prioritized(memory)
     sums = priorities.block_sum
     blocks = priorities.table.reshape(*sums.shape, BLOCK)
@@ -262,7 +261,7 @@ def _sum_blocks(memory: Memory, env: jax.Array, slot: jax.Array) -> Memory:
 
 
 def _kept(rollout: Rollout, frame_stack: int) -> Rollout:
-    """What the ring holds of a rollout."""
+    """The part of a rollout that the ring stores."""
     stacked = frame_stack > 1 and not isinstance(rollout.obs, frames.Frame)
     obs = frames.newest(rollout.obs, frame_stack) if stacked else rollout.obs
     return rollout._replace(obs=obs, core=(), final_core=())
