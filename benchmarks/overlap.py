@@ -15,7 +15,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -28,6 +27,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.threaded import joiner, sender
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.training import setup
+from jaxrl_dist.training.resolving import resolved
 
 
 def main() -> None:
@@ -39,11 +39,8 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20, help="of each way in a round")
     args, more = parser.parse_known_args()
 
-    def preset(config: Train[Any]) -> Train[Any]:
-        return setup.resolve(Train(args.algorithm, config.env), setup.find_env(config).spec)
-
     more += ["--env", args.env, "--plan", "asynchronous", "--total-env-steps", str(10**12), "--report-interval", "1"]
-    job = setup.prepare(flags.resolve_flags(args.algorithm, [more], preset).train()).job
+    job = setup.prepare(*resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))).job
     assert job.algorithm.replay is None, "this measures plans that learn from each rollout once"
 
     steps = args.iterations * job.num_envs * job.rollout_length

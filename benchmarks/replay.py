@@ -8,6 +8,7 @@ jitted update on the same batch again and again. Flags of the algorithm may foll
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from jaxrl_dist.memory import ring
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
 from jaxrl_dist.training import setup
+from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.types import TrainState
 
 
@@ -35,15 +37,12 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1000, help="of each way in a round, about")
     args, more = parser.parse_known_args()
 
-    def preset(config: Train) -> Train:
-        return setup.resolve(Train(args.algorithm, config.env), setup.find_env(config).spec)
-
     more += ["--env", args.env, "--num-devices", "1", "--total-env-steps", str(10**12)]
-    command = flags.resolve_flags(args.algorithm, [more], preset)
-    plan = setup.prepare(command.train()).job.algorithm.replay
+    config, source = resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))
+    plan = setup.prepare(config, source).job.algorithm.replay
     assert plan is not None, f"{args.algorithm} replays nothing"
-    interval = str(int(args.updates / plan.ratio))
-    job = setup.prepare(flags.parse_train(["--report-interval", interval], command).train()).job
+    config = dataclasses.replace(config, report_interval=int(args.updates / plan.ratio))
+    job = setup.prepare(config, source).job
 
     reports = on_device(job)
     while next(reports).updates == 0:

@@ -43,32 +43,33 @@ def check_range(
     """Checks that the named fields are finite numbers with ``low <= x <= high`` and ``above < x < below``.
 
     A field that is None is skipped, a tuple is checked element by element; whole numbers are asked for where the
-    field's type does not say float.
+    field's type does not say float, and are bounded by ``MAX_COUNT`` where nothing else bounds them.
 
     Raises:
       ConfigError: naming the field's flag, its value and the range that works.
     """
-    bounds = [(low, ">="), (above, ">"), (high, "<="), (below, "<")]
-    wanted = " and ".join(f"{sign} {bound}" for bound, sign in bounds if bound is not None)
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for name in names:
         value = getattr(config, name)
         for x in value if isinstance(value, tuple) else (value,):
             if x is None:
                 continue
-            kind: Any = Real if "float" in kinds[name] else Integral
+            whole = "float" not in kinds[name]
+            kind: Any = Integral if whole else Real
             if not isinstance(x, kind):
-                what = "number" if kind is Real else "whole number"
-                raise ConfigError(f"{flag(name)} must be a {what}, not {x!r}")
+                raise ConfigError(f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}")
+            most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
             inside = (
-                math.isfinite(x)
+                (isinstance(x, Integral) or math.isfinite(x))  # a huge whole number has no float
                 and (low is None or x >= low)
-                and (high is None or x <= high)
+                and (most is None or x <= most)
                 and (above is None or x > above)
                 and (below is None or x < below)
             )
             if not inside:
-                raise ConfigError(f"{flag(name)} must be {wanted}, not {x}")
+                bounds = [(low, ">="), (above, ">"), (most, "<="), (below, "<")]
+                wanted = " and ".join(f"{sign} {bound}" for bound, sign in bounds if bound is not None)
+                raise ConfigError(f"{flag(name)} must be {wanted or 'finite'}, not {shown(x)}")
 
 
 def check_used(config: Any, *names: str, there: bool, needed: str) -> None:
@@ -107,8 +108,9 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < 10**6):
-            raise ConfigError(f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {text!r}")
+        short = len(part) <= 20  # Python refuses to read thousands of digits
+        if not (short and first.isdecimal() and last.isdecimal() and int(first) <= int(last) < 10**6):
+            raise ConfigError(f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {shown(text)}")
         numbers += range(int(first), int(last) + 1)
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"{flag(name)} {text} names a device twice")
@@ -129,7 +131,7 @@ def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
     except ValueError:
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"{flag(name)} must be a bound such as 1 or a range such as -1,1, not {text!r}")
+        raise ConfigError(f"{flag(name)} must be a bound such as 1 or a range such as -1,1, not {shown(text)}")
     return low, high
 
 
@@ -139,9 +141,30 @@ def multiples_near(value: int, of: int) -> str:
     return " or ".join(str(m) for m in (below, below + of) if m > 0)
 
 
+def divisors_near(value: int, of: int) -> str:
+    """The divisors of ``of`` just below and just above ``value``, as ``4 or 8``."""
+    pairs = ((d, of // d) for d in range(1, math.isqrt(of) + 1) if of % d == 0)
+    divisors = [d for pair in pairs for d in pair]
+    below, above = [d for d in divisors if d < value], [d for d in divisors if d > value]
+    return " or ".join(str(d) for d in (*([max(below)] if below else []), *([min(above)] if above else [])))
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: whatever it is, on one line and not too long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python does not write out thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 MAX_SIZE = 2**20
 """Of what lies in an array's axis: far above use, far below what overflows 32-bit indices."""
 
 
 MAX_STEPS = 2**30
 """Of one rollout of all environments, and of a report interval: devices count them in 32 bits."""
+
+
+MAX_COUNT = 10**15
+"""Of all other whole numbers: far above use, and still exact as a float."""

@@ -9,8 +9,18 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_range, check_used, did_you_mean, parse_bounds, parse_devices
+from jaxrl_dist.checks import (
+    MAX_SIZE,
+    MAX_STEPS,
+    check_range,
+    check_used,
+    did_you_mean,
+    flag,
+    parse_bounds,
+    parse_devices,
+)
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.values import plain
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Algorithm, EnvSpec
@@ -92,8 +102,17 @@ PLANS = {
     "asynchronous": "actor threads send experience while the learner updates (any backend)",
     "gradients": "actor threads send gradients of their own experience (any backend)",
 }
+"""The ways to execute an algorithm, and what each does; ``plans.PLANS`` has their code."""
+
+if TYPE_CHECKING:
+    PlanName = str
+else:
+    PlanName = Literal[tuple(PLANS)]
+
 CONFIG_FILE = "config.json"
 """Where a run directory keeps its configuration."""
+MAX_FLOAT_STEPS = 2**24
+"""Steps up to which 32-bit floats count one by one."""
 
 
 def check_run_dir(run_dir: pathlib.Path) -> None:
@@ -142,7 +161,7 @@ class Train(Generic[Config]):
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
     seed: int = 0
     """Seed of everything random in the run."""
-    plan: Literal["on_device", "synchronous", "asynchronous", "gradients"] = PRESET
+    plan: PlanName = PRESET
     """How to execute: see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
     """Shift and scale observations by running statistics over all devices."""
@@ -197,6 +216,19 @@ class Train(Generic[Config]):
     max_restarts: int = 100
     """Restarts of each actor, after which the failure ends the run."""
 
+    def checked(self) -> Train[Config]:
+        """The config with its values made plain (see ``values.plain``), as far as they can be checked without making
+        the environment.
+
+        Raises:
+          ConfigError: the first flag whose value is of a wrong kind or out of range.
+        """
+        config = plain(self)
+        if dataclasses.is_dataclass(config.algorithm) and not isinstance(config.algorithm, type):
+            config = dataclasses.replace(config, algorithm=plain(config.algorithm))
+        config.validate()
+        return config
+
     def validate(self) -> None:
         """Checks every range that can be checked without making the environment.
 
@@ -220,6 +252,12 @@ class Train(Generic[Config]):
             steps = self.num_envs * self.rollout_length
             if steps > MAX_STEPS:
                 raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
+            for name in ("epsilon_steps", "learning_starts"):  # a rollout at a time, devices count env steps as floats
+                if getattr(self.algorithm, name, 0) > MAX_FLOAT_STEPS * steps:
+                    raise ConfigError(
+                        f"{flag(name)} must be <= {MAX_FLOAT_STEPS * steps} with {steps} env steps an iteration "
+                        f"(--num-envs x --rollout-length), not {getattr(self.algorithm, name)}"
+                    )
         check_range(self, "checkpoint_interval", low=0, high=10**15)
         check_range(self, "keep_checkpoints", low=1, high=10**6)
         check_range(self, "seed", low=0, high=2**31 - 1)

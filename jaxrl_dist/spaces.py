@@ -50,6 +50,13 @@ class Box:
 Space = Discrete | MultiDiscrete | Box
 
 
+def describe(space: Space) -> str:
+    """A space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``."""
+    if isinstance(space, Box):
+        return f"{space.dtype}{list(space.shape)}"
+    return f"Discrete({space.n})" if isinstance(space, Discrete) else f"MultiDiscrete{tuple(space.nvec)}"
+
+
 def channels_first(shape: tuple[int, ...]) -> bool:
     """Whether an image is laid out as EnvPool's Atari (4, 84, 84), not as gymnax's MinAtar (10, 10, 4).
 

@@ -33,7 +33,8 @@ from jaxrl_dist.config import PLANS, PRESET, RUN_DEFAULTS, split_env
 from jaxrl_dist.envs.source import BACKENDS, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.flags import plain_defaults
-from jaxrl_dist.training import setup
+from jaxrl_dist.training import resolving, setup
+from jaxrl_dist.types import EnvSpec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAMES = (*algorithms.ALGORITHMS, *algorithms.PRESETS)
@@ -169,7 +170,7 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for env, kind in KINDS.items():
-        config = setup.resolve(jaxrl_dist.Train(name, env=env), spec_of(env))
+        config = resolving.resolve(jaxrl_dist.Train(name, env=env), source_of(env))
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:
@@ -187,7 +188,11 @@ def algorithm_presets(name: str) -> str:
     return table(("kind", "such as", "differs from the defaults"), rows)
 
 
-spec_of = functools.cache(lambda env: find(env).spec)
+source_of = functools.cache(find)
+
+
+def spec_of(env: str) -> EnvSpec:
+    return source_of(env).spec
 
 
 # --- Measurements -------------------------------------------------------------------------------------

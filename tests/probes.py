@@ -24,7 +24,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.spaces import Box, Discrete
-from jaxrl_dist.training.setup import make_learner
+from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.types import Algorithm, Context, EnvSpec, Learner, PyTree, Rollout, Variables, reset_core
 
 # --- Environments -------------------------------------------------------------------------------------
@@ -147,17 +147,14 @@ def make_job(
 ) -> Job:
     """A job for a plan; by default it ends with its first rollout."""
     source = find(source) if isinstance(source, str) else source
+    sizes = {"num_envs": num_envs, "rollout_length": rollout_length}
+    steps = {"total_env_steps": total_env_steps, "report_interval": report_interval}
     return Job(
+        config=Train(None, **sizes, **steps, seed=seed),
         algorithm=algorithm,
         learner=learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices),
         source=source,
         mesh=make_mesh(num_devices),
-        num_envs=num_envs,
-        rollout_length=rollout_length,
-        total_env_steps=total_env_steps,
-        report_interval=report_interval,
-        seed=seed,
-        init_variables=None,
         pool=pool or PoolOptions(),
     )
 

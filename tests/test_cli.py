@@ -43,9 +43,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "newer": config.replace('"format": 1', '"format": 2'),
         "unknown-field": config.replace('"seed"', '"sed"'),
         "wrong-type": config.replace('"seed": 0', '"seed": "zero"'),
+        "nested": "[" * 100_000,
     }.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(content)
+    for name in ("pipe", "link"):
+        (folder / name).mkdir()
+    os.mkfifo(folder / "pipe/config.json")
+    (folder / "link/config.json").symlink_to("/dev/zero")
     damaged = shutil.copytree(done, folder / "damaged")
     large = max((damaged / "checkpoints/final/arrays").rglob("*"), key=lambda x: x.stat().st_size * x.is_file())
     content = bytearray(large.read_bytes())
@@ -100,7 +105,16 @@ BAD = {
     CARTPOLE + "--num-envs nan": "--num-envs: 'nan' is no whole number",
     CARTPOLE + "--num-envs 8 16": "Unrecognized options: 16",
     CARTPOLE + "--num-envs 12": "--num-envs 12 does not divide over 8 devices; nearest that work: 8 or 16",
-    CARTPOLE + "--num-minibatches 7": "--num-minibatches 7 does not divide",
+    CARTPOLE
+    + "--num-minibatches 7": "--num-minibatches 7 does not divide the 1 x 32 examples (environments x examples "
+    "of each) of a device; nearest that work: 4 or 8",
+    CARTPOLE + "--num-minibatches 2147483647": "of a device; nearest that work: 32",
+    CARTPOLE + f"--num-envs 1{'0' * 400}": "--num-envs must be >= 1 and <= 1048576, not 1000",
+    CARTPOLE + f"--seed 1{'0' * 400}": "--seed must be >= 0 and <= 2147483647, not 1000",
+    CARTPOLE + f"--seed {'1' * 5000}": "is no whole number",
+    CARTPOLE + f"--anneal-updates 1{'0' * 400}": "--anneal-updates must be >= 1 and <= 1000000000000000, not 1000",
+    CARTPOLE + f"--actor-devices {'1' * 400}": "--actor-devices must be device numbers such as 0,1 or 2-7, not '111",
+    DQN + "--num-envs 1 --rollout-length 1 --epsilon-steps 5e7": "--epsilon-steps must be <= 16777216 with 1 env steps",
     CARTPOLE + "--rollout-length 1.5": "--rollout-length: '1.5' is no whole number",
     CARTPOLE + "--total-env-steps inf": "--total-env-steps: 'inf' is no whole number",
     CARTPOLE + "--total-env-steps 0": "--total-env-steps must be >= 1",
@@ -228,7 +242,13 @@ BAD = {
     "train --config {runs}/truncated/config.json": "is not JSON",
     "train --config {runs}/newer": "format 2 is unknown",
     "train --config {runs}/unknown-field": "unknown field 'sed'",
-    "train --config {runs}/wrong-type": "--seed: 'zero' is no whole number",
+    "train --config {runs}/wrong-type": "--seed must be a whole number, not 'zero'",
+    "train --config {runs}/pipe": "{runs}/pipe/config.json is no plain file",
+    "train --config {runs}/link": "{runs}/link/config.json cannot be read: Too many levels of symbolic links",
+    "train --config {runs}/nested": "{runs}/nested/config.json is not JSON",
+    "train --config /dev/zero": "/dev/zero is no plain file",
+    "resume {runs}/pipe": "is no plain file",
+    "evaluate {runs}/pipe": "is no plain file",
     "train a2c --config {runs}/done": "is of ppo, not of a2c",
     "train --config {runs}/done --config {runs}/done": "--config is given twice",
     "train --config {runs}/done --num-devices 3": "--num-envs 8 does not divide over 3 devices",
@@ -249,6 +269,7 @@ BAD = {
     "resume {runs}/done --seed 1": "--seed cannot change where a run is resumed",
     "resume {runs}/done --no-normalize-advantages": "--normalize-advantages cannot change where a run is resumed",
     "resume {runs}/done --env Acrobot-v1": "--env is gymnax:Acrobot-v1, and the run to be resumed has gymnax:Cart",
+    "resume {runs}/done --num-devices 3": "the run cannot go on over 3 devices; these --num-devices work: 1, 2, 4, 8",
     "resume {runs}/done --num-devices 99": "--num-devices 99, but there are 8 cpu devices",
     "resume {runs}/done {runs}/done": "Unrecognized options",
     # evaluate
@@ -259,6 +280,7 @@ BAD = {
     "evaluate {runs}/damaged": "is damaged",
     "evaluate {runs}/done {runs}/done": "Unrecognized options",
     "evaluate {runs}/done --episodes 0": "--episodes must be >= 1",
+    f"evaluate {{runs}}/done --episodes 1{'0' * 400}": "--episodes must be >= 1 and <= 1000000, not 1000",
     "evaluate {runs}/done --episodes many": "--episodes: 'many' is no whole number",
     "evaluate {runs}/done --episods 3": "did you mean '--episodes'?",
     "evaluate {runs}/done --seed -1": "--seed must be >= 0",
@@ -294,6 +316,24 @@ def test_bad_input_is_refused_in_one_line(
     assert_refused(code, captured.out, captured.err, BAD[command].format(runs=finished))
     assert list(tmp_path.iterdir()) == [], "something was left behind"
     assert sorted(finished.rglob("*")) == before
+
+
+def test_training_makes_an_environment_once_to_look_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again for each copy that it steps, of which a run that does not begin has none."""
+    (tmp_path / "counted.py").write_text(
+        "import gymnasium\nmade = []\n\ndef make():\n    made.append(1)\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(training_run.Run, "reports", _enough)
+    command = "train a2c --env counted:make --num-envs 2 --num-devices 1 --evaluation-episodes 0"
+    assert cli.main(command.split()) == 2
+    made = sys.modules.pop("counted").made
+    assert made == [1]
+
+
+def _enough(*args: object) -> None:
+    raise ConfigError("enough")
 
 
 def run(*args: str, cwd: Path, script: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -12,14 +12,19 @@ import pytest
 from jaxrl_dist import flags
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.config import Train
+from jaxrl_dist.config import RUN_DEFAULTS, Train
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.training import resolving
+from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.training.stored import stored_config, stored_fields, to_json
+from jaxrl_dist.types import EnvSpec
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_flag_has_a_help_sentence_and_a_default(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        flags.parse_train(["--help"], flags.plain_defaults(algorithm))
+        flags.parse_train(algorithm, ["--help"])
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     names = {f.name for kind in (flags.Command, config_class(algorithm)) for f in dataclasses.fields(kind)}
@@ -35,46 +40,68 @@ def test_every_flag_has_a_help_sentence_and_a_default(algorithm: str, capsys: py
         assert len(sentence.split()) > 4 and sentence.rstrip().endswith("."), f"{name} has no help sentence: {part}"
 
 
-def preset(config: Train[Any]) -> Train[Any]:
-    assert config.env == "X"
-    fields = {"num_envs": 16, "rollout_length": 16, "report_interval": 16, "plan": "synchronous"}
-    algorithm = PPO(discount=0.16, gae_lambda=0.16, clip_epsilon=0.16)
-    return dataclasses.replace(config, algorithm=algorithm, env="gymnax:X", **fields)
+@dataclasses.dataclass(frozen=True)
+class Sixteen(PPO):
+    """An algorithm whose preset says 16."""
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        run = {"num_envs": 16, "rollout_length": 16, "report_interval": 16, "plan": "synchronous"}
+        return {**run, "discount": 0.16, "gae_lambda": 0.16, "clip_epsilon": 0.16}
 
 
-def test_flags_win_over_file_over_preset_over_default() -> None:
-    file = ["--env=X", "--rollout-length=8", "--report-interval=8", "--gae-lambda=.8", "--clip-epsilon=.8", "--seed=8"]
-    line = ["--report-interval=4", "--clip-epsilon=.4", "--seed=4"]
-    command = flags.resolve_flags("ppo", [file, line], preset)
+def test_flags_win_over_file_over_preset_over_default(tmp_path: Path) -> None:
+    run = {"env": "CartPole-v1", "rollout_length": 8, "report_interval": 8, "seed": 8}
+    own = {"gae_lambda": 0.8, "clip_epsilon": 0.8}
+    file = {"format": 1, "algorithm": "Sixteen", "hyperparameters": own, "run": run}
+    (tmp_path / "config.json").write_text(json.dumps(file))
+    _, stored = stored_fields(tmp_path, Sixteen)
+    line = flags.parse_train(Sixteen, ["--report-interval=4", "--clip-epsilon=.4", "--seed=4"])
+    config, _ = resolved(Train(Sixteen), {**stored, **line})
     # default, preset, file, flag
-    assert (command.total_env_steps, command.num_envs, command.rollout_length, command.report_interval) == (
+    assert (config.total_env_steps, config.num_envs, config.rollout_length, config.report_interval) == (
         1_000_000,
         16,
         8,
         4,
     )
-    ppo = command.algorithm
+    ppo = config.algorithm
     assert (ppo.num_epochs, ppo.discount, ppo.gae_lambda, ppo.clip_epsilon) == (4, 0.16, 0.8, 0.4)
-    assert (command.plan, command.seed) == ("synchronous", 4)
+    assert (config.plan, config.seed) == ("synchronous", 4)
 
 
 def test_a_flag_wins_even_with_the_value_of_the_default() -> None:
     default = flags.plain_defaults("ppo")
-    args = ["--env", "X", "--num-envs", str(default.num_envs), "--discount", str(default.algorithm.discount)]
-    command = flags.resolve_flags("ppo", [args], preset)
-    assert (command.num_envs, command.algorithm.discount) == (default.num_envs, default.algorithm.discount)
+    args = ["--num-envs", str(default.num_envs), "--discount", str(default.algorithm.discount)]
+    given = flags.parse_train(Sixteen, args)
+    assert given == {"num_envs": 8, "discount": 0.99}
+    config, _ = resolved(Train(Sixteen, "CartPole-v1"), given)
+    assert (config.num_envs, config.algorithm.discount, config.algorithm.gae_lambda) == (8, 0.99, 0.16)
 
 
-def test_flags_are_checked_before_the_preset_is_asked_for() -> None:
-    def never(config: Train[Any]) -> Train[Any]:
+@pytest.mark.parametrize("wrong", [{"num_envs": 0}, {"discount": 2}, {"seed": "3"}, {"discont": 0.9}])
+def test_values_are_checked_before_the_environment_is_made(
+    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(config: Train[Any]) -> EnvSource:
         raise AssertionError
 
-    with pytest.raises(ConfigError, match="--num-envs must be"):
-        flags.resolve_flags("ppo", [["--env", "X", "--num-envs", "0"]], never)
+    monkeypatch.setattr(resolving, "find_env", never)
+    with pytest.raises(ConfigError, match=r"--num-envs must be|--discount must be|--seed must be|a field 'discont'"):
+        resolved(Train("ppo", "CartPole-v1"), wrong)
+
+
+def test_a_named_preset_counts_before_the_environment_is_known() -> None:
+    """Prioritised replay is Ape-X's, so its exponents may be set."""
+    config, _ = resolved(Train("apex", "CartPole-v1"), {"importance_exponent": 0.5})
+    assert (config.algorithm.priority_exponent, config.algorithm.importance_exponent) == (0.6, 0.5)
+
+
+CONFIG: Train[Any] = Train(PPO(), **RUN_DEFAULTS)
 
 
 def write(path: Path, config: Train[Any]) -> dict[str, Any]:
-    content = flags.to_json(config)
+    content = to_json(config)
     path.write_text(json.dumps(content))
     return content
 
@@ -83,24 +110,24 @@ def test_config_json_brings_back_every_value(tmp_path: Path) -> None:
     ppo = PPO(hidden_sizes=(7, 9), anneal_updates=11, normalize_advantages=False, torso="impala", learning_rate=1 / 3)
     run = {"env_options": {"a": "1", "b": "x=y z"}, "atari_preset": "machado", "plan": "synchronous", "num_devices": 3}
     more = {"normalize_observations": True, "mem_fraction": 0.1, "init_from": "runs/a b", "seed": 5}
-    config = dataclasses.replace(flags.plain_defaults("ppo").train(), algorithm=ppo, env="X", **run, **more)
+    config = dataclasses.replace(CONFIG, algorithm=ppo, env="X", **run, **more)
     write(tmp_path / "config.json", config)
-    assert flags.read_config(tmp_path) == flags.read_config(tmp_path / "config.json") == config
+    assert stored_config(tmp_path) == stored_config(tmp_path / "config.json") == config
     empty = dataclasses.replace(config, algorithm=dataclasses.replace(ppo, hidden_sizes=()), env_options={})
     write(tmp_path / "config.json", empty)
-    assert flags.read_config(tmp_path) == empty
+    assert stored_config(tmp_path) == empty
 
 
 def test_whole_numbers_may_have_an_exponent() -> None:
-    args = ["--env", "X", "--total-env-steps", "1e6", "--num-envs", "1.6E1", "--hidden-sizes", "1_0", "2e1"]
-    command = flags.parse_train(args, flags.plain_defaults("ppo"))
-    assert (command.total_env_steps, command.num_envs, command.algorithm.hidden_sizes) == (1_000_000, 16, (10, 20))
-    assert type(command.total_env_steps) is int
+    args = ["--total-env-steps", "1e6", "--num-envs", "1.6E1", "--hidden-sizes", "1_0", "2e1"]
+    given = flags.parse_train("ppo", args)
+    assert given == {"total_env_steps": 1_000_000, "num_envs": 16, "hidden_sizes": (10, 20)}
+    assert type(given["total_env_steps"]) is int
 
 
 def test_a_run_directory_is_not_kept() -> None:
     """Another run of the same config must not write to the same place."""
-    content = flags.to_json(dataclasses.replace(flags.plain_defaults("ppo").train(), env="X", run_dir="here"))
+    content = to_json(dataclasses.replace(CONFIG, env="X", run_dir="here"))
     assert "here" not in json.dumps(content)
 
 
@@ -115,14 +142,37 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "unknown field": (lambda c: {**c, "run": {**c["run"], "sed": 1}}, "unknown field 'sed' (did you mean 'seed'?)"),
     "a flag, not a field": (lambda c: {**c, "run": {**c["run"], "quiet": True}}, "unknown field 'quiet'"),
     "unknown hyperparameter": (lambda c: {**c, "hyperparameters": {"discont": 1}}, "unknown field 'discont'"),
-    "text for a number": (lambda c: {**c, "run": {**c["run"], "num_envs": "many"}}, "--num-envs: 'many' is no"),
-    "a fraction": (lambda c: {**c, "run": {**c["run"], "num_envs": 8.5}}, "--num-envs: '8.5' is no whole number"),
-    "a switch for a number": (lambda c: {**c, "run": {**c["run"], "num_envs": True}}, "--num-envs"),
-    "a number for a switch": (lambda c: {**c, "hyperparameters": {"normalize_advantages": 3}}, "3"),
-    "a wrong choice": (lambda c: {**c, "run": {**c["run"], "plan": "fast"}}, "invalid choice 'fast'"),
-    "a flag for a number": (lambda c: {**c, "hyperparameters": {"hidden_sizes": ["--help"]}}, "cannot be '--help'"),
-    "a flag for a name": (lambda c: {**c, "run": {**c["run"], "env_options": {"-h": 1}}}, "env_options cannot be '-h'"),
-    "null for a number": (lambda c: {**c, "run": {**c["run"], "seed": None}}, "--seed: 'None' is no whole number"),
+    "text for a number": (
+        lambda c: {**c, "run": {**c["run"], "num_envs": "many"}},
+        "--num-envs must be a whole number, not 'many'",
+    ),
+    "a fraction": (lambda c: {**c, "run": {**c["run"], "num_envs": 8.5}}, "--num-envs must be a whole number, not 8.5"),
+    "a switch for a number": (
+        lambda c: {**c, "run": {**c["run"], "num_envs": True}},
+        "--num-envs must be a whole number, not True",
+    ),
+    "a number for a switch": (
+        lambda c: {**c, "hyperparameters": {"normalize_advantages": 3}},
+        "must be True or False, not 3",
+    ),
+    "a wrong choice": (
+        lambda c: {**c, "run": {**c["run"], "plan": "fast"}},
+        "--plan must be one of on_device, synchronous, asynchronous, gradients, not 'fast'",
+    ),
+    "a flag for a number": (
+        lambda c: {**c, "hyperparameters": {"hidden_sizes": ["--help"]}},
+        "must be a whole number, not '--help'",
+    ),
+    "a list for text": (lambda c: {**c, "run": {**c["run"], "env_options": {"a": []}}}, "--env-options a must be text"),
+    "text for options": (
+        lambda c: {**c, "run": {**c["run"], "env_options": "a"}},
+        "--env-options must be a dictionary",
+    ),
+    "a list for a name": (lambda c: {**c, "run": {**c["run"], "env": ["X"]}}, "env must be a name, not ['X']"),
+    "null for a number": (
+        lambda c: {**c, "run": {**c["run"], "seed": None}},
+        "--seed must be a whole number, not None",
+    ),
 }
 
 
@@ -130,10 +180,10 @@ DAMAGES: dict[str, tuple[Any, str]] = {
 def test_a_damaged_config_is_refused(what: str, tmp_path: Path) -> None:
     damage, message = DAMAGES[what]
     path = tmp_path / "config.json"
-    content = write(path, dataclasses.replace(flags.plain_defaults("ppo").train(), env="X"))
+    content = write(path, dataclasses.replace(CONFIG, env="X"))
     path.write_text(json.dumps(damage(content)))
     with pytest.raises(ConfigError) as error:
-        flags.read_config(tmp_path)
+        stored_config(tmp_path)
     assert message in str(error.value)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
@@ -142,14 +192,14 @@ def test_a_damaged_config_is_refused(what: str, tmp_path: Path) -> None:
 def test_a_config_that_is_no_text_or_no_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with pytest.raises(ConfigError, match=f"there is no {path}"):
-        flags.read_config(tmp_path)
-    whole = json.dumps(flags.to_json(flags.plain_defaults("ppo").train()))
+        stored_config(tmp_path)
+    whole = json.dumps(to_json(CONFIG))
     for content in (b"", b"\xff\xfe\x00", whole[: len(whole) // 2].encode()):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match="is not JSON"):
-            flags.read_config(path)
+            stored_config(path)
     with pytest.raises(ConfigError, match="cannot be read: Not a directory"):
-        flags.read_config(path / "below")
+        stored_config(path / "below")
 
 
 @pytest.mark.parametrize("args", ["", "--config", "--seed --config=", "--configs x"])

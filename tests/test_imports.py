@@ -12,13 +12,15 @@ import runs
 PACKAGE = "jaxrl_dist"
 
 # What each module of the root and each folder may import of the package, beside itself. Lower layers come first.
-_GROUND = "errors checks spaces types rng"
+_GROUND = "errors checks values spaces types rng"
 ALLOWED: dict[str, str] = {
     "errors": "",
     "spaces": "",
     "types": "spaces",
     "checks": "errors",
-    "config": "errors checks types",
+    "values": "errors checks",
+    "machine": "",
+    "config": "errors checks types values",
     "rng": "types",
     "mesh": "types",
     "flow": "",
@@ -32,10 +34,10 @@ ALLOWED: dict[str, str] = {
     "flags": "errors checks config algorithms",
     "actors": f"{_GROUND} mesh flow memory envs",
     "plans": f"{_GROUND} config mesh flow memory envs learners actors",
-    "run": "errors checks config types",
-    "training": f"{_GROUND} config mesh flags nn memory envs learners algorithms actors plans run",
-    "play": f"{_GROUND} config envs flags actors run training",
-    "commands": f"{_GROUND} config envs algorithms flags actors run plans training play",
+    "run": "errors checks machine config types",
+    "training": f"{_GROUND} machine config mesh nn memory envs learners algorithms actors plans run",
+    "play": f"{_GROUND} config envs actors run training",
+    "commands": f"{_GROUND} machine config envs algorithms flags actors run plans training play",
     "cli": "errors checks run commands",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light

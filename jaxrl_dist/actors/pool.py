@@ -147,7 +147,7 @@ class ActorPool:
         """``deliver`` has an entry for each actor."""
         self.stages = [Stages() for _ in range(options.num_actors)]
         self._job, self._options, self._store = job, options, store
-        self._on_device = job.source.spec.backend == "gymnax"
+        self._on_device = job.source.is_pure
         self._restarting: list[RestartingEnv] = []
         self._stopping = threading.Event()
         self._programs = [self._compile(on) for on in options.meshes]

@@ -25,6 +25,7 @@ from jaxrl_dist import flags
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import machine
 from jaxrl_dist.config import BACKENDS
+from jaxrl_dist.machine import container_limit
 
 SECONDS = 120.0
 """In which a probe must answer; on an idle machine they take two or three."""
@@ -135,11 +136,11 @@ def _host(answer: Answer) -> None:
     sizes = {
         name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB", machine.read("proc/meminfo"), re.M)
     }
-    limit = machine.read("sys/fs/cgroup/memory.max").strip()
+    limit = container_limit(machine.ROOT)
     if "MemTotal" in sizes:
         text = f"{_gigabytes(sizes['MemTotal'])}, {_gigabytes(sizes.get('MemAvailable', 0))} available"
-        if limit.isdecimal() and int(limit) < sizes["MemTotal"]:
-            text += f"; this container's limit is {_gigabytes(int(limit))}"
+        if limit is not None and limit < sizes["MemTotal"]:
+            text += f"; this container's limit is {_gigabytes(limit)}"
         answer.facts.append(("memory", text))
     try:
         free, where = shutil.disk_usage(".").free, os.getcwd()

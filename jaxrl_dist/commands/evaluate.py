@@ -15,6 +15,7 @@ from jaxrl_dist.checks import check_range
 from jaxrl_dist.commands import find_modules
 from jaxrl_dist.config import check_run_dir
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.training.stored import stored_fields
 
 if TYPE_CHECKING:
     from jaxrl_dist.play.policy import Policy
@@ -70,7 +71,7 @@ def asked_policy(asked: Evaluate) -> Policy:
     check_range(asked, "max_steps", low=1, high=10**9)
     check_run_dir(pathlib.Path(asked.run_dir))
     own = from_file(asked.algorithm) if asked.algorithm else None
-    flags.config_flags(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
+    stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
     find_modules(asked.env)
 
     from jaxrl_dist.play.policy import load_policy

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
 from jaxrl_dist import flags
-from jaxrl_dist.algorithms import from_file
+from jaxrl_dist.algorithms import from_file, name_of
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules
 from jaxrl_dist.commands.train import show
 from jaxrl_dist.config import RESUMABLE, check_run_dir
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals
+from jaxrl_dist.training.stored import stored_config
 
 HELP = """\
 usage: jaxrl-dist resume RUN_DIR [FLAGS]
@@ -37,22 +39,22 @@ def run(args: Sequence[str]) -> int:
     check_run_dir(run_dir)
     file, args = flags.taken(args[1:], "--algorithm")
     own = from_file(file) if file else None
-    algorithm, file_args = flags.config_flags(run_dir, own, env)
-    before = flags.parse_train(file_args, flags.plain_defaults(algorithm, own))
-    given = flags.parse_train(args, before)
-    given.validate()
-    was, now = ({**vars(command), **vars(command.algorithm), "algorithm": None} for command in (before, given))
-    changes = {name: value for name, value in now.items() if value != was[name]}
+    before = stored_config(run_dir, own, env)
+    given = flags.parse_train(type(before.algorithm), args)
+    was = {**vars(before), **vars(before.algorithm), "quiet": False, "config": None}
+    changes = {name: value for name, value in given.items() if value != was[name]}
     for name in changes:
         if name not in allowed:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; see: jaxrl-dist resume --help")
+    quiet = given.get("quiet", False)
     changes = {name: value for name, value in changes.items() if name in RESUMABLE}
+    dataclasses.replace(before, **changes).validate()
 
     from jaxrl_dist.run.console import one_line_warnings
-    from jaxrl_dist.training import resuming, stored
+    from jaxrl_dist.training import resuming
 
-    with signals.stopping() as stop, one_line_warnings(given.quiet):
+    with signals.stopping() as stop, one_line_warnings(quiet):
         find_modules(env)
-        prepared = resuming.prepare_resume(stored.stored_config(run_dir, own, env), run_dir, changes)
-        show(algorithm, prepared, stop, quiet=given.quiet)
+        prepared = resuming.prepare_resume(before, run_dir, changes)
+        show(name_of(before.algorithm), prepared, stop, quiet=quiet)
     return 0

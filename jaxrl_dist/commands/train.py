@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import flags
@@ -14,6 +14,8 @@ from jaxrl_dist.commands import find_modules, help_text
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals
+from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.training.stored import stored_fields
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.run import Run
@@ -26,51 +28,39 @@ def run(args: Sequence[str]) -> int:
     own = from_file(algorithm) if algorithm is not None and algorithm.endswith(".py") else None
     name, algorithm = (own.__name__, own) if own else (algorithm, algorithm)
     wants_help = any(arg in ("-h", "--help") for arg in args)
-    layers = [args]
+    stored: dict[str, Any] = {}
     config_file = flags.value_of(args, "--config")
     if config_file is not None and not wants_help:
-        named, file_args = flags.config_flags(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
+        named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
         if name not in (None, named):
             raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
-        name, algorithm, layers = named, own or named, [file_args, args]
+        name, algorithm = named, own or named
     if algorithm is None:
         if wants_help:
             print(help_text(), end="")
             return 0
         raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
-    if wants_help:
-        flags.parse_train(["--help"], flags.plain_defaults(algorithm))
+    fields = {**stored, **flags.parse_train(algorithm, ["--help"] if wants_help else args)}
+    fields.pop("config", None)
+    quiet = fields.pop("quiet", False)
     with signals.stopping() as stop:
-        find_modules(flags.value_of(args, "--env"))
-        command = flags.resolve_flags(algorithm, layers, lambda config: _preset(algorithm, config))
-        _train(name, command.train(), stop, quiet=command.quiet)
+        find_modules(fields.get("env"))
+        _train(name, algorithm, fields, stop, quiet=quiet)
     return 0
 
 
-def _preset(algorithm: Any, config: Train[Any]) -> Train[Any]:
-    """What the algorithm's preset makes of a config of which the environment counts."""
-    from jaxrl_dist.envs.source import locate
+def _train(name: str, algorithm: str | type, fields: Mapping[str, Any], stop: signals.Stop, *, quiet: bool) -> None:
+    """Trains with these fields of ``Train`` and hyperparameters; ``name`` is what people call the algorithm."""
+    config, source = resolved(Train(algorithm), fields)
 
-    locate(config.env)  # a wrong name is refused before the rest is imported
-
-    from jaxrl_dist.plans import devices
-    from jaxrl_dist.training import setup
-
-    devices.reserve_memory(config.mem_fraction)
-    source = setup.find_env(config)
-    left_open: Train[Any] = Train(algorithm, config.env, config.env_options, atari_preset=config.atari_preset)
-    return setup.resolve(left_open, source.spec)
-
-
-def _train(name: str, config: Train[Any], stop: signals.Stop, *, quiet: bool) -> None:
     from jaxrl_dist.run import files
     from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import setup
 
     if config.run_dir is None:
-        config = dataclasses.replace(config, run_dir=files.default_run_dir(config.env, name, config.seed))
+        config = dataclasses.replace(config, run_dir=files.default_run_dir(fields["env"], name, config.seed))
     with one_line_warnings(quiet):
-        show(name, setup.prepare(config), stop, quiet=quiet)
+        show(name, setup.prepare(config, source), stop, quiet=quiet)
 
 
 def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:

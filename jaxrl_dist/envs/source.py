@@ -33,6 +33,11 @@ class EnvSource(NamedTuple):
     pure: DeviceEnv | None = None
     """The environment itself, where it is pure functions, with all wrappers."""
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether it is pure functions, which run on any device; else it lives on the host."""
+        return self.pure is not None
+
     def device(self) -> DeviceEnv:
         """The environment as pure functions.
 

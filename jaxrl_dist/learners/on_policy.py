@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.checks import check_divides
+from jaxrl_dist.checks import check_divides, divisors_near
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.types import Algorithm, Learner, Rollout, TrainState
@@ -95,15 +95,10 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
     """
     check_divides("num_envs", num_envs, (num_devices, "devices"))
     local, examples = num_envs // num_devices, examples_per_env(algorithm, rollout_length)
-
-    def divides(num_minibatches: int) -> bool:
-        return local % envs_per_group(examples, num_minibatches) == 0
-
     wanted = algorithm.num_minibatches
-    if not divides(wanted):
-        below = next(m for m in range(wanted - 1, 0, -1) if divides(m))
-        above = next((m for m in range(wanted + 1, local * examples + 1) if divides(m)), None)
+    # Whole groups of environments fill the minibatches (see ``envs_per_group``) just where all examples divide.
+    if local * examples % wanted:
         raise ConfigError(
             f"--num-minibatches {wanted} does not divide the {local} x {examples} examples (environments x examples "
-            f"of each) of a device; nearest that work: {below}" + (f" or {above}" if above else "")
+            f"of each) of a device; nearest that work: {divisors_near(wanted, local * examples)}"
         )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxrl_dist.checks import MAX_SIZE, check_range
+from jaxrl_dist.values import OR_OBJECT
 
 if TYPE_CHECKING:
     Torso = Any
 else:  # the names that a flag accepts; Python also accepts a pair (init, apply)
-    Torso = Literal["auto", "mlp", "minatar", "nature", "impala"]
+    Torso = Annotated[Literal["auto", "mlp", "minatar", "nature", "impala"], OR_OBJECT]
 
 
 @dataclasses.dataclass(frozen=True)

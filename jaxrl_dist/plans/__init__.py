@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
-from jaxrl_dist.plans import asynchronous, gradients, on_device, synchronous
-from jaxrl_dist.plans.job import Plan
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-THREADED_PLANS = ("asynchronous", "gradients")
-"""Plans whose actors run in threads."""
-PLANS: dict[str, Plan] = {
-    "on_device": on_device.on_device,
-    "synchronous": synchronous.synchronous,
-    "asynchronous": asynchronous.asynchronous,
-    "gradients": gradients.gradients,
+import jax
+
+from jaxrl_dist import config as texts
+from jaxrl_dist.actors.pool import PoolOptions
+from jaxrl_dist.checks import check_used
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.plans import asynchronous, gradients, on_device, synchronous, threaded
+from jaxrl_dist.plans.job import Plan
+from jaxrl_dist.types import Algorithm
+
+
+class PlanInfo(NamedTuple):
+    """A plan, and what has to be known of it to choose it."""
+
+    run: Plan
+    says: str
+    """What it does, in a line."""
+    check: Callable[[Train[Any], Algorithm, str, int], None] | None = None
+    """``(config, algorithm, name, num_devices)``: raises ``ConfigError`` where a resolved config or an algorithm, of
+    that name in messages, does not fit the plan; ``num_devices`` learn."""
+
+    @property
+    def threaded(self) -> bool:
+        """Whether its actors run in threads."""
+        return self.check is not None
+
+
+PLANS = {
+    "on_device": PlanInfo(on_device.on_device, texts.PLANS["on_device"]),
+    "synchronous": PlanInfo(synchronous.synchronous, texts.PLANS["synchronous"]),
+    "asynchronous": PlanInfo(asynchronous.asynchronous, texts.PLANS["asynchronous"], asynchronous.check),
+    "gradients": PlanInfo(gradients.gradients, texts.PLANS["gradients"], gradients.check),
 }
+"""The one table of plans; ``config.PLANS`` has its names and texts for what must not wait for JAX."""
+
+
+def pool_options(
+    config: Train[Any], algorithm: Algorithm, name: str, learners: Sequence[jax.Device], *, on_host: bool
+) -> PoolOptions:
+    """How the actors of a resolved config run beside the learner, for plans that have any.
+
+    Args:
+      name: what messages call the algorithm.
+      on_host: whether the environments are.
+
+    Raises:
+      ConfigError: flags that do not fit the plan, the algorithm or each other.
+    """
+    plan = PLANS[config.plan]
+    needed = f"--plan {' or '.join(name for name, other in PLANS.items() if other.threaded)}"
+    names = ("actor_devices", "max_lag", "lockstep", "gather", "on_actor_error")
+    check_used(config, *names, there=plan.threaded, needed=needed)
+    check_used(config, "lag", there=config.lockstep, needed="--lockstep")
+    check_used(config, "gather_deadline", there=config.gather is not None, needed="--gather")
+    check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")
+    check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
+    if config.free_running and (config.plan != "asynchronous" or algorithm.replay is None):
+        raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
+    if plan.check is not None:
+        plan.check(config, algorithm, name, len(learners))
+        return threaded.pool_options(config, learners)
+    if config.num_actors is not None:
+        text = (
+            f"--num-actors {config.num_actors} changes nothing under --plan {config.plan}, which has no actor threads"
+        )
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    return PoolOptions()

@@ -7,19 +7,40 @@ rollout_length`` steps, as in every plan: from the rollouts of as many actors as
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 
 from jaxrl_dist import flow
 from jaxrl_dist.actors.pool import ActorPool, ParamStore, Sample
 from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.checks import flag
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.learners.sharded import compile_learn, compile_update
+from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Clock
 from jaxrl_dist.plans.threaded import Tally, homes, joiner, prioritize, sender
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Report
+from jaxrl_dist.types import Algorithm, Report
+
+
+def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
+    """As ``PlanInfo.check``; warns where actors may hand the algorithm older experience than it allows for."""
+    threaded.check(config, (num_devices, "devices"))
+    for field in ("gather", "max_lag"):
+        if getattr(config, field) is not None and algorithm.replay is not None:
+            raise ConfigError(f"{flag(field)} leaves experience out, and what {name} replays must be without gaps")
+    lags = 0 not in (config.lag if config.lockstep else None, config.max_lag)
+    if lags and algorithm.replay is None and not algorithm.corrects_lag:
+        text = (
+            f"{name} takes all experience for that of the newest policy, and under --plan asynchronous some is older: "
+            "it may learn worse, or not at all; impala and appo correct for that"
+        )
+        warnings.warn(text, ConfigWarning, stacklevel=2)
 
 
 def asynchronous(job: Job) -> Iterator[Report]:

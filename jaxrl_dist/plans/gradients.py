@@ -7,6 +7,7 @@ A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783, section 4) and RLlib's 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,11 +17,30 @@ from jaxrl_dist import flow, rng
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Snapshot
 from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.checks import flag
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.learners.halves import check_sizes
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
+from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Clock
 from jaxrl_dist.plans.threaded import Tally
-from jaxrl_dist.types import PyTree, Report, Rollout
+from jaxrl_dist.types import Algorithm, PyTree, Report, Rollout
+
+
+def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
+    """As ``PlanInfo.check``."""
+    del name, num_devices  # each gradient is one actor's, and nothing is divided over the devices
+    threaded.check(config)
+    if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
+        raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")
+    for field in ("normalize_observations", "scale_rewards", "lockstep"):
+        if getattr(config, field):
+            raise ConfigError(f"{flag(field)} does not work with --plan gradients; --plan asynchronous does")
+    if config.gather is not None:
+        raise ConfigError("--gather does not work with --plan gradients, which takes each gradient as it comes")
+    check_sizes(algorithm, config.rollout_length)
 
 
 def gradients(job: Job) -> Iterator[Report]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
+from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.types import Algorithm, Checkpoint, Learner, Report, TrainState, Variables
 
@@ -19,20 +20,36 @@ from jaxrl_dist.types import Algorithm, Checkpoint, Learner, Report, TrainState,
 class Job(NamedTuple):
     """What to execute; a plan decides how."""
 
+    config: Train[Any]  # resolved: nothing is left open
     algorithm: Algorithm
     learner: Learner
     source: EnvSource
     mesh: Mesh
-    num_envs: int
-    rollout_length: int
-    total_env_steps: int
-    report_interval: int  # in env steps
-    seed: int
-    init_variables: Variables | None  # None: the algorithm's own
+    init_variables: Variables | None = None  # None: the algorithm's own
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to go on from; None: a new run
     stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of what has been done until then
     away: Callable[[], float] = lambda: 0.0  # seconds that whoever takes the reports has spent on something else
+
+    @property
+    def num_envs(self) -> int:
+        """Environments, over all devices and actors."""
+        return self.config.num_envs
+
+    @property
+    def rollout_length(self) -> int:
+        """Steps of each environment in an iteration."""
+        return self.config.rollout_length
+
+    @property
+    def total_env_steps(self) -> int:
+        """Env steps with which the run ends."""
+        return self.config.total_env_steps
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.config.seed
 
     def initial_state(self) -> TrainState:
         """The state before the first update, on the mesh; of a resumed run, that in its checkpoint."""
@@ -84,7 +101,7 @@ class Job(NamedTuple):
     @property
     def iterations_per_report(self) -> int:
         """Rollouts between two reports."""
-        return max(1, self.report_interval // (self.num_envs * self.rollout_length))
+        return max(1, self.config.report_interval // (self.num_envs * self.rollout_length))
 
 
 class Plan(Protocol):

@@ -1,4 +1,4 @@
-"""What the plans with actors in threads do alike: taking samples in, and keeping count of them."""
+"""What the plans with actors in threads do alike: their flags, taking samples in, and keeping count of them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,63 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Sample, Snapshot
+from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, PoolOptions, Sample, Snapshot
 from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.checks import check_divides, flag, parse_devices
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.sharded import compile_priority
 from jaxrl_dist.plans import report as reports
+from jaxrl_dist.plans.devices import numbered
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import PyTree, Report, Rollout, TrainState
 
 CONTENT: list[Any] = [meshes.ROLLOUT, meshes.TIME_BATCH]
 """How a rollout, and the priorities that may come with it, are divided over devices."""
+
+
+def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
+    """Checks flags that mean the same under every plan with actors in threads.
+
+    Args:
+      divisors: what the environments are divided over, beside the actors; as for ``check_divides``.
+
+    Raises:
+      ConfigError: they contradict each other.
+    """
+    assert config.num_actors is not None, "the preset has it"
+    check_divides("num_envs", config.num_envs, *divisors, (config.num_actors, "actors (--num-actors)"))
+    if config.gather is not None and config.gather > config.num_actors:
+        raise ConfigError(f"--gather {config.gather} is more than --num-actors {config.num_actors}")
+    for name in ("gather", "max_lag", "free_running"):
+        if getattr(config, name) not in (None, False) and config.lockstep:
+            raise ConfigError(f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out")
+
+
+def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOptions:
+    """How the actors of a resolved config run beside the learner.
+
+    Raises:
+      ConfigError: devices that are not there, or more than actors.
+    """
+    assert config.num_actors is not None, "the preset has it"
+    acting = learners
+    if (numbers := parse_devices("actor_devices", config.actor_devices)) is not None:
+        acting = numbered("actor_devices", numbers)
+        if len(acting) > config.num_actors:
+            raise ConfigError(
+                f"--actor-devices {config.actor_devices} are more than --num-actors {config.num_actors} can use"
+            )
+    return PoolOptions(
+        num_actors=config.num_actors,
+        meshes=tuple(meshes.make_mesh([device]) for device in acting[: config.num_actors]),
+        lag=config.lag if config.lockstep else None,
+        max_lag=config.max_lag,
+        gather=config.gather,
+        gather_deadline=config.gather_deadline,
+        free_running=config.free_running,
+        max_restarts=config.max_restarts if config.on_actor_error == "restart" else 0,
+    )
 
 
 def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,8 @@ from jaxrl_dist.config import Train, check_run_dir
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.spaces import Box
-from jaxrl_dist.training.setup import find_env, make_algorithm, resolve
+from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.training.stored import stored_config
 from jaxrl_dist.types import Context, PyTree, Variables
 
@@ -111,10 +111,7 @@ def load_policy(
     """
     check_run_dir(pathlib.Path(run_dir))
     config = stored_config(run_dir, algorithm, env, torso)
-    if env_options is not None:
-        config = dataclasses.replace(config, env_options=env_options)
-    source = find_env(config)
-    config = resolve(config, source.spec)
+    config, source = resolved(config, {} if env_options is None else {"env_options": env_options})
     shapes = jax.eval_shape(make_algorithm(config, source.spec).init, jax.random.key(0))
     variables = jax.device_put(checkpoint.load_variables(run_dir, shapes), jax.local_devices()[0])
     return Policy(config, source, variables)

@@ -32,6 +32,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
+from jaxrl_dist.machine import memory_size
 from jaxrl_dist.run.files import CHECKPOINTS, read_json, sync
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
@@ -393,7 +394,7 @@ def _restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any
     path = path.resolve() / ARRAYS
     wanted = {(prefix or "") + name: _shape(leaf) for name, leaf in _named(like).items()}
     needed = sum(_nbytes(leaf) for leaf in jax.tree.leaves(like))
-    if needed > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+    if needed > (there := memory_size()):
         raise ConfigError(f"{path} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there")
     try:
         with _silence(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:

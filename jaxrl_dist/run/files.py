@@ -14,11 +14,13 @@ import platform
 import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.types import Report
+
+if TYPE_CHECKING:
+    from jaxrl_dist.types import Report
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 CHECKPOINTS = "checkpoints"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist import algorithms
-from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.training.resuming import prepare_resume
-from jaxrl_dist.training.setup import RUN_FIELDS, find_env, prepare, resolve
-from jaxrl_dist.training.stored import stored_config
-from jaxrl_dist.types import Report
+
+if TYPE_CHECKING:
+    from jaxrl_dist.types import Report
+
+# What needs JAX is imported where it is used: a run's config can be read without it.
 
 
 def train(config: Train[Any]) -> Iterator[Report]:
@@ -26,6 +23,8 @@ def train(config: Train[Any]) -> Iterator[Report]:
     Raises:
       ConfigError: at once, before anything is written, if the config cannot be run.
     """
+    from jaxrl_dist.training.setup import prepare
+
     return prepare(config).reports()
 
 
@@ -47,6 +46,9 @@ def resume(
       ConfigError: at once, if the run cannot go on so.
       CheckpointError: at once, if it has no checkpoint that can be read.
     """
+    from jaxrl_dist.training.resuming import prepare_resume
+    from jaxrl_dist.training.stored import stored_config
+
     config = stored_config(run_dir, algorithm, env, torso)
     return prepare_resume(config, pathlib.Path(run_dir), changes).reports()
 
@@ -60,16 +62,8 @@ def preset(algorithm: str | type, env: Any, **changes: Any) -> Train[Any]:
       changes: fields of ``Train`` or hyperparameters of the algorithm, such as ``learning_rate=3e-4``.
 
     Raises:
-      ConfigError: no such algorithm, environment or field.
+      ConfigError: no such algorithm, environment or field, or a value that is out of range.
     """
-    hyperparameters = [field.name for field in dataclasses.fields(algorithms.config_class(algorithm))]
-    for name in changes:
-        if name not in RUN_FIELDS and name not in hyperparameters:
-            near = did_you_mean(name, [*RUN_FIELDS, *hyperparameters])
-            known = algorithm if isinstance(algorithm, str) else algorithm.__name__
-            raise ConfigError(f"neither Train nor {known} has a field {name!r}{near}")
-    run = {name: value for name, value in changes.items() if name in RUN_FIELDS}
-    own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
-    config: Train[Any] = Train(algorithm, env=env, **run)
-    config = resolve(config, find_env(config).spec)
-    return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **own))
+    from jaxrl_dist.training.resolving import resolved
+
+    return resolved(Train(algorithm, env=env), changes)[0]

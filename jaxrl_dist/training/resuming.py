@@ -11,17 +11,21 @@ from typing import Any
 
 import jax
 
-from jaxrl_dist import flags
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import RESUMABLE, Train
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.plans import on_device
+from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.training.learner import check_sizes
+from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
-from jaxrl_dist.training.setup import prepare
+from jaxrl_dist.training.setup import make_algorithm, prepare
+from jaxrl_dist.training.stored import SPACES, to_json
 from jaxrl_dist.types import Checkpoint
 
 
@@ -30,13 +34,16 @@ def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[s
     for name in changes:
         if name not in RESUMABLE:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {', '.join(RESUMABLE)} can")
-    config = dataclasses.replace(config, **changes)
     file = run_files.lock(str(run_dir))  # before the checkpoint is read: another process might go on from it
     try:
-        run = prepare(dataclasses.replace(config, run_dir=str(run_dir), init_from=None))
+        config = dataclasses.replace(config, run_dir=str(run_dir))
+        new, source = resolved(dataclasses.replace(config, init_from=None), changes)
+        _check_devices(new, source)
+        run = prepare(new, source)
         config = dataclasses.replace(run.config, init_from=config.init_from)
         shapes = _checkpoint_shapes(run.job, run.config.plan)
-        resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, about))
+        here = to_json(config, source.spec)
+        resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, here, about))
         done, total = resumed.env_steps, config.total_env_steps
         if done >= total and ("total_env_steps" in changes or run_files.finished(run_dir, config.evaluation_episodes)):
             raise ConfigError(f"{run_dir} has done {done} env steps of --total-env-steps {total}; name more to go on")
@@ -44,6 +51,29 @@ def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[s
     except BaseException:
         file.close()
         raise
+
+
+def _check_devices(config: Train[Any], source: EnvSource) -> None:
+    """Checks that the run's sizes, which cannot change any more, divide over the devices.
+
+    Raises:
+      ConfigError: they do not; the message names numbers of devices over which they do.
+    """
+    algorithm = make_algorithm(config, source.spec)
+
+    def problem(num_devices: int) -> str | None:
+        try:
+            check_sizes(config, algorithm, source.spec, num_devices)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    num_devices = len(learner_devices(config))
+    if (why := problem(num_devices)) is not None:
+        working = [str(n) for n in range(1, len(jax.local_devices()) + 1) if problem(n) is None]
+        if working:
+            why = f"the run cannot go on over {num_devices} devices; these --num-devices work: {', '.join(working)}"
+        raise ConfigError(why)
 
 
 def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
@@ -54,16 +84,19 @@ def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
     return Checkpoint(state, actor, {})
 
 
-def _check_same(config: Train[Any], about: Mapping[str, Any]) -> bool:
+def _check_same(config: Train[Any], here: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
     """Checks that a checkpoint is of a run with this config, and says whether it holds a replay memory.
+
+    Args:
+      here: the config and its environment's spaces as a new checkpoint would have them.
 
     Raises:
       ConfigError: it is not; the message names the field.
       LookupError, TypeError, ValueError: it is no checkpoint of ours.
     """
     check_progress(about["progress"])
-    there, here = about["config"], json.loads(json.dumps(flags.to_json(config)))
-    plain = flags.to_json(Train(type(config.algorithm)(), config.env))  # for fields that an older version did not have
+    there, here = about["config"], json.loads(json.dumps(here))
+    plain = to_json(Train(type(config.algorithm)(), config.env))  # for fields that an older version did not have
     for part in ("algorithm", "hyperparameters", "run"):
         default, old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (plain, there, here))
         old = {**json.loads(json.dumps(default)), **old}
@@ -72,6 +105,12 @@ def _check_same(config: Train[Any], about: Mapping[str, Any]) -> bool:
                 raise ConfigError(
                     f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; it cannot change"
                 )
+    for name in SPACES:
+        old, new = there.get("spaces", {}).get(name), here["spaces"][name]
+        if old not in (None, new):  # an older version did not keep it
+            raise ConfigError(
+                f"the environment's {name}s are {new}, and those of the run to be resumed {old}; they cannot change"
+            )
     changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
     if changed:
         text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"

@@ -10,15 +10,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
-from jaxrl_dist import algorithms, flags
+from jaxrl_dist import algorithms
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train, env_name
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
-from jaxrl_dist.plans import PLANS, THREADED_PLANS
+from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Checkpoint, Report
 
 
@@ -61,7 +62,7 @@ class Run(NamedTuple):
             if config.run_dir:
                 file = stack.enter_context(self.file or run_files.lock(config.run_dir))
                 resumed = None if job.resumed is None else job.resumed.progress["reported"]["iteration"]
-                directory, kept = pathlib.Path(config.run_dir), flags.to_json(config)
+                directory, kept = pathlib.Path(config.run_dir), to_json(config, self.job.source.spec)
                 before = None if job.resumed is None else job.resumed.progress["reported"]["env_steps"]
                 try:
                     others = trackers.start(config, directory, kept, before)
@@ -76,7 +77,7 @@ class Run(NamedTuple):
                 saver = stack.enter_context(contextlib.closing(checkpoint.Saver(directory, config.keep_checkpoints)))
                 about = {"config": kept, "versions": run_files.versions()}
             saved_steps = job.env_steps
-            for report in PLANS[config.plan](job):
+            for report in PLANS[config.plan].run(job):
                 last = report.env_steps >= config.total_env_steps
                 before, to_evaluate = evaluated, _passed(config.evaluation_interval, evaluated, report.env_steps)
                 if to_evaluate and not last and not job.stop():
@@ -141,7 +142,7 @@ class Run(NamedTuple):
         """One line on what runs where, for people; ``name`` is what they call the algorithm."""
         config, learning = self.config, self.job.mesh.devices.size
         devices = counted(learning, f"{self.job.mesh.devices.flat[0].platform} device")
-        if config.plan in THREADED_PLANS:
+        if PLANS[config.plan].threaded:
             acting = f" on {len(self.job.pool.meshes)}" if config.actor_devices else ""
             learner = "learner on " if config.actor_devices else ""
             devices = f"{counted(self.job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"

@@ -1,13 +1,56 @@
-"""Configs of runs that are on the disk."""
+"""``config.json``: the config of a run, as its directory and its checkpoints keep it.
+
+Imports nothing heavy, so that what is no run is refused fast.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import os
 import pathlib
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist import flags
-from jaxrl_dist.config import Train, env_name
+from jaxrl_dist.algorithms import config_class, name_of
+from jaxrl_dist.checks import did_you_mean, shown
+from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Train, env_name, split_env
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.files import read_json
+from jaxrl_dist.spaces import describe
+from jaxrl_dist.values import plain
+
+if TYPE_CHECKING:
+    from jaxrl_dist.types import EnvSpec
+
+FORMAT = 1
+"""Of ``config.json``; a reader refuses a number that it does not know."""
+SPACES = ("observation", "action")
+"""What is kept of the environment: it is not to change between two sessions of a run."""
+_NOT_KEPT = ("algorithm", "run_dir")
+
+
+def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
+    """A resolved config as ``config.json`` keeps it, with the spaces of its environment if they are known."""
+    run = {name: value for name, value in vars(config).items() if name not in _NOT_KEPT}
+    hyperparameters = [field.name for field in dataclasses.fields(config.algorithm) if field.init]
+    return {
+        "format": FORMAT,
+        "algorithm": name_of(config.algorithm),
+        "hyperparameters": {name: _in_json(getattr(config.algorithm, name)) for name in hyperparameters},
+        "run": {**run, "env": env_name(config.env)},
+        **({} if spec is None else {"spaces": {name: describe(getattr(spec, name)) for name in SPACES}}),
+    }
+
+
+def _in_json(value: Any) -> Any:
+    """A hyperparameter as JSON holds it; an object, by a name that nothing loads."""
+    try:
+        json.dumps(value)
+    except TypeError:
+        return f"{OBJECT}:{type(value).__name__}"
+    return value
 
 
 def stored_config(
@@ -19,6 +62,75 @@ def stored_config(
       ConfigError: it cannot be read, or something is to be handed over that is not.
     """
     objects = {} if torso is None else {"torso": torso}
-    config = flags.read_config(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
-    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **objects))
+    name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
+    kind = config_class(name, algorithm)
+    own = {field.name: fields.pop(field.name) for field in dataclasses.fields(kind) if field.name in fields}
+    config: Train[Any] = Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
     return config if env is None else dataclasses.replace(config, env=env)
+
+
+def stored_fields(
+    path: pathlib.Path, own: type | None = None, env: str | None = None, objects: Collection[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """The algorithm's name in a ``config.json``, and the values of fields that it holds: hyperparameters among them.
+
+    Args:
+      path: its run directory will do too.
+      own: the config class of an algorithm that is not ours.
+      env: the environment that the user names, to take the place of the file's.
+      objects: hyperparameters that the caller fills in by objects of the user's, so that the file's do not count.
+
+    Raises:
+      ConfigError: it is missing or damaged, names what this version does not know, names a module to import, as no
+        file may, or says that something was an object, as no file can hold.
+    """
+    # A link that the user names is followed; one that lies in a run directory is not.
+    path = path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
+    content = read_json(path)
+    with _naming(path):
+        if not isinstance(content, dict):
+            raise ConfigError(f"a run's config is an object, not a {type(content).__name__}")
+        if content.get("format") != FORMAT:
+            raise ConfigError(f"format {shown(content.get('format'))} is unknown; this version reads format {FORMAT}")
+        algorithm, hyperparameters, run = (content.get(key) for key in ("algorithm", "hyperparameters", "run"))
+        if not (isinstance(algorithm, str) and isinstance(hyperparameters, dict) and isinstance(run, dict)):
+            raise ConfigError("algorithm, hyperparameters or run is missing")
+        hyperparameters = {name: value for name, value in hyperparameters.items() if name not in objects}
+        for name, value in hyperparameters.items():
+            if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
+                raise ConfigError(
+                    f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
+                    f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
+                )
+        kind = config_class(algorithm, own)
+        _check_known(run, [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT])
+        _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
+        known = plain(Train(plain(kind(**hyperparameters)), **run))
+        named = run.get("env", "") if env is None else env
+        if not isinstance(named, str):
+            raise ConfigError(f"env must be a name, not {shown(named)}")
+        module = None if env is not None else split_env(named)[1]
+        if module == OBJECT:
+            raise ConfigError(
+                f"its environment, {named}, was an object handed over from Python, which no file can hold; name one "
+                "yourself, by --env or in Python as env="
+            )
+        if module is not None:
+            raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
+        values = {name: getattr(known, name) for name in run}
+        return algorithm, {**values, **{name: getattr(known.algorithm, name) for name in hyperparameters}, "env": named}
+
+
+def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown field {name!r}{did_you_mean(name, known)}")
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Puts the file's name before what is wrong with it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -22,7 +22,8 @@ from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.envs import envpool
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.memory import frames, ring
-from jaxrl_dist.training import setup
+from jaxrl_dist.training import learner, setup
+from jaxrl_dist.training.resolving import find_env
 from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Rollout, Variables
 
 NUM_ENVS, LENGTH, ROLLOUTS = 8, 30, 8
@@ -217,11 +218,11 @@ def test_evaluation_sees_the_stacks_that_envpool_makes() -> None:
 
 
 def test_a_million_atari_steps_take_seven_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup.os, "sysconf", lambda name: 2**20)  # a machine that has them
+    monkeypatch.setattr(learner, "memory_size", lambda: 2**40)  # a machine that has them
     config = preset("dqn", "envpool:Pong-v5", replay_capacity=1_000_000)
-    spec = setup.find_env(config).spec
-    learner = setup.make_learner(config, setup.make_algorithm(config, spec), spec, 1)
-    memory = jax.eval_shape(learner.init, jax.random.key(0)).memory
+    spec = find_env(config).spec
+    made = learner.make_learner(config, setup.make_algorithm(config, spec), spec, 1)
+    memory = jax.eval_shape(made.init, jax.random.key(0)).memory
     assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) == pytest.approx(1e6 * 84 * 84, rel=0.005)
 
 

@@ -40,7 +40,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.threaded import Tally, homes, joiner, sender
 from jaxrl_dist.types import EnvSpec, EpisodeStats, Report, Rollout, Timestep
 
-pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.config.EnvWarning")  # of environments that are to fail
+pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.EnvWarning")  # of environments that are to fail
 
 ACTORS, SIZE, LENGTH = 4, 2, 8
 STEPS = ACTORS * SIZE * LENGTH  # of one iteration
@@ -68,6 +68,10 @@ class Hooked(NamedTuple):
     @property
     def spec(self) -> EnvSpec:
         return self.source.spec
+
+    @property
+    def is_pure(self) -> bool:
+        return self.source.is_pure
 
     def host(self, num_envs: int, seed: int, *, training: bool = True) -> HostEnv:
         env = self.source.host(num_envs, seed, training=training)
@@ -102,10 +106,10 @@ def make(
     """A job of at least so many iterations, with a report after each ``interval``."""
     job = base(name, learners)
     source: Any = env or job.source
+    steps = {"total_env_steps": iterations * STEPS, "report_interval": interval * STEPS}
     return job._replace(
+        config=dataclasses.replace(job.config, **steps),
         source=source if hook is None else Hooked(source, hook),
-        total_env_steps=iterations * STEPS,
-        report_interval=interval * STEPS,
         pool=PoolOptions(**{"num_actors": ACTORS, "meshes": (make_mesh(1),), **options}),
     )
 

@@ -7,15 +7,15 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import numpy as np
 import pytest
 from probes import KINDS, make_job, make_mesh
 
+from jaxrl_dist import config, plans, preset, train
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import preset, train
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
@@ -188,7 +188,7 @@ NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2")
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::jaxrl_dist.config.ConfigWarning")  # of experience that is older than it should be
+@pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.ConfigWarning")  # of experience that is older than it should be
 @pytest.mark.parametrize("name, plan, backend", COMBINATIONS)
 def test_every_combination_trains_or_is_refused(name: str, plan: str, backend: str) -> None:
     """For a few updates from the preset, with small networks."""
@@ -459,3 +459,10 @@ def test_nothing_goes_through_the_host() -> None:
     with jax.transfer_guard("disallow"):
         state, *_ = program(state, actor, since, keys, *limits)
     assert int(state.iteration) == 4
+
+
+def test_both_tables_of_plans_name_the_same() -> None:
+    """One is for the command line, which does not wait for JAX."""
+    assert {name: plan.says for name, plan in plans.PLANS.items()} == config.PLANS
+    assert get_args(get_type_hints(config.Train)["plan"]) == tuple(config.PLANS)
+    assert [name for name, plan in plans.PLANS.items() if plan.threaded] == ["asynchronous", "gradients"]

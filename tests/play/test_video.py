@@ -24,7 +24,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.play.video import record
 from jaxrl_dist.spaces import Discrete
-from jaxrl_dist.training.setup import find_env
+from jaxrl_dist.training.resolving import find_env
 from jaxrl_dist.types import EnvSpec
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -151,13 +152,17 @@ class StopAt:
 def begun(plan: str, env: str, name: str, **options: Any) -> tuple[training_run.Run, Checkpoint, list[Report]]:
     """A run that ended with its fourth iteration, between two reports."""
     run = setup.prepare(config(name, env, plan=plan, total_env_steps=50, **options))
-    reports = list(plans.PLANS[plan](run.job))
+    reports = list(plans.PLANS[plan].run(run.job))
     return run, reports[-1].checkpoint(), reports
 
 
+def until(job: Job, env_steps: int) -> Job:
+    return job._replace(config=dataclasses.replace(job.config, total_env_steps=env_steps))
+
+
 def resumed(run: training_run.Run, whole: Checkpoint, env_steps: int) -> list[Report]:
-    job: Job = run.job._replace(resumed=whole, total_env_steps=env_steps)
-    return list(plans.PLANS[run.config.plan](job))
+    job = until(run.job._replace(resumed=whole), env_steps)
+    return list(plans.PLANS[run.config.plan].run(job))
 
 
 def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +172,7 @@ def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     whole = first[-1].checkpoint()
     total = whole.env_steps + 100
-    straight = list(plans.PLANS["on_device"](run.job._replace(total_env_steps=total)))
+    straight = list(plans.PLANS["on_device"].run(until(run.job, total)))
     assert [report.iteration for report in first] == [3, 4]
     assert whole.progress["since"]["iterations"] == 1
     again = resumed(run, whole, total)
@@ -387,7 +392,7 @@ def test_other_versions_are_worth_a_warning(run_dir: Path, monkeypatch: pytest.M
 
 def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
     def older(content: dict[str, Any]) -> dict[str, Any]:
-        del content["run"]["free_running"], content["hyperparameters"]["initial_std"]
+        del content["run"]["free_running"], content["hyperparameters"]["initial_std"], content["spaces"]
         return content
 
     config = run_dir / "config.json"
@@ -398,6 +403,45 @@ def test_a_run_of_a_version_with_fewer_flags_goes_on(run_dir: Path) -> None:
         (path / "run.json").write_text(json.dumps(content))
         resealed(path)
     assert prepare_resume(run_dir).job.resumed
+
+
+@pytest.mark.parametrize(
+    "name, there, message",
+    [
+        ("observation", "uint8[4]", "observations are float32[4], and those of the run to be resumed uint8[4]"),
+        ("action", "Discrete(3)", "actions are Discrete(2), and those of the run to be resumed Discrete(3)"),
+    ],
+)
+def test_an_environment_with_other_spaces_is_refused(run_dir: Path, name: str, there: str, message: str) -> None:
+    for path in checkpoint.saved(run_dir):
+        content = runs.read_json(path / "run.json")
+        assert content["config"]["spaces"] == {"observation": "float32[4]", "action": "Discrete(2)"}
+        content["config"]["spaces"][name] = there
+        (path / "run.json").write_text(json.dumps(content))
+        resealed(path)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        prepare_resume(run_dir)
+
+
+def test_a_run_of_natural_values_is_resumed_and_loaded(tmp_path: Path) -> None:
+    """Those that Python offers, where the command line has text and whole numbers."""
+    values = {"hidden_sizes": [4], "seed": np.int64(3), "total_env_steps": 3e1, "learning_rate": np.float32(1e-3)}
+    options = {"env_options": {"gravity": 9.5}, "clip_rewards": 1, "normalize_observations": np.bool_(True)}
+    here = jaxrl_dist.preset("pg", "CartPole-v1", run_dir=tmp_path / "run", **{**SIZES, **values, **options})
+    list(jaxrl_dist.train(here))
+    kept = runs.read_json(tmp_path / "run/config.json")
+    assert kept["run"]["env_options"] == {"gravity": "9.5"} and kept["run"]["clip_rewards"] == "1"
+    assert kept["run"]["seed"] == 3 and kept["hyperparameters"]["hidden_sizes"] == [4]
+    assert list(jaxrl_dist.resume(tmp_path / "run", total_env_steps=np.int64(60)))[-1].env_steps >= 60
+    policy = jaxrl_dist.load_policy(tmp_path / "run", env_options={"gravity": 9})
+    assert policy.config.env_options == {"gravity": "9"} and policy.config.algorithm.hidden_sizes == (4,)
+
+
+@pytest.mark.parametrize("wrong", [{"normalize_observations": "False"}, {"core": "bogus"}, {"env_options": None}])
+def test_what_cannot_be_kept_is_refused_before_anything_is_written(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--{next(iter(wrong)).replace('_', '-')} must be"):
+        jaxrl_dist.train(jaxrl_dist.preset("pg", "CartPole-v1", run_dir=str(tmp_path / "run"), **{**SIZES, **wrong}))
+    assert not (tmp_path / "run").exists()
 
 
 # --- Damage -------------------------------------------------------------------------------------------

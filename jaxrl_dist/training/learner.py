@@ -1,0 +1,72 @@
+"""The learner of a run, and whether its sizes fit the devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist.actors.step import blank_rollout
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.learners import off_policy, on_policy
+from jaxrl_dist.machine import memory_size
+from jaxrl_dist.memory import ring
+from jaxrl_dist.types import Algorithm, EnvSpec, Learner, Replay, Rollout
+
+
+def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> Learner:
+    """The learner that an algorithm asks for, by whether it replays experience.
+
+    Raises:
+      ConfigError: sizes that do not divide.
+    """
+    check_sizes(config, algorithm, spec, num_devices)
+    num_envs, length = config.num_envs, config.rollout_length
+    if config.plan == "gradients" or algorithm.replay is None:  # that plan takes its halves apart, and replays nothing
+        return on_policy.on_policy(algorithm)
+
+    def shapes(key: jax.Array) -> Rollout:
+        obs = jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
+        return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
+
+    like = jax.eval_shape(shapes, jax.random.key(0))
+    check_memory(algorithm.replay, like, num_devices, spec.frame_stack)
+    return off_policy.off_policy(algorithm, like, spec.frame_stack)
+
+
+def check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
+    """Checks that all that is divided over the devices divides.
+
+    Raises:
+      ConfigError: it does not; the message names what does.
+    """
+    sizes = algorithm, config.num_envs, config.rollout_length, num_devices
+    if config.plan == "gradients":
+        return
+    if algorithm.replay is None:
+        on_policy.check_sizes(*sizes)
+    else:
+        off_policy.check_sizes(*sizes, spec.frame_stack)
+
+
+def check_memory(plan: Replay, like: Rollout, num_devices: int, frame_stack: int) -> None:
+    """Checks that the replay memory fits the devices, before anything is allocated.
+
+    Raises:
+      ConfigError: it does not; the message names the capacity that does.
+    """
+    num_envs, device = like.reward.shape[1], jax.local_devices()[0]
+    slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
+    needed = ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
+    if device.platform == "cpu":
+        there = memory_size()
+    else:
+        there = (device.memory_stats() or {}).get("bytes_limit", 2**63) * num_devices
+    if needed > there:
+        fits = int(plan.capacity * 0.8 * there / needed) // num_envs * num_envs
+        raise ConfigError(
+            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there; "
+            f"{fits} fits"
+        )

@@ -1,0 +1,121 @@
+"""From a config that leaves much open to one that leaves nothing, and the environment that it names.
+
+Imports nothing heavy, so that a rejected flag is fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_dist import algorithms
+from jaxrl_dist.checks import did_you_mean, shown
+from jaxrl_dist.config import RUN_DEFAULTS, Train
+from jaxrl_dist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl_dist.envs.source import EnvSource
+
+RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
+
+
+def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train[Any], EnvSource]:
+    """Fills in what a config leaves open, and finds its environment.
+
+    What a user has asked for is checked before the environment is made.
+
+    Args:
+      changes: fields of ``Train`` or hyperparameters of the algorithm, which win over the algorithm's preset.
+
+    Raises:
+      ConfigError: no such algorithm, environment or field, or a value that is out of range.
+      EnvError: the environment's own code failed.
+      TimeoutError: it has not answered in time.
+    """
+    if not isinstance(config, Train):
+        raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
+    by_name = isinstance(config.algorithm, str | type)
+    kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
+    if not dataclasses.is_dataclass(kind):
+        raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
+    hyperparameters = [field.name for field in dataclasses.fields(kind)]
+    for name in changes:
+        if name not in RUN_FIELDS and name not in hyperparameters:
+            near = did_you_mean(name, [*RUN_FIELDS, *hyperparameters])
+            raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{near}")
+    own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
+    config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
+
+    asked = dataclasses.replace(config, algorithm=_without_preset(config.algorithm, own)).checked()
+    own = {name: getattr(asked.algorithm, name) for name in own}
+    config = dataclasses.replace(asked, algorithm=config.algorithm if by_name else asked.algorithm)
+
+    from jaxrl_dist.envs.source import locate  # what takes long to import comes after what may be refused before it
+
+    if isinstance(config.env, str):
+        locate(config.env)
+
+    from jaxrl_dist.plans.devices import reserve_memory
+
+    reserve_memory(config.mem_fraction)
+    source = find_env(config)
+    config = resolve(config, source)
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **own)).checked()
+    if config.atari_preset != source.atari_preset:  # the algorithm's preset asks for another than the usual
+        source = find_env(config)
+    return config, source
+
+
+def _without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
+    """The hyperparameters as far as they are known before the environment is."""
+    if not isinstance(algorithm, str | type):
+        return dataclasses.replace(algorithm, **own)
+    named = algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
+    return algorithms.config_class(algorithm)(
+        **{**{name: value for name, value in named.items() if name not in RUN_FIELDS}, **own}
+    )
+
+
+def find_env(config: Train[Any]) -> EnvSource:
+    """The environment of a config.
+
+    Raises:
+      ConfigError: there is none of that name, or it does not have the options.
+      EnvError: its own code failed.
+      TimeoutError: it has not answered in time.
+    """
+    from jaxrl_dist.envs.base import Wrappers
+    from jaxrl_dist.envs.source import find
+
+    wrappers = Wrappers(config.frame_stack, config.action_repeat, config.time_limit)
+    how = config.atari_preset, config.env_workers, config.env_timeout
+    return find(config.env, config.env_options, *how, wrappers)
+
+
+def resolve(config: Train[Any], source: EnvSource) -> Train[Any]:
+    """Fills in what the config leaves open: from the algorithm's preset for ``source``, else from ``RUN_DEFAULTS``.
+
+    An algorithm given by name or class gets its preset's hyperparameters; one given as a config is taken as it is.
+    """
+    from jaxrl_dist.plans import PLANS
+
+    spec = source.spec
+    by_name = isinstance(config.algorithm, str | type)
+    kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
+    plan = "on_device" if source.is_pure else "synchronous"
+    preset = {**RUN_DEFAULTS, "plan": plan, **kind.preset(spec)}
+    if by_name:
+        preset |= algorithms.PRESETS.get(config.algorithm, (None, {}))[1]
+    if spec.backend == "envpool" and spec.family == "atari":
+        preset.setdefault("atari_preset", "baselines")
+    else:
+        preset.pop("atari_preset", None)
+    run = {name: value for name, value in preset.items() if name in RUN_FIELDS and getattr(config, name) is None}
+    if not PLANS[run.get("plan", config.plan)].threaded:
+        run.pop("num_actors", None)
+    algorithm = config.algorithm
+    if by_name:
+        algorithm = kind(**{name: value for name, value in preset.items() if name not in RUN_FIELDS})
+    env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
+    return dataclasses.replace(config, algorithm=algorithm, env=env, **run)

@@ -1,0 +1,138 @@
+"""Values of configs: whatever Python offers, made what flags and files can say.
+
+Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import types
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.errors import ConfigError
+
+OR_OBJECT = "or an object from Python"
+"""Annotates the type of a field whose value may also be an object that no flag and no file can hold."""
+Fields = TypeVar("Fields")
+
+
+def plain(config: Fields) -> Fields:
+    """A dataclass with the values of its fields as Python's own, of the types that the fields have.
+
+    Scalars of numpy and JAX become Python's, lists and arrays become tuples, paths become text, and where text is
+    meant so do numbers; a whole number may be a float such as 1e6. So all that a config can say can be written to
+    ``config.json`` and read again. Fields whose types are other than numbers, switches, text, choices, and tuples and
+    dictionaries of these are left alone, and so are those that still have their default.
+
+    Raises:
+      ConfigError: naming the field's flag and what its value should be.
+    """
+    fields = [field for field in dataclasses.fields(config) if field.init]  # type: ignore[arg-type]
+    hints: Mapping[str, Any] = {}
+    with contextlib.suppress(NameError):  # names that are there for type checkers only
+        hints = get_type_hints(type(config), include_extras=True)
+    changes = {}
+    for field in fields:
+        before = getattr(config, field.name)
+        value = before if before is field.default else _plain(field.name, before, hints.get(field.name, Any))
+        if value is not before:
+            changes[field.name] = value
+    return dataclasses.replace(config, **changes) if changes else config  # type: ignore[type-var]
+
+
+def _plain(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as the type ``hint`` has it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return value if OR_OBJECT in args and not isinstance(value, _NO_OBJECT) else _plain(name, value, args[0])
+    if origin in (Union, types.UnionType):
+        kinds = [kind for kind in args if kind is not type(None)]
+        left_out = value is None and len(kinds) < len(args)
+        return value if left_out or len(kinds) > 1 else _plain(name, value, kinds[0])
+    if origin is tuple:
+        return _plain_tuple(name, value, args)
+    if hint == dict[str, str]:
+        return _plain_texts(name, value)
+    if origin is Literal:
+        return _choice(name, value, args)
+    read = _READERS.get(hint)
+    return value if read is None else read(name, _scalar(value))
+
+
+_NO_OBJECT = str | bool | int | float | None
+
+
+def _scalar(value: Any) -> Any:
+    """A number of numpy or JAX as Python's; others as they are."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _truth(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{flag(name)} must be True or False, not {shown(value)}")
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not (
+        isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+    ):
+        raise ConfigError(f"{flag(name)} must be a whole number, not {shown(value)}")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, bool) and isinstance(value, Real):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ConfigError(f"{flag(name)} must be a number, not {shown(value)}")
+
+
+def _text(name: str, value: Any, part: str = "") -> str:
+    """Text as it is, and the text of a path or a number."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return value
+    with contextlib.suppress(ValueError):  # Python does not write out thousands of digits
+        if not isinstance(value, bool) and isinstance(value, Real):
+            return str(value)
+    raise ConfigError(f"{flag(name)}{part} must be text or a number, not {shown(value)}")
+
+
+_READERS: Mapping[Any, Callable[[str, Any], Any]] = {bool: _truth, int: _whole, float: _number, str: _text}
+
+
+def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    if not (isinstance(value, str) and value in choices):
+        near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+        raise ConfigError(f"{flag(name)} must be one of {', '.join(map(str, choices))}, not {shown(value)}{near}")
+    return value
+
+
+def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    if hasattr(value, "tolist"):  # an array
+        value = value.tolist()
+    if not isinstance(value, tuple | list | range):
+        raise ConfigError(f"{flag(name)} must be a tuple, not {shown(value)}")
+    each = kinds[:1] * len(value) if kinds[1:] == (...,) else kinds
+    if len(each) != len(value):
+        raise ConfigError(f"{flag(name)} must be a tuple of {len(each)} values, not {shown(value)}")
+    parts = tuple(_plain(name, part, kind) for part, kind in zip(value, each, strict=True))
+    same = isinstance(value, tuple) and all(x is y for x, y in zip(parts, value, strict=True))
+    return value if same else parts
+
+
+def _plain_texts(name: str, value: Any) -> Any:
+    """Texts as the command line has them: truth values among them as ``True`` and ``False``."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{flag(name)} must be a dictionary of names and values, not {shown(value)}")
+    scalars = {key: _scalar(x) for key, x in value.items()}
+    return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}

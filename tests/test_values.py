@@ -1,0 +1,153 @@
+"""Values that Python offers, made what flags and files can say."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.values import plain
+
+if TYPE_CHECKING:
+    from nowhere import Nothing
+
+NATURAL: dict[str, tuple[Any, Any]] = {
+    # field: what Python offers, what it becomes
+    "seed": (np.int64(3), 3),
+    "num_envs": (np.arange(5)[4], 4),
+    "total_env_steps": (1e6, 1_000_000),
+    "report_interval": (np.float64(512), 512),
+    "normalize_observations": (np.bool_(True), True),
+    "run_dir": (pathlib.Path("runs/x"), "runs/x"),
+    "init_from": (pathlib.PurePath("runs/y"), "runs/y"),
+    "clip_rewards": (1, "1"),
+    "actor_devices": (np.int64(0), "0"),
+    "env_timeout": (5, 5.0),
+    "mem_fraction": (np.float32(0.5), 0.5),
+    "env_options": ({"gravity": 9.8, "steps": np.int64(3), "on": True, "off": np.bool_(False), "name": "x"}, None),
+    "hidden_sizes": ([4, np.int64(5)], (4, 5)),
+    "learning_rate": (np.float32(0.25), 0.25),
+    "discount": (jnp.float32(0.5), 0.5),
+    "value_clip_epsilon": (1, 1.0),
+    "core_size": (np.int32(8), 8),
+    "num_epochs": (2.0, 2),
+}
+OPTIONS = {"gravity": "9.8", "steps": "3", "on": "True", "off": "False", "name": "x"}
+
+
+@pytest.mark.parametrize("name", NATURAL)
+def test_natural_values_become_plain_ones(name: str) -> None:
+    value, wanted = NATURAL[name]
+    wanted = OPTIONS if wanted is None else wanted
+    run = {name: value} if name in Train.__dataclass_fields__ else {}
+    own = {} if run else {name: value}
+    config = Train(PPO(**own), env="X", **run).checked()
+    made = getattr(config if run else config.algorithm, name)
+    assert made == wanted and type(made) is type(wanted)
+    if isinstance(made, tuple):
+        assert [type(part) for part in made] == [int, int]
+
+
+def test_an_array_is_a_tuple() -> None:
+    assert plain(PPO(hidden_sizes=np.array([4, 4]))).hidden_sizes == (4, 4)  # type: ignore[arg-type]
+
+
+def test_plain_values_stay_as_they_are() -> None:
+    for config in (PPO(hidden_sizes=(3, 5), torso="mlp", value_clip_epsilon=None), Train(PPO(), env="X", num_envs=8)):
+        assert plain(config) is config or plain(config) == config
+    torso = (lambda key: None, lambda params, x: x)
+    assert plain(PPO(torso=torso)).torso is torso
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "text for a switch": ({"normalize_observations": "False"}, "--normalize-observations must be True or False, not"),
+    "1 for a switch": ({"tensorboard": 1}, "--tensorboard must be True or False, not 1"),
+    "text for a second": ({"tensorboard": "no"}, "--tensorboard must be True or False, not 'no'"),
+    "a switch for a number": ({"seed": True}, "--seed must be a whole number, not True"),
+    "a switch of numpy": ({"seed": np.bool_(True)}, "--seed must be a whole number, not True"),
+    "a fraction": ({"seed": 1.5}, "--seed must be a whole number, not 1.5"),
+    "infinity": ({"total_env_steps": float("inf")}, "--total-env-steps must be a whole number, not inf"),
+    "text for a number": ({"discount": "0.9"}, "--discount must be a number, not '0.9'"),
+    "a switch for a fraction": ({"discount": True}, "--discount must be a number, not True"),
+    "no core": ({"core": "bogus"}, "--core must be one of none, gru, not 'bogus'"),
+    "nearly one": ({"activation": "tahn"}, "not 'tahn' (did you mean 'tanh'?)"),
+    "no precision": ({"precision": 32}, "--precision must be one of float32, bfloat16, not 32"),
+    "no torso": ({"torso": "bogus"}, "--torso must be one of auto, mlp, minatar, nature, impala, not 'bogus'"),
+    "nothing for a torso": ({"torso": None}, "--torso must be one of"),
+    "no plan": ({"plan": "fast"}, "--plan must be one of on_device, synchronous, asynchronous, gradients, not 'fast'"),
+    "nothing": ({"env_timeout": None}, "--env-timeout must be a number, not None"),
+    "nothing for options": ({"env_options": None}, "--env-options must be a dictionary of names and values, not None"),
+    "a list as an option": ({"env_options": {"a": [1]}}, "--env-options a must be text or a number, not [1]"),
+    "one size": ({"hidden_sizes": 64}, "--hidden-sizes must be a tuple, not 64"),
+    "text among sizes": ({"hidden_sizes": [4, "4"]}, "--hidden-sizes must be a whole number, not '4'"),
+    "bytes for a name": ({"init_from": b"runs"}, "--init-from must be text or a number, not b'runs'"),
+    "a huge number": ({"num_envs": 10**400}, "--num-envs must be >= 1 and <= 1048576, not 1000"),
+    "a huger number": ({"seed": 10**5000}, "--seed must be >= 0 and <= 2147483647, not a number of thousands of dig"),
+    "a huge size": ({"hidden_sizes": [10**400]}, "--hidden-sizes must be >= 1 and <= 1048576, not 1000"),
+    "a huge count": ({"anneal_updates": 10**400}, "--anneal-updates must be >= 1 and <= 1000000000000000, not 1000"),
+    "a huge fraction": ({"discount": 10**400}, "--discount must be a number, not 1000"),
+    "a huge bound": ({"clip_rewards": 10**5000}, "--clip-rewards must be text or a number, not a number of thousands"),
+    "a huge device": ({"actor_devices": "1" * 5000}, "--actor-devices must be device numbers such as 0,1 or 2-7, not"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_value_of_a_wrong_kind_is_refused_in_a_line_that_names_its_field(what: str) -> None:
+    values, message = WRONG[what]
+    run = {name: value for name, value in values.items() if name in Train.__dataclass_fields__}
+    own = {name: value for name, value in values.items() if name not in run}
+    with pytest.raises(ConfigError) as error:
+        Train(PPO(**own), env="X", **run).checked()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    """A config of somebody else's, with types that nobody here knows."""
+
+    size: int = 1
+    pair: tuple[float, str] = (0.5, "a")
+    either: int | str = 1
+    level: Literal["low", "high"] | None = None
+    anything: Any = None
+    made: int = dataclasses.field(init=False, default=3)
+
+
+def test_types_that_are_not_known_are_left_alone() -> None:
+    values = {"either": np.int64(3), "anything": np.float32(1)}
+    mine = plain(Mine(size=np.int64(2), pair=[1, "b"], level="high", **values))  # type: ignore[arg-type]
+    assert mine == Mine(2, (1.0, "b"), level="high", **values) and type(mine.pair[0]) is float
+    assert mine.either is values["either"] and mine.anything is values["anything"]
+    with pytest.raises(ConfigError, match="--pair must be a tuple of 2 values"):
+        plain(Mine(pair=(1.0,)))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--level must be one of low, high, not 'medium'"):
+        plain(Mine(level="medium"))  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """Of a type that is there for type checkers only."""
+
+    size: Nothing = 1
+
+
+def test_types_that_cannot_be_looked_up_are_left_alone() -> None:
+    config = Unknown(np.int64(3))
+    assert plain(config) is config
+
+
+def test_a_schedule_that_devices_cannot_count_is_refused() -> None:
+    fields = {"num_envs": 1, "rollout_length": 1}
+    with pytest.raises(ConfigError, match="--epsilon-steps must be <= 16777216 with 1 env steps an iteration"):
+        Train(DQN(epsilon_steps=50_000_000), env="X", **fields).checked()
+    Train(DQN(epsilon_steps=2**24), env="X", **fields).checked()
+    Train(DQN(epsilon_steps=50_000_000), env="X", num_envs=8, rollout_length=4).checked()
