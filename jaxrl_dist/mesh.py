@@ -102,6 +102,15 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     return total / jnp.maximum(count, 1.0)
 
 
+def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on one device and outside a program, to try what sums over devices, as postprocessors may.
+
+    ``by_hand(algorithm.postprocess)(variables, rollout, context)`` has all environments in its one shard.
+    """
+    mesh = make_mesh(jax.local_devices()[:1])
+    return jax.shard_map(function, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)
+
+
 def global_episodes(episodes: EpisodeStats) -> EpisodeStats:
     """The statistics of all devices together."""
     count, return_sum, length_sum = global_sum((episodes.episodes, episodes.return_sum, episodes.length_sum))

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_dist.checks import MAX_SIZE, check_range
+from jaxrl_dist.inherit import Inherits
 
 if TYPE_CHECKING:
     Torso = Any
@@ -14,7 +15,7 @@ else:  # what a flag can say; in Python also a pair (init, apply)
 
 
 @dataclasses.dataclass(frozen=True)
-class TorsoConfig:
+class TorsoConfig(Inherits):
     """The part of a neural network that reads observations; algorithms inherit these flags."""
 
     torso: Torso = "auto"
