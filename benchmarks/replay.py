@@ -39,9 +39,9 @@ def main() -> None:
 
     more += ["--env", args.env, "--num-devices", "1", "--total-env-steps", str(10**12)]
     config, source = resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))
-    plan = setup.prepare(config, source).job.algorithm.replay
-    assert plan is not None, f"{args.algorithm} replays nothing"
-    config = dataclasses.replace(config, report_interval=int(args.updates / plan.ratio))
+    replay = setup.prepare(config, source).job.algorithm.replay
+    assert replay is not None, f"{args.algorithm} replays nothing"
+    config = dataclasses.replace(config, report_interval=int(args.updates / replay.ratio))
     job = setup.prepare(config, source).job
 
     reports = on_device(job)
@@ -68,14 +68,14 @@ def main() -> None:
 def make_bare(job: Job) -> Callable[[int], None]:
     """``(count)``: makes so many updates on one batch, a jitted call each."""
     algorithm, key = job.algorithm, jax.random.key(0)
-    plan, window = algorithm.replay, algorithm.window
-    assert plan is not None and window is not None
+    replay, window = algorithm.replay, algorithm.window
+    assert replay is not None and window is not None
     state = job.initial_state()
-    keys = jax.random.split(key, plan.batch_size)
+    keys = jax.random.split(key, replay.batch_size)
 
     def draw(state: TrainState) -> object:
         memory = state.memory._replace(added=jnp.full_like(state.memory.added, window))
-        windows, _ = ring.sample_uniform(memory, key, plan.batch_size, window)
+        windows, _ = ring.sample_uniform(memory, key, replay.batch_size, window)
         return algorithm.postprocess(state.variables, windows, state.context(keys))
 
     def update(state: TrainState, batch: object, keys: jax.Array) -> tuple[TrainState, object]:

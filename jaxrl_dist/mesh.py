@@ -132,6 +132,15 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     return total / jnp.maximum(count, 1.0)
 
 
+def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on one device and outside a program, to try what sums over devices, as postprocessors may.
+
+    ``by_hand(algorithm.postprocess)(variables, rollout, context)`` has all environments in its one shard.
+    """
+    mesh = make_mesh(jax.local_devices()[:1])
+    return jax.shard_map(function, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)
+
+
 def global_index(local_size: int) -> jax.Array:
     """The global indices, int32 ``[local_size]``, of this device's shard of an axis."""
     return jax.lax.axis_index(DATA) * local_size + jnp.arange(local_size, dtype=jnp.int32)

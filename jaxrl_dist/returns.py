@@ -1,6 +1,6 @@
 """Returns and advantages of rollouts: GAE, n-step returns, lambda returns and V-trace.
 
-Every function takes time-major arrays in this order:
+The functions of rollouts take time-major arrays in this order:
 
 * ``reward [T, B]`` float32, ``terminated``, ``truncated``, ``valid`` ``[T, B]`` bool: as in ``types.Rollout``;
 * ``values [T + 1, B]`` float32, where ``values[t]`` estimates the value of ``obs[t]``. The successor of step ``t`` is
@@ -196,3 +196,45 @@ def window_return(
     last = jnp.where(ended.any(axis=0), jnp.argmax(ended, axis=0), num_steps - 1).astype(jnp.int32)
     stays = 1.0 - jnp.take_along_axis(terminated, last[None], axis=0)[0].astype(reward.dtype)
     return jax.lax.stop_gradient((total, stays * jnp.asarray(discount, reward.dtype) ** (last + 1), last))
+
+
+# --- Values of single steps -----------------------------------------------------------------------------
+
+
+def project(support: jax.Array, probs: jax.Array, atoms: jax.Array) -> jax.Array:
+    """Moves a distribution over values ``support [K]`` onto ``atoms [L]``, which rise: probabilities ``[L]``.
+
+    Each value is clipped to the range of the atoms and its probability shared by its two neighbours, the nearer one
+    getting more. Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning", eq. 7
+    (https://arxiv.org/abs/1707.06887).
+
+    Args:
+      probs: ``[K]``, the probabilities of ``support``.
+    """
+    chex.assert_equal_shape([support, probs])
+    spacing = jnp.diff(atoms)
+    inverse = jnp.where(spacing > 0, 1.0 / spacing, 0.0)  # a single atom has no neighbours
+    below, above = jnp.pad(inverse, (1, 0))[:, None], jnp.pad(inverse, (0, 1))[:, None]
+    distance = jnp.clip(support, atoms[0], atoms[-1])[None, :] - atoms[:, None]  # [L, K]
+    away = (distance >= 0.0).astype(probs.dtype)
+    gaps = away * distance * above - (1.0 - away) * distance * below  # in spacings
+    return jnp.sum(jnp.clip(1.0 - gaps, 0.0, 1.0) * probs[None, :], axis=-1)
+
+
+RESCALE_EPSILON = 1e-3
+
+
+def rescale(x: jax.Array) -> jax.Array:
+    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x`` with ``epsilon = 0.001``, elementwise.
+
+    Pohlen et al. 2018, "Observe and Look Further: Achieving Consistent Performance on Atari", proposition A.2
+    (https://arxiv.org/abs/1805.11593).
+    """
+    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1) - 1) + RESCALE_EPSILON * x
+
+
+def unscale(x: jax.Array) -> jax.Array:
+    """The inverse of ``rescale``, elementwise: the same source, proposition A.2 (iii)."""
+    epsilon = RESCALE_EPSILON
+    root = jnp.sqrt(1 + 4 * epsilon * (epsilon + 1 + jnp.abs(x))) / 2 / epsilon - 1 / 2 / epsilon
+    return jnp.sign(x) * (jnp.square(root) - 1)

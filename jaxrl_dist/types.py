@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
+if TYPE_CHECKING:  # algorithm files name these types before anything needs JAX: ``--help`` reads them
+    import jax
+    import optax
 
-from jaxrl_dist.spaces import Space
+    from jaxrl_dist.spaces import Space
 
 PyTree = Any
 """A nest of arrays; each use says what it holds."""
 Array = Any
 """A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
+Acted = tuple[PyTree, PyTree, PyTree]
+"""What a policy returns: action, core and extras, which are kept with the action."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,23 @@ class Rollout(NamedTuple):
         """``reward, terminated, truncated, valid``: what ``returns`` starts from."""
         return self.reward, self.terminated, self.truncated, self.valid
 
+    def env_major(self) -> Rollout:
+        """The same as ``[B, T, ...]``, one example an environment; ``core`` and ``final_core`` stay ``[B, ...]``."""
+        swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
+        return swapped._replace(core=self.core, final_core=self.final_core)
+
+    def time_major(self) -> Rollout:
+        """The inverse of ``env_major``."""
+        return self.env_major()
+
+
+def swap_axes(tree: PyTree) -> PyTree:
+    """Arrays ``[T, B, ...]`` as ``[B, T, ...]``, or back."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
+
 
 class EpisodeStats(NamedTuple):
     """Sums over the episodes that ended in some stretch of experience; float32, all of one shape."""
@@ -116,7 +134,7 @@ class Context(NamedTuple):
 
     keys: Array = None
     """Random keys, one for each environment ``[B]`` or example ``[N]``; None asks a policy for its greedy actions."""
-    env_step: Array = np.float32(0)
+    env_step: Array = 0.0
     """The nominal number of env steps so far, a float32 scalar, for schedules."""
     target: PyTree = ()
     """What ``Algorithm.target`` has made of the parameters; () for a policy."""
@@ -158,6 +176,9 @@ def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
     An environment resets on the step after its episode's end. That step has ``valid`` False, and its policy still reads
     the old episode's last observation, so the core that it returns must not reach the new episode.
     """
+    import jax
+    import jax.numpy as jnp
+
     return jax.tree.map(
         lambda x, start: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start), core, initial
     )
@@ -191,7 +212,7 @@ class Algorithm:
     init: Callable[[jax.Array], Variables]
     """``(key) -> variables``."""
 
-    policy: Callable[..., tuple[PyTree, PyTree, PyTree]]
+    policy: Callable[..., Acted]
     """``(variables, obs [B, ...], core [B, ...], context) -> (action [B, ...], core, extras)``."""
 
     postprocess: Callable[..., PyTree]

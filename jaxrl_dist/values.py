@@ -1,4 +1,4 @@
-"""Values of configs: whatever Python offers, made what flags and files can say.
+"""Fields of configs: values from Python made what flags and files can say, and other defaults in subclasses.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -136,3 +136,21 @@ def _plain_texts(name: str, value: Any) -> Any:
         raise ConfigError(f"{flag(name)} must be a dictionary of names and values, not {shown(value)}")
     scalars = {key: _scalar(x) for key, x in value.items()}
     return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
+
+
+class Inherits:
+    """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
+
+    Type and docstring of such a field are those of the class that declares it.
+    """
+
+    def __init_subclass__(cls, **defaults: Any) -> None:
+        """Raises ``TypeError`` if there is no such field."""
+        super().__init_subclass__()
+        fields = getattr(cls, "__dataclass_fields__", {})  # of the bases: those of the class itself come later
+        for name, default in defaults.items():
+            if name not in fields:
+                raise TypeError(f"{cls.__name__} inherits no field {name!r}")
+            # As a type: the annotation's text may name what the subclass's module does not import.
+            cls.__annotations__[name] = get_type_hints(cls.__base__, include_extras=True)[name]
+            setattr(cls, name, default)

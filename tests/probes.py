@@ -208,7 +208,9 @@ def random_rollout(
     obs = jax.ShapeDtypeStruct((num_envs, *env.observation.shape), env.observation.dtype)
     variables = jax.eval_shape(algorithm.init, jax.ShapeDtypeStruct((), key.dtype))
     core = jax.eval_shape(lambda: algorithm.initial_core(num_envs))
-    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, Context(key))
+    action, _, extras = jax.eval_shape(
+        algorithm.policy, variables, obs, core, Context(key, jax.ShapeDtypeStruct((), np.float32))
+    )
     if isinstance(env.action, Discrete):
         actions = rng.integers(env.action.n, size=shape, dtype=np.int32)
     else:

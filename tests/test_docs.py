@@ -15,13 +15,16 @@ import types
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import pytest
 import runs
+from probes import random_rollout, spec
 
 import jaxrl_dist
-from jaxrl_dist import cli, commands
+from jaxrl_dist import cli, commands, mesh
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.checks import flag
+from jaxrl_dist.types import Context
 
 
 def blocks(name: str) -> list[str]:
@@ -39,6 +42,16 @@ def example() -> types.ModuleType:
 
 def test_the_documented_algorithm_is_short() -> None:
     assert len(blocks("docs/adding-an-algorithm.md")[0].splitlines()) <= 60
+
+
+def test_the_documented_algorithm_can_be_tried_by_hand(example: types.ModuleType) -> None:
+    algorithm = example.RWR(hidden_sizes=(4,)).make(spec())
+    variables = algorithm.init(jax.random.key(0))
+    rollout = random_rollout(algorithm, spec(), 5, 3)
+    names: dict[str, Any] = {"mesh": mesh, "algorithm": algorithm, "variables": variables, "rollout": rollout}
+    names["context"] = Context()
+    exec(next(block for block in blocks("docs/adding-an-algorithm.md") if "by_hand" in block), names)
+    assert names["batch"]["weight"].shape == (15,)
 
 
 def test_the_documented_algorithm_learns_and_loads(example: types.ModuleType, tmp_path: Path) -> None:

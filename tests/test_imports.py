@@ -25,12 +25,12 @@ ALLOWED: dict[str, str] = {
     "mesh": "types",
     "flow": "",
     "returns": "types",
-    "exploration": "",
     "nn": f"{_GROUND} mesh",
+    "lazy": "spaces mesh returns nn",
     "memory": f"{_GROUND} mesh nn",
     "envs": f"{_GROUND} config memory",
     "learners": f"{_GROUND} mesh returns nn memory",
-    "algorithms": f"{_GROUND} mesh returns exploration nn memory",
+    "algorithms": f"{_GROUND} mesh returns nn lazy memory",
     "flags": "errors checks config algorithms",
     "actors": f"{_GROUND} mesh flow memory envs",
     "plans": f"{_GROUND} config mesh flow memory envs learners actors",
@@ -130,6 +130,27 @@ def test_no_source_text_is_evaluated() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
     ]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_algorithm_files_import_on_top_and_nothing_heavy() -> None:
+    """``--help`` reads them; what they take from ``lazy`` is imported when something of it is first used."""
+    inside = [
+        f"{name}:{node.lineno}"
+        for name in SOURCES
+        if name.startswith("algorithms/")
+        for function in ast.walk(SOURCES[name])
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert not inside, f"imports belong on top, with those of jaxrl_dist.lazy: {inside}"
+    code = (
+        f"import sys; from {PACKAGE}.algorithms import ALGORITHMS, config_class; [*map(config_class, ALGORITHMS)];"
+        "print(*sorted({'jax', 'numpy', 'optax', 'flax', 'chex'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
 
 
 def test_importing_the_package_is_light() -> None:

@@ -256,6 +256,33 @@ def test_rlax() -> None:
         np.testing.assert_allclose(n_step(*data, DISCOUNT, n), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("num_atoms", [1, 2, 11])
+def test_projection_is_that_of_rlax(num_atoms: int) -> None:
+    """Onto atoms of any spacing, from values below, on, between and above them."""
+    import rlax
+
+    rng = np.random.default_rng(num_atoms)
+    atoms = np.cumsum(rng.uniform(0.1, 2, num_atoms)).astype(np.float32) - 3
+    support = np.concatenate([rng.uniform(-6, 12, (20, 5)), np.tile(atoms[:1], (20, 1))], axis=1).astype(np.float32)
+    probs = rng.dirichlet(np.ones(6), 20).astype(np.float32)
+    found, expected = (
+        jax.jit(jax.vmap(project, (0, 0, None)))(support, probs, atoms)
+        for project in (returns.project, rlax.categorical_l2_project)
+    )
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-5)
+
+
+def test_rescaled_values_are_those_of_rlax() -> None:
+    import rlax
+
+    x = np.concatenate([np.linspace(-3, 3, 25), [-1e4, -200.0, 300.0, 1e5]]).astype(np.float32)
+    pair = rlax.SIGNED_HYPERBOLIC_PAIR
+    np.testing.assert_array_equal(jax.jit(returns.rescale)(x), jax.jit(pair.apply)(x))
+    np.testing.assert_array_equal(jax.jit(returns.unscale)(x), jax.jit(pair.apply_inv)(x))
+    np.testing.assert_allclose(returns.unscale(returns.rescale(x)), x, rtol=1e-3, atol=1e-3)
+
+
 # --- Properties -------------------------------------------------------------------------------------------------------
 
 

@@ -102,3 +102,17 @@ def test_what_differs_cannot_be_called_replicated() -> None:
     program = meshes.Program(lambda x: x * 2, make_mesh(2), (meshes.BATCH,), meshes.REPLICATED)
     with pytest.raises(ValueError, match="replicat"):
         program(np.zeros(4, np.float32))
+
+
+def test_what_sums_over_devices_can_be_tried_by_hand() -> None:
+    x, mask = np.arange(4, dtype=np.float32), np.array([True, False, True, True])
+
+    def centre(x: jax.Array, mask: jax.Array, nothing: None) -> tuple[jax.Array, jax.Array]:
+        assert nothing is None
+        return x - meshes.global_mean(x, mask), meshes.global_index(len(x))
+
+    with pytest.raises(NameError, match="unbound axis name"):
+        centre(x, mask, None)
+    centred, index = meshes.by_hand(centre)(x, mask, None)
+    np.testing.assert_allclose(centred, x - 5 / 3, rtol=1e-6)
+    np.testing.assert_array_equal(index, np.arange(4))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
@@ -81,7 +82,7 @@ class Evaluator:
         @jax.jit
         def act(variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree) -> tuple[PyTree, PyTree, PyTree]:
             stacks, obs = frames.push(stacks, obs)
-            action, core, _ = algorithm.policy(variables, obs, core, Context())
+            action, core, _ = algorithm.policy(variables, obs, core, Context(env_step=jnp.zeros(())))
             return action, core, stacks
 
         @jax.jit

@@ -53,7 +53,7 @@ def blank_rollout(
     """A rollout of zeros, with the shapes and dtypes that acting on ``obs [B, ...]`` will fill."""
     num_envs = obs.shape[0]
     keys = jax.random.split(jax.random.key(0), num_envs)
-    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, Context(keys))
+    action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, Context(keys, jnp.zeros(())))
     flags = jnp.zeros((rollout_length, num_envs), bool)
 
     def blank(x: jax.ShapeDtypeStruct) -> jax.Array:

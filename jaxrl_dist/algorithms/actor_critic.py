@@ -1,26 +1,54 @@
-"""What the on-policy actor-critics share: the policy, and how a rollout becomes examples of the network's inputs."""
+"""What the on-policy actor-critics share: flags, the policy, and how a rollout becomes examples of its inputs."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import optax
-
-from jaxrl_dist import returns
-from jaxrl_dist.nn import networks, torsos
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns, torsos
 from jaxrl_dist.nn.config import NetworkConfig
-from jaxrl_dist.nn.distributions import Distribution, policy_head
-from jaxrl_dist.types import Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCriticConfig(NetworkConfig):
+    """How an actor-critic learns."""
+
+    learning_rate: float = 1e-3
+    """Step size of the optimiser."""
+    anneal_updates: int | None = None
+    """Number of updates over which the step size falls linearly to zero; None keeps it constant."""
+    discount: float = 0.99
+    """Discount factor of future rewards."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus."""
+    max_gradient_norm: float = 0.5
+    """Gradients with a larger global norm are scaled down to it."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate", "max_gradient_norm", above=0)
+        check_range(self, "discount", low=0, high=1)
+        check_range(self, "anneal_updates", low=1)
+        check_range(self, "value_coefficient", "entropy_coefficient", low=0)
+
+    def optimizer(self, method: Callable[..., optax.GradientTransformation], **options: Any) -> Any:
+        """``method(step_size, **options)`` with the annealed step size, on clipped gradients."""
+        step_size = self.learning_rate
+        if self.anneal_updates is not None:
+            step_size = optax.linear_schedule(step_size, 0.0, self.anneal_updates)
+        return optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), method(step_size, **options))
 
 
 class ActorCritic(NamedTuple):
     """A policy and a value function over one network, feed-forward or recurrent."""
 
     init: Callable[[jax.Array], Variables]
-    policy: Callable[..., tuple[jax.Array, PyTree, dict[str, jax.Array]]]
+    policy: Callable[..., Acted]
     """As ``Algorithm.policy``; its extras are ``log_prob`` and ``value``, both ``[B]`` float32."""
     initial_core: Callable[[int], PyTree]
     window: int | None
@@ -30,9 +58,9 @@ class ActorCritic(NamedTuple):
     examples: Callable[..., dict[str, PyTree]]
     """``(rollout, **fields [T, B, ...]) -> batch``, environment-major: transitions ``[B * T, ...]``, or with a
     recurrent core sequences ``[B, T, ...]``. Beside the fields it holds ``obs``, ``action``, ``valid`` and ``core``."""
-    evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[Distribution, jax.Array]]
+    evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]
     """``(params, batch) -> (distribution, value)``, shaped as the batch's fields."""
-    unroll: Callable[[PyTree, Rollout], tuple[Distribution, jax.Array]]
+    unroll: Callable[[PyTree, Rollout], tuple[distributions.Distribution, jax.Array]]
     """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` by these parameters, whichever acted."""
 
 
@@ -42,14 +70,12 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     Raises:
       ConfigError: spaces that the networks or distributions do not handle.
     """
-    head = policy_head(spec.action)
+    head = distributions.policy_head(spec.action)
     shared = torsos.choose_torso(config.torso, spec.observation) != "mlp"
     network = networks.actor_critic(config, spec.observation, head.num_outputs, shared, log_std=head.log_std_size)
     recurrent = config.core != "none"
 
-    def policy(
-        variables: Variables, obs: PyTree, core: PyTree, context: Context
-    ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         outputs, value, core = network.step(variables.params, obs, core)
         distribution = head.distribution(outputs)
         action = distribution.mode() if context.keys is None else distribution.sample(context.keys)
@@ -61,20 +87,20 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
 
     def examples(rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]:
         fields |= {"obs": rollout.obs[:-1], "action": rollout.action, "valid": rollout.valid}
-        batch: dict[str, Any] = {name: jnp.swapaxes(x, 0, 1) for name, x in fields.items()}
+        batch: dict[str, Any] = swap_axes(fields)
         if not recurrent:
             batch = {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items()}
         return {**batch, "core": rollout.core}
 
-    def evaluate(params: PyTree, batch: dict[str, PyTree]) -> tuple[Distribution, jax.Array]:
+    def evaluate(params: PyTree, batch: dict[str, PyTree]) -> tuple[distributions.Distribution, jax.Array]:
         if not recurrent:
             outputs, value, _ = network.step(params, batch["obs"], batch["core"])
             return head.distribution(outputs), value
-        obs, valid = (jnp.swapaxes(batch[name], 0, 1) for name in ("obs", "valid"))
+        obs, valid = swap_axes((batch["obs"], batch["valid"]))
         outputs, value, _ = network.unroll(params, obs, batch["core"], valid)
-        return head.distribution(jnp.swapaxes(outputs, 0, 1)), jnp.swapaxes(value, 0, 1)
+        return head.distribution(swap_axes(outputs)), swap_axes(value)
 
-    def unroll(params: PyTree, rollout: Rollout) -> tuple[Distribution, jax.Array]:
+    def unroll(params: PyTree, rollout: Rollout) -> tuple[distributions.Distribution, jax.Array]:
         valid = jnp.concatenate([rollout.valid, jnp.ones_like(rollout.valid[:1])])
         outputs, values, _ = network.unroll(params, rollout.obs, rollout.core, valid)
         return head.distribution(outputs[:-1]), values
@@ -92,11 +118,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
 
 
 def policy_gradient(
-    net: ActorCritic,
-    discount: float | jax.Array,
-    gae_lambda: float | jax.Array,
-    value_coefficient: float | jax.Array,
-    entropy_coefficient: float | jax.Array,
+    net: ActorCritic, config: ActorCriticConfig, gae_lambda: float | jax.Array
 ) -> tuple[Callable[..., PyTree], Callable[..., tuple[jax.Array, jax.Array, Aux]]]:
     """Postprocessor and loss of ``-log pi(a|s) A``, a squared value error and an entropy bonus.
 
@@ -105,7 +127,7 @@ def policy_gradient(
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         values = net.values(variables, rollout)
-        advantage = returns.gae(*rollout.outcomes, values, discount, gae_lambda)
+        advantage = returns.gae(*rollout.outcomes, values, config.discount, gae_lambda)
         return net.examples(rollout, advantage=advantage, value_target=advantage + values[:-1])
 
     def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
@@ -113,15 +135,8 @@ def policy_gradient(
         policy_loss = -distribution.log_prob(batch["action"]) * batch["advantage"]
         value_loss = 0.5 * jnp.square(value - batch["value_target"])
         entropy = distribution.entropy()
-        total = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy
+        total = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy}
         return total, batch["valid"], Aux(metrics)
 
     return postprocess, loss
-
-
-def annealed(learning_rate: float | jax.Array, anneal_updates: int | None) -> Any:
-    """A constant step size, or one that falls linearly to zero over ``anneal_updates`` updates."""
-    if anneal_updates is None:
-        return learning_rate
-    return optax.linear_schedule(learning_rate, 0.0, anneal_updates)

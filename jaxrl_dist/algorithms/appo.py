@@ -8,16 +8,13 @@ https://arxiv.org/abs/2006.11751, section 3.4) APPO.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxrl_dist.algorithms.actor_critic import ActorCritic
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.checks import check_range
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxrl_dist.algorithms.actor_critic import ActorCritic
-    from jaxrl_dist.types import Algorithm, EnvSpec, Rollout, Variables
+from jaxrl_dist.lazy import jax, returns
+from jaxrl_dist.types import Algorithm, EnvSpec, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +36,6 @@ class APPO(PPO):
         check_range(self, "clip_rho", "clip_c", above=0)
 
     def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
-        from jaxrl_dist import returns
-
         distribution, values = net.unroll(variables.params, rollout)
         log_rhos = distribution.log_prob(rollout.action) - rollout.extras["log_prob"]
         # The loss weighs by its own, clipped ratio to the policy that acted.

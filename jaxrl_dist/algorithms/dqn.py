@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+from jaxrl_dist.algorithms import exploration
+from jaxrl_dist.algorithms.replayed import num_actions, taken, transitions, value_learner
 from jaxrl_dist.checks import check_range, check_used
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns
 from jaxrl_dist.memory.config import ReplayConfig
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, no_core
 
 
 @dataclasses.dataclass(frozen=True)
-class DQN(ReplayConfig):
+class DQN(
+    ReplayConfig,
+    hidden_sizes=(128, 128),
+    activation="relu",
+    learning_rate=5e-4,
+    batch_size=128,
+    replay_ratio=0.5,
+    n_step=3,
+):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
-    hidden_sizes: tuple[int, ...] = (128, 128)
-    """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
-    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
-    """Activation function of the torso."""
-    learning_rate: float = 5e-4
-    """Step size of Adam."""
-    batch_size: int = 128
-    """Windows in an update, over all devices."""
-    replay_ratio: float = 0.5
-    """Updates per env step."""
-    n_step: int = 3
-    """Rewards before the bootstrap (Sutton 1988)."""
     target_period: int = 250
     """Updates between two copies of the parameters to the target network."""
     epsilon_start: float = 1.0
@@ -80,17 +75,6 @@ class DQN(ReplayConfig):
         return preset
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        import jax  # these here, not above, so that --help need not wait for JAX
-        import jax.numpy as jnp
-        import optax
-        import rlax
-
-        from jaxrl_dist import exploration
-        from jaxrl_dist.algorithms.replayed import num_actions, replay_plan, transitions
-        from jaxrl_dist.nn import networks
-        from jaxrl_dist.nn.distributions import EpsilonGreedy
-        from jaxrl_dist.types import Algorithm, Aux, Variables, no_core
-
         network = networks.q_network(
             self,
             spec.observation,
@@ -109,18 +93,17 @@ class DQN(ReplayConfig):
 
         schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
 
-        def init(key: jax.Array) -> Variables:
-            return Variables(network.init(key), ())
-
-        def policy(
-            variables: Variables, obs: PyTree, core: PyTree, context: Context
-        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             if context.keys is None:
-                return EpsilonGreedy(values(network.apply(variables.params, obs, None)), 0.0).mode(), core, {}
+                return (
+                    distributions.EpsilonGreedy(values(network.apply(variables.params, obs, None)), 0.0).mode(),
+                    core,
+                    {},
+                )
             noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
             epsilon = core if self.epsilon_ladder else schedule(context.env_step)
-            return EpsilonGreedy(q, epsilon).sample(act_keys), core, {}
+            return distributions.EpsilonGreedy(q, epsilon).sample(act_keys), core, {}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
             return transitions(rollout, self.discount)
@@ -132,38 +115,30 @@ class DQN(ReplayConfig):
             online = network.apply(variables.params, batch["obs"], noise[0])
             bootstrap = network.apply(context.target, batch["next_obs"], noise[1])
             choosing = network.apply(variables.params, batch["next_obs"], noise[2]) if self.double else bootstrap
-            chosen = batch["action"], batch["reward"], batch["discount"]
+            q = taken(values(online), batch["action"])
+            best = jnp.argmax(values(choosing), axis=-1)
             if self.num_atoms == 1:
-                error = jax.vmap(rlax.double_q_learning)(values(online), *chosen, values(bootstrap), values(choosing))
+                value_target = batch["reward"] + batch["discount"] * taken(values(bootstrap), best)
+                error = jax.lax.stop_gradient(value_target) - q
                 losses, priority = optax.losses.huber_loss(error), jnp.abs(error)
             else:
                 rows = jnp.arange(len(online))
-                probs = jax.nn.softmax(bootstrap[rows, jnp.argmax(values(choosing), axis=-1)])
+                probs = jax.nn.softmax(bootstrap[rows, best])
                 returned = batch["reward"][:, None] + batch["discount"][:, None] * atoms[None]
-                projected = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(returned, probs, atoms)
+                projected = jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms)
                 projected = jax.lax.stop_gradient(projected)
                 losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
                 # Hessel et al. (2018), section 4: the divergence, which is 0 where the target is met.
                 entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
                 priority = jnp.maximum(losses - entropy, 0.0)
-            taken = jnp.take_along_axis(values(online), batch["action"][:, None], axis=1)[:, 0]
-            metrics = {"loss/q": losses, "q/mean": taken}
+            metrics = {"loss/q": losses, "q/mean": q}
             return losses, batch["valid"], Aux(metrics, jax.lax.stop_gradient(priority))
 
-        def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
-            return optax.periodic_update(params, target, updates, self.target_period)
-
         return Algorithm(
-            init=init,
             policy=policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=optax.chain(
-                optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate, eps=1.5e-4)
-            ),
             window=self.n_step,
-            replay=replay_plan(self),
-            target=update_target,
-            initial_target=lambda params: jax.tree.map(jnp.copy, params),
+            **value_learner(self, network, adam_epsilon=1.5e-4),
             initial_core=exploration.ape_x_epsilon if self.epsilon_ladder else no_core,
         )

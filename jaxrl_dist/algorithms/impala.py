@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.nn.config import NetworkConfig
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.lazy import jax, jnp, optax, returns
+from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
-class IMPALA(NetworkConfig):
-    """An actor-critic that corrects for actors that lag behind by V-trace (Espeholt et al. 2018)."""
+class IMPALA(ActorCriticConfig):
+    """An actor-critic that corrects for actors that lag behind by V-trace (Espeholt et al. 2018).
 
-    learning_rate: float = 1e-3
-    """Step size of Adam; the paper has RMSProp."""
-    discount: float = 0.99
-    """Discount factor of future rewards."""
+    The optimiser is Adam; the paper has RMSProp.
+    """
+
     trace_lambda: float = 1.0
     """Decay of the corrections along a trace (remark 2)."""
     correction: bool = True
@@ -30,18 +26,11 @@ class IMPALA(NetworkConfig):
     """Largest importance weight of a value error and of the policy's gradient (rho-bar of equation 1)."""
     clip_c: float = 1.0
     """Largest importance weight along a trace (c-bar of equation 1)."""
-    value_coefficient: float = 0.5
-    """Weight of the value loss (appendix D)."""
-    entropy_coefficient: float = 0.01
-    """Weight of the entropy bonus (appendix D)."""
-    max_gradient_norm: float = 0.5
-    """Gradients with a larger global norm are scaled down to it."""
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "learning_rate", "max_gradient_norm", "clip_rho", "clip_c", above=0)
-        check_range(self, "discount", "trace_lambda", low=0, high=1)
-        check_range(self, "value_coefficient", "entropy_coefficient", low=0)
+        check_range(self, "clip_rho", "clip_c", above=0)
+        check_range(self, "trace_lambda", low=0, high=1)
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
@@ -54,26 +43,13 @@ class IMPALA(NetworkConfig):
         return preset
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        import jax  # these here, not above, so that --help need not wait for JAX
-        import jax.numpy as jnp
-        import optax
-
-        from jaxrl_dist import returns
-        from jaxrl_dist.algorithms.actor_critic import actor_critic
-        from jaxrl_dist.types import Algorithm, Aux
-
         net = actor_critic(self, spec)
 
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-            """Whole sequences, environments first."""
-            fields = rollout._replace(core=(), final_core=())
-            sequences = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), fields)
-            return sequences._replace(core=rollout.core, final_core=rollout.final_core)
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> Rollout:
+            return rollout.env_major()
 
-        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            fields = batch._replace(core=(), final_core=())
-            rollout: Rollout = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), fields)
-            rollout = rollout._replace(core=batch.core)
+        def loss(variables: Variables, batch: Rollout, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+            rollout = batch.time_major()
             distribution, values = net.unroll(variables.params, rollout)
             log_prob = distribution.log_prob(rollout.action)
             log_rhos = log_prob - rollout.extras["log_prob"] if self.correction else jnp.zeros_like(log_prob)
@@ -98,17 +74,15 @@ class IMPALA(NetworkConfig):
                 "policy/entropy": entropy,
                 "policy/importance": jnp.exp(log_rhos),
             }
-            metrics = {name: jnp.swapaxes(x, 0, 1) for name, x in metrics.items()}
-            return jnp.swapaxes(total, 0, 1), batch.valid, Aux(metrics)
+            total, metrics = swap_axes((total, metrics))
+            return total, batch.valid, Aux(metrics)
 
         return Algorithm(
             init=net.init,
             policy=net.policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=optax.chain(
-                optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate, eps=1e-5)
-            ),
+            optimizer=self.optimizer(optax.adam, eps=1e-5),
             initial_core=net.initial_core,
             corrects_lag=self.correction,
         )

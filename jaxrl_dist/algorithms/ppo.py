@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxrl_dist.algorithms.actor_critic import ActorCritic, ActorCriticConfig, actor_critic
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.nn.config import NetworkConfig
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxrl_dist.algorithms.actor_critic import ActorCritic
-    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.lazy import jax, jnp, mesh, optax, returns, spaces
+from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class PPO(NetworkConfig):
-    """Proximal policy optimisation (Schulman et al. 2017) with clipped policy and value losses."""
+class PPO(ActorCriticConfig):
+    """Proximal policy optimisation (Schulman et al. 2017, equation 9) with clipped policy and value losses."""
 
-    learning_rate: float = 1e-3
-    """Step size of Adam."""
-    anneal_updates: int | None = None
-    """Number of updates over which the step size falls linearly to zero; None keeps it constant."""
-    discount: float = 0.99
-    """Discount factor of future rewards."""
     gae_lambda: float = 0.95
     """Decay of generalised advantage estimation: 0 is the one-step error, 1 the whole return."""
     num_epochs: int = 4
@@ -35,109 +25,63 @@ class PPO(NetworkConfig):
     """How far the probability ratio may move from 1 before its gradient is cut (equation 7)."""
     value_clip_epsilon: float | None = None
     """How far a value may move from the one found while acting before its gradient is cut; None: no limit."""
-    value_coefficient: float = 0.5
-    """Weight of the value loss (c1 of equation 9)."""
-    entropy_coefficient: float = 0.01
-    """Weight of the entropy bonus (c2 of equation 9)."""
     normalize_advantages: bool = True
     """Shift and scale the advantages of each rollout to mean 0 and standard deviation 1."""
-    max_gradient_norm: float = 0.5
-    """Gradients with a larger global norm are scaled down to it."""
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "learning_rate", "max_gradient_norm", "clip_epsilon", "value_clip_epsilon", above=0)
-        check_range(self, "discount", "gae_lambda", low=0, high=1)
-        check_range(self, "anneal_updates", "num_epochs", "num_minibatches", low=1)
-        check_range(self, "value_coefficient", "entropy_coefficient", low=0)
+        check_range(self, "clip_epsilon", "value_clip_epsilon", above=0)
+        check_range(self, "gae_lambda", low=0, high=1)
+        check_range(self, "num_epochs", "num_minibatches", low=1)
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        from jaxrl_dist.spaces import Box
-
+        preset: dict[str, Any] = {}
         if spec.family == "atari":
             # Schulman et al. (2017), table 5, but for what CleanRL's ppo_atari_envpool does since.
-            return {
-                "num_envs": 8,
-                "rollout_length": 128,
-                "learning_rate": 2.5e-4,
-                "clip_epsilon": 0.1,
-                "value_clip_epsilon": 0.1,
-                "report_interval": 1024,
-                "evaluation_episodes": 10,
-            }
-        if spec.family == "minatar":
+            preset |= {"num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "clip_epsilon": 0.1}
+            preset |= {"value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10}
+        elif spec.family == "minatar":
             # PureJaxRL's, without the annealing; large batches allow, and these games want, a large step size.
-            return {
-                "num_envs": 64,
-                "rollout_length": 128,
-                "learning_rate": 5e-3,
-                "num_minibatches": 8,
-                "activation": "relu",
-            }
-        if spec.family == "bsuite":
+            preset |= {"num_envs": 64, "rollout_length": 128, "learning_rate": 5e-3, "num_minibatches": 8}
+            preset |= {"activation": "relu"}
+        elif spec.family == "bsuite":
             # From few episodes at a time the policy settles too soon; and a recurrent core needs as many sequences to
             # fill its minibatches, on eight devices too.
-            return {"num_envs": 32}
-        if not isinstance(spec.observation, Box):
+            preset |= {"num_envs": 32}
+        elif not isinstance(spec.observation, spaces.Box):
             # Tables of states with rare rewards: without large batches and more entropy the policy learns to stay away
             # from penalties, and never sees the goal.
-            return {
-                "num_envs": 32,
-                "rollout_length": 128,
-                "num_minibatches": 8,
-                "entropy_coefficient": 0.03,
-                "scale_rewards": True,
-            }
-        if isinstance(spec.action, Box):
+            preset |= {"num_envs": 32, "rollout_length": 128, "num_minibatches": 8}
+            preset |= {"entropy_coefficient": 0.03, "scale_rewards": True}
+        elif isinstance(spec.action, spaces.Box):
             # Schulman et al. (2017), table 3. Returns far from 1 would drown the policy's gradient in the value's.
-            preset = {
-                "num_envs": 8,
-                "rollout_length": 128,
-                "learning_rate": 3e-4,
-                "num_epochs": 10,
-                "entropy_coefficient": 0.0,
-                "scale_rewards": True,
-            }
+            preset |= {"num_envs": 8, "rollout_length": 128, "learning_rate": 3e-4, "num_epochs": 10}
+            preset |= {"entropy_coefficient": 0.0, "scale_rewards": True}
             if spec.family == "classic_control":
                 # With 8 and 0.99 a greedy policy, which no noise moves on, may hold Pendulum sideways for good.
                 preset |= {"num_envs": 16, "num_minibatches": 8, "discount": 0.95}
-            if spec.family == "mujoco":
+            elif spec.family == "mujoco":
                 # Andrychowicz et al. (2021), sections 3.2 and 3.3: with a deviation of 0.5 and normalised observations.
-                preset |= {
-                    "num_envs": 64,
-                    "rollout_length": 32,
-                    "num_minibatches": 32,
-                    "normalize_observations": True,
-                    "initial_std": 0.5,
-                }
-            return preset
-        return {}
+                preset |= {"num_envs": 64, "rollout_length": 32, "num_minibatches": 32}
+                preset |= {"normalize_observations": True, "initial_std": 0.5}
+        return preset
 
     def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
         """Advantages and value targets, ``[T, B]`` each."""
-        from jaxrl_dist import returns
-
         values = net.values(variables, rollout)
         advantage = returns.gae(*rollout.outcomes, values, self.discount, self.gae_lambda)
         return advantage, advantage + values[:-1]
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        import jax.numpy as jnp  # these here, not above, so that --help need not wait for JAX
-        import optax
-
-        from jaxrl_dist.algorithms.actor_critic import actor_critic, annealed
-        from jaxrl_dist.mesh import global_mean
-        from jaxrl_dist.types import Algorithm, Aux
-
         net = actor_critic(self, spec)
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             advantage, value_target = self.estimate(net, variables, rollout)
             if self.normalize_advantages:
-                centred = advantage - global_mean(advantage, rollout.valid)
-                advantage = centred / jnp.sqrt(global_mean(jnp.square(centred), rollout.valid) + 1e-8)
+                centred = advantage - mesh.global_mean(advantage, rollout.valid)
+                advantage = centred / jnp.sqrt(mesh.global_mean(jnp.square(centred), rollout.valid) + 1e-8)
             return net.examples(rollout, **rollout.extras, advantage=advantage, value_target=value_target)
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
@@ -167,10 +111,7 @@ class PPO(NetworkConfig):
             policy=net.policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=optax.chain(
-                optax.clip_by_global_norm(self.max_gradient_norm),
-                optax.adam(annealed(self.learning_rate, self.anneal_updates), eps=1e-5),
-            ),
+            optimizer=self.optimizer(optax.adam, eps=1e-5),
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
             initial_core=net.initial_core,

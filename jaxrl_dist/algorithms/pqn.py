@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+from jaxrl_dist.algorithms.replayed import num_actions, taken
 from jaxrl_dist.checks import check_range
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns
 from jaxrl_dist.nn.config import TorsoConfig
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(TorsoConfig):
-    """Parallelised Q-network (Gallici et al. 2024): Q(lambda) with layer normalisation, no replay and no target."""
+class PQN(TorsoConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
+    """Parallelised Q-network (Gallici et al. 2024): Q(lambda) with neither replay nor target.
 
-    hidden_sizes: tuple[int, ...] = (128, 128)
-    """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
-    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
-    """Activation function of the torso."""
-    layer_norm: bool = True
-    """Normalise the outputs of the torso's layers, which keeps learning stable without a target (section 3)."""
+    Layer normalisation keeps learning stable instead (section 3).
+    """
+
     learning_rate: float = 5e-4
     """Step size of RAdam."""
     discount: float = 0.99
@@ -56,15 +51,6 @@ class PQN(TorsoConfig):
         return {"num_envs": 32, "rollout_length": 32} if spec.family != "atari" else {"num_envs": 128}
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        import jax.numpy as jnp  # these here, not above, so that --help need not wait for JAX
-        import optax
-
-        from jaxrl_dist import returns
-        from jaxrl_dist.algorithms.replayed import num_actions
-        from jaxrl_dist.nn import networks
-        from jaxrl_dist.nn.distributions import EpsilonGreedy
-        from jaxrl_dist.types import Algorithm, Aux, Variables
-
         size = num_actions(self, spec)
         network = networks.q_network(self, spec.observation, size, num_atoms=1, dueling=False, noisy=False)
         schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
@@ -72,11 +58,9 @@ class PQN(TorsoConfig):
         def values(params: PyTree, obs: jax.Array) -> jax.Array:
             return network.apply(params, obs, None)[..., 0]
 
-        def policy(
-            variables: Variables, obs: PyTree, core: PyTree, context: Context
-        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             q = values(variables.params, obs)
-            greedy = EpsilonGreedy(q, schedule(context.env_step))
+            greedy = distributions.EpsilonGreedy(q, schedule(context.env_step))
             action = greedy.mode() if context.keys is None else greedy.sample(context.keys)
             return action, core, {"value": q.max(axis=-1)}
 
@@ -90,10 +74,10 @@ class PQN(TorsoConfig):
                 "valid": rollout.valid,
                 "value_target": value_target,
             }
-            return {name: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]) for name, x in fields.items()}
+            return {name: x.reshape(-1, *x.shape[2:]) for name, x in swap_axes(fields).items()}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            q = jnp.take_along_axis(values(variables.params, batch["obs"]), batch["action"][:, None], axis=1)[:, 0]
+            q = taken(values(variables.params, batch["obs"]), batch["action"])
             losses = 0.5 * jnp.square(q - batch["value_target"])
             return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q})
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+from jaxrl_dist.algorithms import exploration
+from jaxrl_dist.algorithms.replayed import num_actions, taken, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_range
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns
 from jaxrl_dist.memory.config import ReplayConfig
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class R2D2(ReplayConfig):
+class R2D2(
+    ReplayConfig,
+    activation="relu",
+    hidden_sizes=(64,),
+    batch_size=32,
+    replay_ratio=1 / 16,
+    n_step=5,
+    priority_exponent=0.9,
+    importance_exponent=0.6,
+):
     """Deep Q-learning with a memory, from replayed sequences (Kapturowski et al. 2019).
 
     A window is ``burn_in`` steps, ``sequence_length`` steps whose values learn, and the ``n_step - 1`` more that the
@@ -26,26 +34,12 @@ class R2D2(ReplayConfig):
     the last action nor reward.
     """
 
-    hidden_sizes: tuple[int, ...] = (64,)
-    """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
-    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
-    """Activation function of the torso."""
     core_size: int = 64
     """Width of the recurrent core's state."""
     burn_in: int = 8
     """Steps that only bring the stored core up to date before those that learn (section 3)."""
     sequence_length: int = 16
     """Steps of a window that learn."""
-    batch_size: int = 32
-    """Windows in an update, over all devices."""
-    replay_ratio: float = 1 / 16
-    """Updates per env step."""
-    n_step: int = 5
-    """Rewards before the bootstrap (Sutton 1988)."""
-    priority_exponent: float | None = 0.9
-    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
-    importance_exponent: float = 0.6
-    """beta of prioritised replay's importance weights (section 3.4)."""
     max_priority_share: float = 0.9
     """eta: of a window's priority, the share of its largest error; the rest is the mean's (section 2.3)."""
     rescale_values: bool = True
@@ -97,50 +91,33 @@ class R2D2(ReplayConfig):
         return {"num_envs": 16, "rollout_length": 8}
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        import jax  # these here, not above, so that --help need not wait for JAX
-        import jax.numpy as jnp
-        import optax
-        import rlax
-
-        from jaxrl_dist import exploration, returns
-        from jaxrl_dist.algorithms.replayed import num_actions, replay_plan
-        from jaxrl_dist.nn import networks
-        from jaxrl_dist.nn.distributions import EpsilonGreedy
-        from jaxrl_dist.types import Algorithm, Aux, Variables
-
         network = networks.recurrent_q_network(
             self, spec.observation, num_actions(self, spec), core_size=self.core_size, dueling=self.dueling
         )
-        rescaling = rlax.SIGNED_HYPERBOLIC_PAIR if self.rescale_values else rlax.IDENTITY_PAIR
 
-        def init(key: jax.Array) -> Variables:
-            return Variables(network.init(key), ())
+        def rescale(values: jax.Array) -> jax.Array:
+            return returns.rescale(values) if self.rescale_values else values
+
+        def unscale(values: jax.Array) -> jax.Array:
+            return returns.unscale(values) if self.rescale_values else values
 
         def initial_core(num_envs: int) -> tuple[jax.Array, jax.Array]:
             epsilon = exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
             return network.initial_core(num_envs), epsilon
 
-        def policy(
-            variables: Variables, obs: PyTree, core: PyTree, context: Context
-        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             before, epsilon = core
             q, after = network.step(variables.params, obs, before)
-            choice = EpsilonGreedy(q, epsilon)
+            choice = distributions.EpsilonGreedy(q, epsilon)
             action = choice.mode() if context.keys is None else choice.sample(context.keys)
             return action, (after, epsilon), {"core": before}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
             steps = rollout._replace(extras=(), core=(), final_core=())
-            return {"steps": swap_axes(steps), "core": rollout.extras["core"][0]}
-
-        def swap_axes(rollout: Rollout) -> Rollout:
-            return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout)
-
-        def of(action: jax.Array, q: jax.Array) -> jax.Array:
-            return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
+            return {"steps": steps.env_major(), "core": rollout.extras["core"][0]}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            steps, skip, length = swap_axes(batch["steps"]), self.burn_in, self.sequence_length
+            steps, skip, length = batch["steps"].time_major(), self.burn_in, self.sequence_length
             late: Rollout = jax.tree.map(lambda x: x[skip:], steps)
             # The last observation has no step, so any flag will do: the core after it is not used.
             valid = jnp.concatenate([late.valid, late.valid[-1:]])
@@ -154,33 +131,23 @@ class R2D2(ReplayConfig):
 
             online, bootstrap = q_values(variables.params), q_values(context.target)
             best = jnp.argmax(online if self.double else bootstrap, axis=-1)
-            values = rescaling.apply_inv(of(best, bootstrap))
-            # Not rlax's transformed n-step targets, which do not know truncation
+            values = unscale(taken(bootstrap, best))
             returned = returns.n_step(*late.outcomes, values, self.discount, self.n_step)
-            taken = of(late.action[:length], online[:length])
-            error, mask = (rescaling.apply(returned[:length]) - taken).T, late.valid[:length].T
+            q = taken(online[:length], late.action[:length])
+            error, mask = (rescale(returned[:length]) - q).T, late.valid[:length].T
             losses = optax.losses.l2_loss(error)
 
             size = jnp.where(mask, jnp.abs(jax.lax.stop_gradient(error)), 0.0)
             mean = jnp.sum(size, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
             eta = self.max_priority_share
             priority = eta * jnp.max(size, axis=1) + (1 - eta) * mean
-            return losses, mask, Aux({"loss/q": losses, "q/mean": taken.T}, priority)
-
-        def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
-            return optax.periodic_update(params, target, updates, self.target_period)
+            return losses, mask, Aux({"loss/q": losses, "q/mean": q.T}, priority)
 
         return Algorithm(
-            init=init,
             policy=policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=optax.chain(
-                optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate, eps=1e-3)
-            ),
             window=self.burn_in + self.sequence_length + self.n_step - 1,
-            replay=replay_plan(self),
-            target=update_target,
-            initial_target=lambda params: jax.tree.map(jnp.copy, params),
+            **value_learner(self, network, adam_epsilon=1e-3),
             initial_core=initial_core,
         )

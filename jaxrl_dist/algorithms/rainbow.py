@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_dist.algorithms.dqn import DQN
-
-if TYPE_CHECKING:
-    from jaxrl_dist.types import EnvSpec
+from jaxrl_dist.types import EnvSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Rainbow(DQN):
-    """Deep Q-learning with all of Rainbow's extensions switched on (Hessel et al. 2018, table 1)."""
+class Rainbow(DQN, dueling=True, priority_exponent=0.5, num_atoms=51, noisy=True, epsilon_start=0.0, epsilon_end=0.0):
+    """Deep Q-learning with all of Rainbow's extensions switched on (Hessel et al. 2018, table 1).
 
-    dueling: bool = True
-    """Separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9)."""
-    priority_exponent: float | None = 0.5
-    """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
-    num_atoms: int = 51
-    """Atoms of the distribution of returns (Bellemare et al. 2017); 1: only its mean."""
-    noisy: bool = True
-    """Noisy layers explore (Fortunato et al. 2018), beside what epsilon does."""
-    epsilon_start: float = 0.0
-    """Probability of a random action at the start; the noisy layers explore without."""
-    epsilon_end: float = 0.0
-    """Probability of a random action from ``epsilon_steps`` on."""
+    The noisy layers explore, and epsilon is 0.
+    """
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:

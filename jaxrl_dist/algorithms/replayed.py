@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from jaxrl_dist import returns
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.lazy import jax, jnp, np, optax, returns, spaces
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
-from jaxrl_dist.types import EnvSpec, Replay, Rollout
+from jaxrl_dist.types import EnvSpec, PyTree, Replay, Rollout, Variables
 
 
-def replay_plan(config: ReplayConfig) -> Replay:
+def replay_of(config: ReplayConfig) -> Replay:
     """How the flags say that the memory is used."""
     return Replay(
         capacity=config.replay_capacity,
@@ -26,6 +21,37 @@ def replay_plan(config: ReplayConfig) -> Replay:
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
     )
+
+
+def value_learner(config: Any, network: Any, adam_epsilon: float) -> dict[str, Any]:
+    """The fields of an ``Algorithm`` that the values of one network need: all but policy, postprocessor and loss.
+
+    The target network is a copy of the parameters made every ``config.target_period`` updates (Mnih et al. 2015,
+    algorithm 1).
+    """
+
+    def target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+        return optax.periodic_update(params, target, updates, config.target_period)
+
+    return {
+        "init": lambda key: Variables(network.init(key), ()),
+        "optimizer": optax.chain(
+            optax.clip_by_global_norm(config.max_gradient_norm), optax.adam(config.learning_rate, eps=adam_epsilon)
+        ),
+        "replay": replay_of(config),
+        "target": target,
+        "initial_target": copied,
+    }
+
+
+def copied(tree: PyTree) -> PyTree:
+    """The same in arrays of its own: as a target network begins."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def taken(q: jax.Array, action: jax.Array) -> jax.Array:
+    """The values ``[...]`` of the actions ``[...]`` among those of all, ``[..., A]``."""
+    return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
 
 
 def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, jax.Array]:
@@ -53,8 +79,8 @@ def num_actions(config: object, spec: EnvSpec) -> int:
     Raises:
       ConfigError: the environment's actions are of another kind.
     """
-    if not isinstance(spec.action, Discrete):
-        others = "sac, td3, ddpg and ppo handle" if isinstance(spec.action, Box) else "ppo handles"
+    if not isinstance(spec.action, spaces.Discrete):
+        others = "sac, td3, ddpg and ppo handle" if isinstance(spec.action, spaces.Box) else "ppo handles"
         raise ConfigError(
             f"{name_of(config)} needs discrete actions, which {spec.id} has not; {others} vectors of numbers"
         )
@@ -75,10 +101,10 @@ class ActionScale(NamedTuple):
           ConfigError: its actions are no vectors of numbers, or unbounded.
         """
         space, name = spec.action, name_of(config)
-        if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
             others = {
-                Discrete: "; dqn, rainbow, pqn, sac and ppo handle discrete ones",
-                MultiDiscrete: "; ppo handles vectors of integers",
+                spaces.Discrete: "; dqn, rainbow, pqn, sac and ppo handle discrete ones",
+                spaces.MultiDiscrete: "; ppo handles vectors of integers",
             }
             hint = others.get(type(space), "")
             raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} has not{hint}")

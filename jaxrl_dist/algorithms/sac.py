@@ -5,31 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
 from jaxrl_dist.checks import check_range
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, spaces
 from jaxrl_dist.memory.config import ReplayConfig
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class SAC(ReplayConfig):
+class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
     """Soft actor-critic with two critics and a learned temperature (Haarnoja et al. 2018)."""
 
-    hidden_sizes: tuple[int, ...] = (256, 256)
-    """Widths of the hidden layers of actor and critics (table 1); CNNs have the widths of their papers."""
-    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
-    """Activation function of actor and critics."""
     learning_rate: float = 1e-3
     """Step size of Adam for the critics and the temperature."""
     actor_learning_rate: float = 3e-4
     """Step size of Adam for the actor."""
-    replay_capacity: int = 1_000_000
-    """Env steps that the memory keeps, over all environments."""
     target_rate: float = 0.005
     """How far the target critics move towards the critics with each update (table 1)."""
     temperature: float | None = None
@@ -46,10 +38,8 @@ class SAC(ReplayConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        from jaxrl_dist.spaces import Discrete
-
         preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000}
-        if isinstance(spec.action, Discrete):
+        if isinstance(spec.action, spaces.Discrete):
             preset |= {
                 "rollout_length": 4,
                 "replay_ratio": 0.25,
@@ -65,16 +55,7 @@ class SAC(ReplayConfig):
         return preset
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        import jax  # these here, not above, so that --help need not wait for JAX
-        import jax.numpy as jnp
-        import optax
-
-        from jaxrl_dist.algorithms.replayed import replay_plan, transitions
-        from jaxrl_dist.nn import networks
-        from jaxrl_dist.spaces import Discrete
-        from jaxrl_dist.types import Algorithm, Aux, Variables
-
-        kind = _discrete(self, spec) if isinstance(spec.action, Discrete) else _continuous(self, spec)
+        kind = _discrete(self, spec) if isinstance(spec.action, spaces.Discrete) else _continuous(self, spec)
         actor = networks.policy_network(self, spec.observation, kind.num_outputs)
         target_entropy = kind.target_entropy if self.target_entropy is None else self.target_entropy
 
@@ -83,9 +64,7 @@ class SAC(ReplayConfig):
             params = {"actor": actor.init(actor_key), "critic": kind.critic.init(critic_key)}
             return Variables(params | {"log_temperature": jnp.log(jnp.float32(self.temperature or 1.0))}, ())
 
-        def policy(
-            variables: Variables, obs: PyTree, core: PyTree, context: Context
-        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             outputs = actor.apply(variables.params["actor"], obs)
             action = kind.act(outputs, context.keys)
             if context.keys is not None:
@@ -147,9 +126,9 @@ class SAC(ReplayConfig):
                 {"actor": "actor", "critic": "critic", "log_temperature": "critic"},
             ),
             window=self.n_step,
-            replay=replay_plan(self),
+            replay=replay_of(self),
             target=update_target,
-            initial_target=lambda params: jax.tree.map(jnp.copy, params["critic"]),
+            initial_target=lambda params: copied(params["critic"]),
         )
 
 
@@ -172,20 +151,14 @@ class _Kind(NamedTuple):
 
 def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
     """Actions squashed by tanh (appendix C); inside they are scaled to -1 .. 1, where entropies are comparable."""
-    import jax.numpy as jnp
-
-    from jaxrl_dist.algorithms.replayed import ActionScale
-    from jaxrl_dist.nn import networks
-    from jaxrl_dist.nn.distributions import TanhNormal
-
     scale = ActionScale.of(config, spec, "categories or vectors of numbers")
     critic = networks.critic_network(config, spec.observation, 2, action_size=scale.size)
 
-    def distribution(outputs: jax.Array) -> TanhNormal:
+    def distribution(outputs: jax.Array) -> distributions.TanhNormal:
         mean, raw = jnp.split(outputs, 2, axis=-1)
         # Between e^-5 and e^2, smoothly, as in the code of Yarats and Kostrikov (2020) and in CleanRL.
         log_std = -5.0 + 0.5 * 7.0 * (jnp.tanh(raw) + 1.0)
-        return TanhNormal(mean, log_std, -jnp.ones(scale.size), jnp.ones(scale.size))
+        return distributions.TanhNormal(mean, log_std, -jnp.ones(scale.size), jnp.ones(scale.size))
 
     def act(outputs: jax.Array, keys: jax.Array | None) -> jax.Array:
         squashed = distribution(outputs)
@@ -203,26 +176,23 @@ def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
 
 def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
     """Expectations over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12."""
-    import jax
-    import jax.numpy as jnp
-
-    from jaxrl_dist.algorithms.replayed import num_actions
-    from jaxrl_dist.nn import networks
-    from jaxrl_dist.nn.distributions import Categorical
-
     size = num_actions(config, spec)
     critic = networks.critic_network(config, spec.observation, 2, num_actions=size)
 
     def act(outputs: jax.Array, keys: jax.Array | None) -> jax.Array:
-        return Categorical(outputs).mode() if keys is None else Categorical(outputs).sample(keys)
+        return (
+            distributions.Categorical(outputs).mode()
+            if keys is None
+            else distributions.Categorical(outputs).sample(keys)
+        )
 
     def act_randomly(keys: jax.Array) -> jax.Array:
-        return Categorical(jnp.zeros((len(keys), size))).sample(keys)
+        return distributions.Categorical(jnp.zeros((len(keys), size))).sample(keys)
 
     def expect(params: PyTree, obs: jax.Array, outputs: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         del keys
         q = critic.apply(params, obs).min(axis=0)
-        return jnp.sum(jax.nn.softmax(outputs) * q, axis=-1), Categorical(outputs).entropy()
+        return jnp.sum(jax.nn.softmax(outputs) * q, axis=-1), distributions.Categorical(outputs).entropy()
 
     def taken(params: PyTree, obs: jax.Array, action: jax.Array) -> jax.Array:
         return critic.apply(params, obs)[:, jnp.arange(len(action)), action]

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from jaxrl_dist.algorithms import exploration
+from jaxrl_dist.algorithms.replayed import ActionScale, copied, replay_of, transitions
 from jaxrl_dist.checks import check_range
+from jaxrl_dist.lazy import jax, jnp, networks, optax
 from jaxrl_dist.memory.config import ReplayConfig
-
-if TYPE_CHECKING:
-    import jax
-
-    from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3(ReplayConfig):
+class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
 
-    hidden_sizes: tuple[int, ...] = (256, 256)
-    """Widths of the hidden layers of actor and critics; CNNs have the widths of their papers."""
-    activation: Literal["tanh", "relu", "silu", "gelu"] = "relu"
-    """Activation function of actor and critics."""
     learning_rate: float = 1e-3
     """Step size of Adam for the critics (section 6.1)."""
     actor_learning_rate: float = 1e-3
     """Step size of Adam for the actor (section 6.1)."""
-    replay_capacity: int = 1_000_000
-    """Env steps that the memory keeps, over all environments."""
     target_rate: float = 0.005
     """How far the targets move towards actor and critics whenever the actor is updated (section 6.1)."""
     num_critics: int = 2
@@ -61,15 +54,6 @@ class TD3(ReplayConfig):
         return preset
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        import jax  # these here, not above, so that --help need not wait for JAX
-        import jax.numpy as jnp
-        import optax
-
-        from jaxrl_dist import exploration
-        from jaxrl_dist.algorithms.replayed import ActionScale, replay_plan, transitions
-        from jaxrl_dist.nn import networks
-        from jaxrl_dist.types import Algorithm, Aux, Variables
-
         scale = ActionScale.of(self, spec)
         actor = networks.policy_network(self, spec.observation, scale.size)
         critic = networks.critic_network(self, spec.observation, self.num_critics, action_size=scale.size)
@@ -83,9 +67,7 @@ class TD3(ReplayConfig):
             actor_key, critic_key = jax.random.split(key)
             return Variables({"actor": actor.init(actor_key), "critic": critic.init(critic_key)}, ())
 
-        def policy(
-            variables: Variables, obs: PyTree, core: PyTree, context: Context
-        ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             action = best_action(variables.params, obs)
             if context.keys is None:
                 return scale.to_env(action), core, {}
@@ -144,8 +126,8 @@ class TD3(ReplayConfig):
                 {"actor": "actor", "critic": "critic"},
             ),
             window=self.n_step,
-            replay=replay_plan(self),
+            replay=replay_of(self),
             target=update_target,
-            initial_target=lambda params: jax.tree.map(jnp.copy, params),
+            initial_target=copied,
             initial_core=initial_noise,
         )

@@ -23,36 +23,36 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
       like: shapes and dtypes of a rollout of all environments, by which the memory is made.
       frame_stack: frames in an observation, as in ``EnvSpec``, of which the memory keeps each once.
     """
-    plan, window = algorithm.replay, algorithm.window
-    assert plan is not None and window is not None, "replay needs windows of a fixed length"
+    replay, window = algorithm.replay, algorithm.window
+    assert replay is not None and window is not None, "replay needs windows of a fixed length"
     rollout_length, num_envs = like.reward.shape
-    updates = updates_per_iteration(plan, num_envs * rollout_length)
+    updates = updates_per_iteration(replay, num_envs * rollout_length)
 
     def init(key: jax.Array) -> TrainState:
-        prioritized = plan.priority_exponent is not None
-        memory = ring.init(like, plan.capacity // num_envs, prioritized=prioritized, frame_stack=frame_stack)
+        prioritized = replay.priority_exponent is not None
+        memory = ring.init(like, replay.capacity // num_envs, prioritized=prioritized, frame_stack=frame_stack)
         return sgd.init(algorithm, key)._replace(memory=memory)
 
     def one_update(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
-        local_size = plan.batch_size // jax.lax.axis_size(mesh.DATA)
+        local_size = replay.batch_size // jax.lax.axis_size(mesh.DATA)
         examples = mesh.global_index(local_size)
         draw_key, postprocess_key, loss_key = (jax.random.fold_in(key, stage) for stage in range(3))
         weight = None
-        if plan.priority_exponent is None:
+        if replay.priority_exponent is None:
             windows, index = ring.sample_uniform(state.memory, draw_key, local_size, window, frame_stack)
         else:
             windows, index, probability = ring.sample_prioritized(
                 state.memory, draw_key, local_size, window, frame_stack
             )
-            weight = importance_weights(probability, plan.importance_exponent)
+            weight = importance_weights(probability, replay.importance_exponent)
         context = state.context(rng.per_index(postprocess_key, examples))
         batch = algorithm.postprocess(state.variables, windows, context)
         grads, metrics, priority = sgd.gradient(algorithm, state, batch, rng.per_index(loss_key, examples), weight)
         state = sgd.apply(algorithm, state, grads)
-        if plan.priority_exponent is not None:
+        if replay.priority_exponent is not None:
             assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
             # What has no priority, such as where the loss overflows, gets the least there is: it can still be drawn.
-            powered = powered_priority(plan, jnp.where(jnp.isfinite(priority), priority, 0.0))
+            powered = powered_priority(replay, jnp.where(jnp.isfinite(priority), priority, 0.0))
             state = state._replace(memory=ring.set_priority(state.memory, index, powered))
         return state, metrics
 
@@ -79,7 +79,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
 
         # By what the memory holds: a run that is resumed without it waits until it has filled again.
         stored = num_envs * jax.lax.pmax(state.memory.added[0], mesh.DATA).astype(jnp.float32)
-        ready = (stored >= plan.learning_starts) & (stored >= num_envs * window)
+        ready = (stored >= replay.learning_starts) & (stored >= num_envs * window)
         return jax.lax.cond(ready, learn, wait, state, key)
 
     def learn_more(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -98,10 +98,10 @@ PRIORITY_EPSILON = 1e-6
 """Keeps a window with no error from never being drawn again (Schaul et al. 2016, section 3.3)."""
 
 
-def powered_priority(plan: Replay, priority: jax.Array) -> jax.Array:
+def powered_priority(replay: Replay, priority: jax.Array) -> jax.Array:
     """``p^alpha`` (Schaul et al. 2016, equation 1)."""
-    assert plan.priority_exponent is not None
-    return (priority + PRIORITY_EPSILON) ** plan.priority_exponent
+    assert replay.priority_exponent is not None
+    return (priority + PRIORITY_EPSILON) ** replay.priority_exponent
 
 
 def initial_priority(
@@ -112,8 +112,8 @@ def initial_priority(
     With it an actor saves the learner from meeting every window once (Horgan et al. 2018, section 3). NaN where a
     window begins before the rollout.
     """
-    plan, window = algorithm.replay, algorithm.window
-    assert plan is not None and window is not None
+    replay, window = algorithm.replay, algorithm.window
+    assert replay is not None and window is not None
     num_steps, num_envs = rollout.reward.shape
     unknown = jnp.full((min(window - 1, num_steps), num_envs), jnp.nan)
     if window > num_steps:
@@ -124,7 +124,7 @@ def initial_priority(
     batch = algorithm.postprocess(state.variables, pieces, state.context(postprocess_keys))
     _, _, aux = algorithm.loss(state.variables, batch, state.context(loss_keys))
     assert aux.priority is not None, "prioritised replay needs a loss that returns Aux.priority"
-    return jnp.concatenate([unknown, powered_priority(plan, aux.priority).reshape(-1, num_envs)])
+    return jnp.concatenate([unknown, powered_priority(replay, aux.priority).reshape(-1, num_envs)])
 
 
 def importance_weights(probability: jax.Array, exponent: float | jax.Array) -> jax.Array:
@@ -136,17 +136,17 @@ def importance_weights(probability: jax.Array, exponent: float | jax.Array) -> j
     return (least / probability) ** exponent
 
 
-def updates_per_iteration(plan: Replay, steps: int) -> int:
+def updates_per_iteration(replay: Replay, steps: int) -> int:
     """Updates after each rollout of so many env steps over all environments.
 
     Raises:
       ConfigError: they are no whole number.
     """
-    updates = plan.ratio * steps
+    updates = replay.ratio * steps
     if abs(updates - round(updates)) > 1e-6 or round(updates) < 1:
         near = sorted({max(1, int(updates)), int(updates) + 1})
         raise ConfigError(
-            f"--replay-ratio {plan.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is no "
+            f"--replay-ratio {replay.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is no "
             f"whole number; nearest that work: {' or '.join(str(count / steps) for count in near)}"
         )
     return round(updates)
@@ -160,17 +160,17 @@ def check_sizes(
     Raises:
       ConfigError: naming both numbers and the nearest that work.
     """
-    plan, window = algorithm.replay, algorithm.window
-    assert plan is not None and window is not None
+    replay, window = algorithm.replay, algorithm.window
+    assert replay is not None and window is not None
     check_divides("num_envs", num_envs, (num_devices, "devices"))
-    check_divides("batch_size", plan.batch_size, (num_devices, "devices"))
-    check_divides("replay_capacity", plan.capacity, (num_envs, "environments"))
-    updates_per_iteration(plan, num_envs * rollout_length)
+    check_divides("batch_size", replay.batch_size, (num_devices, "devices"))
+    check_divides("replay_capacity", replay.capacity, (num_envs, "environments"))
+    updates_per_iteration(replay, num_envs * rollout_length)
     least = num_envs * (rollout_length + window + frame_stack)
-    if plan.capacity < least:
+    if replay.capacity < least:
         raise ConfigError(
-            f"--replay-capacity {plan.capacity} is too small for {num_envs} environments: rollouts of {rollout_length} "
-            f"steps and windows of {window + frame_stack - 1} need {least} or more"
+            f"--replay-capacity {replay.capacity} is too small for {num_envs} environments: rollouts of "
+            f"{rollout_length} steps and windows of {window + frame_stack - 1} need {least} or more"
         )
-    if plan.batch_size > plan.capacity:
-        raise ConfigError(f"--batch-size {plan.batch_size} is larger than --replay-capacity {plan.capacity}")
+    if replay.batch_size > replay.capacity:
+        raise ConfigError(f"--batch-size {replay.batch_size} is larger than --replay-capacity {replay.capacity}")

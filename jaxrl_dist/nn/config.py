@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxrl_dist.checks import MAX_SIZE, check_range
-from jaxrl_dist.values import OR_OBJECT
+from jaxrl_dist.values import OR_OBJECT, Inherits
 
 if TYPE_CHECKING:
     Torso = Any
@@ -15,7 +15,7 @@ else:  # the names that a flag accepts; Python also accepts a pair (init, apply)
 
 
 @dataclasses.dataclass(frozen=True)
-class TorsoConfig:
+class TorsoConfig(Inherits):
     """Flags of the torso, the part of a network that reads observations; algorithms inherit them."""
 
     torso: Torso = "auto"

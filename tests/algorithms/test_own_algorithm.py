@@ -71,7 +71,7 @@ def test_its_fields_are_flags(file: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_loss_that_takes_a_mean_is_refused(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = file.read_text().replace("return policy_loss + value_loss,", "return jnp.mean(policy_loss + value_loss),")
+    text = file.read_text().replace("return total,", "return jnp.mean(total),")
     (tmp_path / "mean.py").write_text(text.replace("from a_helper_beside_it import BOUND", "BOUND = 3.0"))
     assert (
         cli.main(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+from jaxrl_dist.lazy import jax, jnp
 
 
 def ape_x_epsilon(num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:
     """An epsilon for each environment, ``base ** (1 + exponent * i / (num_envs - 1))``, float32 ``[num_envs]``.
+
+    A single environment has ``base``, the largest.
 
     Source: Horgan et al. (2018), "Distributed Prioritized Experience Replay", section 4,
     https://arxiv.org/abs/1803.00933.

@@ -12,8 +12,8 @@ import pytest
 import scipy.stats
 from probes import box, spec
 
-from jaxrl_dist import exploration
 from jaxrl_dist.actors.step import after_step
+from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.replayed import ActionScale

@@ -1,0 +1,43 @@
+"""Modules that are imported when something of them is first used: ``--help`` reads algorithm files, and needs no JAX.
+
+An algorithm file imports them from here by their usual names, so that all its imports stand on top.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    from jaxrl_dist import mesh, returns, spaces
+    from jaxrl_dist.nn import distributions, networks, torsos
+else:
+
+    class _Module(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(importlib.import_module(self.__name__), name)
+
+    jax, jnp, np, optax = map(_Module, ("jax", "jax.numpy", "numpy", "optax"))
+    mesh, returns, spaces, distributions, networks, torsos = (
+        _Module(f"jaxrl_dist.{name}")
+        for name in ("mesh", "returns", "spaces", "nn.distributions", "nn.networks", "nn.torsos")
+    )
+
+__all__ = [
+    "distributions",
+    "jax",
+    "jnp",
+    "mesh",
+    "networks",
+    "np",
+    "optax",
+    "returns",
+    "spaces",
+    "torsos",
+]
