@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import EpisodeStats, Rollout, TrainState
 
 AGENT = "agent"
@@ -69,13 +70,17 @@ class Program:
         Arguments may be numpy arrays, which are sent where ``in_specs`` says. ``check_vma`` proves while tracing that
         what ``out_specs`` calls replicated is equal on all devices.
         """
-        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+        self._mapped = partial(jax.shard_map, function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+        self._num_devices = mesh.size
+        mapped = self._mapped(check_vma=True)
         self._jitted = jax.jit(mapped, in_shardings=shardings(mesh, in_specs), donate_argnums=donate)
         self._compiled: Any = None
         self._compiling = threading.Lock()
         self.compile_seconds = 0.0
 
     def __call__(self, *args: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return self._step_by_step(*args)
         if self._compiled is None:
             with self._compiling:
                 if self._compiled is None:
@@ -83,6 +88,18 @@ class Program:
                     self._compiled = self._jitted.lower(*args).compile()
                     self.compile_seconds = time.perf_counter() - began
         return self._compiled(*args)
+
+    def _step_by_step(self, *args: Any) -> Any:
+        """Runs it without compiling, as ``jax.disable_jit`` asks for: ``print`` shows numbers, errors name their line.
+
+        ``check_vma`` refuses much of this, and without it JAX does not sum gradients over the devices.
+
+        Raises:
+          ConfigError: there are several devices.
+        """
+        if self._num_devices > 1:
+            raise ConfigError(f"jax.disable_jit works on one device, not on {self._num_devices}: --num-devices 1")
+        return self._mapped(check_vma=False)(*args)
 
 
 # --- Inside a sharded program ---------------------------------------------------------------------------

@@ -20,7 +20,7 @@ ALLOWED: dict[str, str] = {
     "checks": "errors",
     "config": "errors checks types",
     "rng": "types",
-    "mesh": "types",
+    "mesh": "errors types",
     "flow": "",
     "returns": "types",
     "exploration": "",

@@ -34,9 +34,9 @@ def run(args: Sequence[str]) -> int:
     if not args or args[0].startswith("-"):
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist resume runs/NAME")
     run_dir, env = pathlib.Path(args[0]), flags.value_of(args, "--env")
-    check_run_dir(run_dir)
     file, args = flags.taken(args[1:], "--algorithm")
     own = from_file(file) if file else None
+    check_run_dir(run_dir)
     algorithm, file_args = flags.config_flags(run_dir, own, env)
     before = flags.parse_train(file_args, flags.plain_defaults(algorithm, own))
     given = flags.parse_train(args, before)
