@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,10 +123,8 @@ def test_an_old_style_key_is_the_same_key(policy: jaxrl_dist.Policy) -> None:
         np.testing.assert_array_equal(policy(obs, key=key)[0], policy(obs, key=jax.random.key(3))[0])
 
 
-@pytest.mark.parametrize("key", [0, 1.5, "key", [0, 1], np.zeros(2), np.uint32(3), jax.random.split(jax.random.key(0))])
-def test_what_is_no_key_is_refused(key: Any, policy: jaxrl_dist.Policy) -> None:
-    with pytest.raises(ValueError, match=r"key must be a single key such as jax.random.key\(0\), not "):
-        policy(observations(policy, 2), key=key)
-    np.testing.assert_array_equal(
-        policy(observations(policy), key=raw)[0], policy(observations(policy), key=jax.random.key(3))[0]
-    )
+def test_what_is_no_key_is_refused() -> None:
+    policy = jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE))
+    for key in (0, 1.5, "key", [0, 1], np.zeros(2), np.uint32(3), jax.random.split(jax.random.key(0))):
+        with pytest.raises(ValueError, match=r"key must be a single key such as jax.random.key\(0\), not "):
+            policy(observations(policy, 2), key=key)  # type: ignore[arg-type]
