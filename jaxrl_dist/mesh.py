@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import Rollout, TrainState
 
 AGENT = "agent"
@@ -50,13 +51,20 @@ def place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, spec))
 
 
+def _jit_disabled() -> bool:
+    config: Any = jax.config  # whose types lack it
+    return bool(config.jax_disable_jit)
+
+
 def learning(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """Maps a function of shards that takes gradients or sums over devices.
 
     ``check_vma`` proves while tracing that what ``out_specs`` calls replicated is equal on all devices; under it the
-    gradient of a global mean is right as it stands.
+    gradient of a global mean is right as it stands. With ``jax.disable_jit``, which ``check_vma`` hardly allows and
+    ``Program`` allows on one device only, there is nothing to prove.
     """
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+    check_vma = not _jit_disabled()
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
 
 
 def acting(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -94,18 +102,17 @@ class Program:
 
         Arguments may be numpy arrays, which are sent where ``in_specs`` says; those named by ``donate`` are used up.
         """
+        self._map = partial(mapped, function, mesh, in_specs, out_specs)
+        self._num_devices = mesh.size
         where = shardings(mesh, in_specs), shardings(mesh, out_specs)
-        self._jitted = jax.jit(
-            mapped(function, mesh, in_specs, out_specs),
-            in_shardings=where[0],
-            out_shardings=where[1],
-            donate_argnums=donate,
-        )
+        self._jitted = jax.jit(self._map(), in_shardings=where[0], out_shardings=where[1], donate_argnums=donate)
         self._compiled: Any = None
         self._compiling = threading.Lock()
         self.compile_seconds = 0.0
 
     def __call__(self, *args: Any) -> Any:
+        if _jit_disabled():
+            return self._step_by_step(*args)
         if self._compiled is None:
             with self._compiling:
                 if self._compiled is None:
@@ -113,6 +120,16 @@ class Program:
                     self._compiled = self._jitted.lower(*args).compile()
                     self.compile_seconds = time.perf_counter() - began
         return self._compiled(*args)
+
+    def _step_by_step(self, *args: Any) -> Any:
+        """Runs it without compiling, as ``jax.disable_jit`` asks for: ``print`` shows numbers, errors name their line.
+
+        Raises:
+          ConfigError: there are several devices.
+        """
+        if self._num_devices > 1:
+            raise ConfigError(f"jax.disable_jit works on one device, not on {self._num_devices}: --num-devices 1")
+        return self._map()(*args)
 
 
 # --- Inside a sharded program ---------------------------------------------------------------------------

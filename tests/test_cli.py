@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import resource
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ import pytest
 import runs
 
 from jaxrl_dist import cli
+from jaxrl_dist.commands import COMMANDS, machine
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
-from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import checkpoint, console
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.training import setup
@@ -363,39 +366,52 @@ def test_the_real_command_refuses_fast(command: str, script: str | None, seconds
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "--help",
-        "--version",
-        "train ppo --help",
-        "evaluate --help",
-        "list algorithms",
-        "list plans",
-        "train ppo --sed 3",
-        "train pppo --env CartPole-v1",
-        "train ppo --env CartPole-v1 --num-envs 0",
-        "train ppo",
-        "evaluate nowhere",
-        "train --config nowhere",
-    ],
-)
-def test_what_needs_no_environment_imports_nothing_heavy(command: str, tmp_path: Path) -> None:
-    code = (
-        "import sys; from jaxrl_dist import cli; code = cli.main(sys.argv[1:]);"
-        "heavy = {'jax', 'flax', 'optax', 'gymnax', 'envpool', 'orbax', 'numpy', 'matplotlib'} & set(sys.modules);"
-        "print('HEAVY', *heavy); sys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command.split()],
-        cwd=tmp_path,
+COMMAND_BY_COMMAND = """
+import contextlib, io, sys
+from jaxrl_dist import cli
+for command in sys.argv[2:]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        code = cli.main(command.split())
+    print(command, code, *sorted({name for name in sys.argv[1].split() if name in sys.modules}), sep=": ")
+"""
+
+
+def imported_by(modules: str, commands: Sequence[str], cwd: Path) -> list[str]:
+    """A line for each command: itself, its exit code, and which of these modules are imported by then."""
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND_BY_COMMAND, modules, *commands],
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         timeout=60,
-    )
-    assert done.returncode in (0, 2), done.stderr
-    assert done.stdout.splitlines()[-1].split() == ["HEAVY"]
+        check=True,
+    ).stdout.splitlines()
+
+
+def test_what_needs_no_environment_imports_nothing_heavy(tmp_path: Path) -> None:
+    codes = {
+        "--help": 0,
+        "--version": 0,
+        **{f"{command} --help": 0 for command in ("train ppo", *COMMANDS) if command != "list"},
+        "list algorithms": 0,
+        "list plans": 0,
+        "train ppo --sed 3": 2,
+        "train pppo --env CartPole-v1": 2,
+        "train ppo --env CartPole-v1 --num-envs 0": 2,
+        "train ppo": 2,
+        "evaluate nowhere": 2,
+        "resume nowhere": 2,
+        "train --config nowhere": 2,
+    }
+    heavy = "jax flax optax gymnax envpool gymnasium orbax numpy matplotlib"
+    assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
+
+
+def test_a_wrong_environment_is_refused_before_training_is_imported(tmp_path: Path) -> None:
+    codes = {"list envs": 0, "train ppo --env CartPol-v1": 2}
+    heavy = "jaxrl_dist.training jaxrl_dist.plans orbax"
+    assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
 
 
 def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
@@ -684,6 +700,79 @@ def test_a_run_that_diverges_ends(tmp_path: Path, capsys: pytest.CaptureFixture[
     command = f"train ppo --env gymnax:CartPole-v1 --learning-rate 1e38 {sizes} --run-dir {tmp_path / 'run'}"
     assert cli.main(command.split()) == 1
     assert "error: training has diverged by environment step" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda'")])
+def test_jax_without_a_device_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is the first to use JAX: gymnax does as it is imported."""
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jaxrl_dist.commands.list.run", fail)
+    monkeypatch.setattr("jax.local_devices", fail)
+    monkeypatch.setattr(machine, "ROOT", Path("/nowhere"))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(machine, "version", {"jax": "1.0"}.get)
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    for platforms, count, message in (
+        (
+            "cuda",
+            "",
+            f"JAX_PLATFORMS=cuda, and JAX has no such device: no NVIDIA GPU is seen here; install its plugin "
+            f"by: {pip} 'jax[cuda12]==1.0'; unset it to use what there is",
+        ),
+        ("tpu,cpu", "", f"no TPU is seen here; install its plugin by: {pip} 'jax[tpu]==1.0'; unset it"),
+        ("moon", "", f"JAX_PLATFORMS=moon, and JAX has no such device: {type(error).__name__}"),
+        ("", "0", "JAX_NUM_CPU_DEVICES=0 leaves JAX without a device; 1 or more works"),
+        ("", "two", "JAX_NUM_CPU_DEVICES=two leaves JAX without a device; 1 or more works"),
+        ("", "", f"JAX has no device: {type(error).__name__}"),
+    ):
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        monkeypatch.setenv("JAX_NUM_CPU_DEVICES", count)
+        assert cli.main(["list", "plans"]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("jaxrl-dist: error: ") and message in err and err.count("\n") == 1
+
+
+def test_a_platform_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "moon")
+    done = run("train", "ppo", "--env", "CartPole-v1", cwd=tmp_path)
+    assert_refused(done.returncode, done.stdout, done.stderr, "JAX_PLATFORMS=moon, and JAX has no such device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that look like rich's markup, and by escapes where the terminal cannot show them."""
+    written = io.BytesIO()
+
+    def show(args: list[str]) -> int:
+        display = console.Display(0)
+        display.print("writing q/[/x] [red]y :smile: 日本🦄")
+        display.console.print("wrote [/x]")
+        print("日本")
+        return 0
+
+    monkeypatch.setattr("jaxrl_dist.commands.list.run", show)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert cli.main(["list", "plans"]) == 0
+    assert written.getvalue().decode("ascii").splitlines() == [
+        r"writing q/[/x] [red]y :smile: \u65e5\u672c\U0001f984",
+        "wrote [/x]",
+        r"\u65e5\u672c",
+    ]
+
+
+@pytest.mark.parametrize("code, exit_code", [(None, 0), (0, 0), (3, 2), ("enough", 2)])
+def test_code_of_the_user_s_that_ends_python(
+    code: object, exit_code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jaxrl_dist.commands.list.run", lambda args: sys.exit(code))  # type: ignore[arg-type]
+    assert cli.main(["list", "plans"]) == exit_code
+    line = f"jaxrl-dist: error: Python code of yours has called sys.exit({code!r})\n"
+    assert capsys.readouterr().err == (line if exit_code else "")
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

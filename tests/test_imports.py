@@ -22,7 +22,7 @@ ALLOWED: dict[str, str] = {
     "machine": "",
     "config": "errors checks types values",
     "rng": "types",
-    "mesh": "types",
+    "mesh": "errors types",
     "flow": "",
     "returns": "types",
     "nn": f"{_GROUND} mesh",

@@ -10,6 +10,7 @@ from probes import make_mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import EpisodeStats
 
 
@@ -116,3 +117,29 @@ def test_what_sums_over_devices_can_be_tried_by_hand() -> None:
     centred, index = meshes.by_hand(centre)(x, mask, None)
     np.testing.assert_allclose(centred, x - 5 / 3, rtol=1e-6)
     np.testing.assert_array_equal(index, np.arange(4))
+
+
+def test_without_jit_a_program_runs_step_by_step() -> None:
+    """As one debugs a loss: ``print`` shows numbers, and the results are those of the compiled program."""
+    shown = []
+
+    def function(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        shown.append(str(x))
+
+        def loss(w: jax.Array) -> jax.Array:
+            return meshes.global_mean((w * x) ** 2, x > 0)
+
+        return jax.grad(loss)(w), jax.lax.fori_loop(0, 3, lambda i, y: y + i, meshes.global_sum(loss(w)))
+
+    arguments = np.arange(4.0, dtype=np.float32), np.float32(2.0)
+    specs = (meshes.BATCH, meshes.REPLICATED), (meshes.REPLICATED, meshes.REPLICATED)
+    compiled = meshes.Program(function, make_mesh(1), *specs)(*arguments)
+    assert "[0. 1. 2. 3.]" not in shown[-1]
+    with jax.disable_jit():
+        program = meshes.Program(function, make_mesh(1), *specs)
+        result = program(*arguments)
+        assert "[0. 1. 2. 3.]" in shown[-1]
+        with pytest.raises(ConfigError, match="works on one device, not on 2: --num-devices 1"):
+            meshes.Program(function, make_mesh(2), *specs)(*arguments)
+    np.testing.assert_allclose(result, compiled, rtol=1e-6)
+    np.testing.assert_allclose(program(*arguments), compiled, rtol=1e-6)

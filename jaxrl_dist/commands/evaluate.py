@@ -69,8 +69,8 @@ def asked_policy(asked: Evaluate) -> Policy:
     """
     check_range(asked, "seed", low=0, high=2**31 - 1)
     check_range(asked, "max_steps", low=1, high=10**9)
-    check_run_dir(pathlib.Path(asked.run_dir))
     own = from_file(asked.algorithm) if asked.algorithm else None
+    check_run_dir(pathlib.Path(asked.run_dir))
     stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
     find_modules(asked.env)
 

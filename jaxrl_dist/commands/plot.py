@@ -40,7 +40,7 @@ class Plot:
     """Draws learning curves of runs, over the seeds of each configuration."""
 
     run_dirs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN_DIR ...")]] = ()
-    """Directories of runs; those that differ in their seed alone are put together."""
+    """Directories of runs; the seeds of a configuration are put together, and runs without a value are left out."""
     out: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "curves.png"
     """The picture to write, in the format of its ending: png, pdf, svg ..."""
     metric: str = "episode/return"

@@ -36,9 +36,9 @@ def run(args: Sequence[str]) -> int:
     if not args or args[0].startswith("-"):
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist resume runs/NAME")
     run_dir, env = pathlib.Path(args[0]), flags.value_of(args, "--env")
-    check_run_dir(run_dir)
     file, args = flags.taken(args[1:], "--algorithm")
     own = from_file(file) if file else None
+    check_run_dir(run_dir)
     before = stored_config(run_dir, own, env)
     given = flags.parse_train(type(before.algorithm), args)
     was = {**vars(before), **vars(before.algorithm), "quiet": False, "config": None}

@@ -170,6 +170,8 @@ BAD = {
     "import nothing_of_that_name": "line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'",
     "x = 1\ndef f(:\n": "line 2: SyntaxError",
     "x = 1\n\ny = 1 / 0": "line 3: ZeroDivisionError: division by zero",
+    "import sys\nsys.exit(0)": "line 2: SystemExit: 0",
+    "import sys\n\nsys.exit('enough')": "line 3: SystemExit: enough",
     "x = 1": "must hold one algorithm, a dataclass with make and preset, but there is none",
     CONFIG_CLASS + CONFIG_CLASS.replace("Mine", "Yours"): "but there is several: Mine, Yours",
     CONFIG_CLASS.replace("@dataclasses.dataclass(frozen=True)\n", ""): "Mine must be a dataclass",

@@ -16,6 +16,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.commands import doctor
 from jaxrl_dist.commands import machine as this_machine
 
+PROBE = doctor.probe
 HEALTHY: dict[str, dict[str, Any]] = {
     "devices": {
         "said": "",
@@ -241,6 +242,17 @@ def test_a_library_that_ends_the_process(
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(doctor, "SECONDS", 0.5 if "sleep" in script else 20.0)
     assert doctor.probe("devices") == {"error": error}
+
+
+def test_jax_without_a_device_is_said_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as environment:
+        environment.setenv("JAX_PLATFORMS", "moon")
+        error = PROBE("devices")["error"]
+    assert error.startswith("JAX_PLATFORMS=moon, and JAX has no such device: ")
+    machine.probes["devices"] = machine.probes["gymnax"] = {"error": error}
+    assert run(capsys) == (1, [], [f"JAX does not work: {error}"])
 
 
 def test_a_python_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,11 +108,23 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(jaxrl_dist.ConfigError, match=r"is no run directory: it has no config\.json"):
         jaxrl_dist.load_policy(tmp_path)
     (tmp_path / "config.json").write_bytes((runs.finished(runs.CARTPOLE) / "config.json").read_bytes())
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"^nothing is no run directory: it does not exist$"):
+        jaxrl_dist.load_policy("nothing")
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"is no run directory: it is no directory$"):
+        jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE) / "config.json")
     with pytest.raises(jaxrl_dist.ConfigError, match="holds no trained variables"):
         jaxrl_dist.load_policy(str(tmp_path))
 
 
 def test_an_old_style_key_is_the_same_key(policy: jaxrl_dist.Policy) -> None:
     obs = observations(policy)
-    old, new = (policy(obs, key=key)[0] for key in (jax.random.PRNGKey(3), jax.random.key(3)))
-    np.testing.assert_array_equal(old, new)
+    old = jax.random.PRNGKey(3)
+    for key in (old, np.asarray(old)):
+        np.testing.assert_array_equal(policy(obs, key=key)[0], policy(obs, key=jax.random.key(3))[0])
+
+
+def test_what_is_no_key_is_refused() -> None:
+    policy = jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE))
+    for key in (0, 1.5, "key", [0, 1], np.zeros(2), np.uint32(3), jax.random.split(jax.random.key(0))):
+        with pytest.raises(ValueError, match=r"key must be a single key such as jax.random.key\(0\), not "):
+            policy(observations(policy, 2), key=key)  # type: ignore[arg-type]
