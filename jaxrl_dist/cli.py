@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import io
@@ -18,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
     0: done; 1: it failed on the way, such as by a full disk, or ``check-env`` or ``doctor`` has found faults; 2: the
-    input cannot be run; 130: Ctrl-C; 143: SIGTERM. Failures come with one line on stderr, which the traceback of an
-    environment that failed precedes.
+    input cannot be run; 129: SIGHUP; 130: Ctrl-C; 143: SIGTERM. Failures come with one line on stderr, after the
+    traceback of an environment that failed and how to go on with a run that was saved.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may hold what a terminal's encoding does not
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), 1)
     except Exception as error:
         if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
+            for note in getattr(error, "__notes__", ()):
+                print(note, file=sys.stderr)
             return _fail(f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1)
 
         from jaxrl_dist.commands.machine import no_devices
@@ -60,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"jaxrl-dist: error: {' '.join(message.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"jaxrl-dist: error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 

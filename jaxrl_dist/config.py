@@ -182,7 +182,9 @@ class Train(Generic[Config]):
     wandb: bool = False
     """Send the metrics to Weights & Biases, whose package wandb must be installed."""
     checkpoint_interval: int = 1_000_000
-    """Environment steps between two checkpoints, each taken with the next report; 0: only at the end."""
+    """Environment steps between two checkpoints, each taken with the next report; 0: none by steps."""
+    checkpoint_minutes: float = 10.0
+    """Minutes after which a checkpoint is taken with the next report, if none has been; 0: none by time."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep, beside the one with the highest return."""
     checkpoint_replay: bool | None = None
@@ -259,6 +261,7 @@ class Train(Generic[Config]):
                         f"(--num-envs x --rollout-length), not {getattr(self.algorithm, name)}"
                     )
         check_range(self, "checkpoint_interval", low=0, high=10**15)
+        check_range(self, "checkpoint_minutes", low=0, high=10**6)
         check_range(self, "keep_checkpoints", low=1, high=10**6)
         check_range(self, "seed", low=0, high=2**31 - 1)
         check_range(self, "mem_fraction", above=0, high=1)
@@ -278,7 +281,7 @@ class Train(Generic[Config]):
 RESUMABLE = (
     *("total_env_steps", "report_interval"),
     *("evaluation_episodes", "evaluation_interval", "evaluation_max_steps", "tensorboard", "wandb"),
-    *("checkpoint_interval", "keep_checkpoints", "checkpoint_replay"),
+    *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),
     *("num_devices", "actor_devices", "learner_devices", "mem_fraction"),
     *("env_workers", "env_timeout", "on_actor_error", "max_restarts"),
 )

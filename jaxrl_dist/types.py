@@ -320,3 +320,5 @@ class Report:
     evaluation: Mapping[str, float | int] | None = None
     """Of the last report, and of those at the evaluation interval: number of greedy episodes played, mean and standard
     deviation of their returns, mean length, and how many were cut before they had ended."""
+    diverged: bool = False
+    """Whether so many gradients in a row were not finite that no later one changes the parameters; ``train`` ends."""

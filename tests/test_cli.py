@@ -486,7 +486,7 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     answer, line = err.splitlines()
-    assert answer == "jaxrl-dist: stopping after this update, which is saved; once more ends the run at once"
+    assert answer.startswith("jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later")
     assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` goes on from ")
     assert "Traceback" not in out
     assert len(runs.read_metrics(tmp_path / "x")) > 2
@@ -597,6 +597,8 @@ def test_an_error_in_an_actor_is_one_line_after_its_traceback(attempt: int, tmp_
     assert line.startswith("jaxrl-dist: error: gymnasium:faulty:make: environment")
     assert line.endswith("in step: RuntimeError: simulated crash")
     assert before[0].startswith("Traceback") and before[-2] == "RuntimeError: simulated crash"
+    if before[-1].startswith("the run is saved: `jaxrl-dist resume "):  # it had learnt something
+        before.pop()
     assert re.fullmatch(r"\(of the 4 environments of actor [01]\)", before[-1])
     assert done.stderr.count("Traceback") == 1 and "Traceback" not in done.stdout
 
@@ -693,13 +695,6 @@ def test_a_failure_on_the_way_is_one_line(
     assert cli.main(["list", "plans"]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"jaxrl-dist: error: {message}") and err.count("\n") == 1
-
-
-def test_a_run_that_diverges_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = "--num-devices 1 --num-envs 4 --rollout-length 8 --num-minibatches 2 --total-env-steps 4000"
-    command = f"train ppo --env gymnax:CartPole-v1 --learning-rate 1e38 {sizes} --run-dir {tmp_path / 'run'}"
-    assert cli.main(command.split()) == 1
-    assert "error: training has diverged by environment step" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda'")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -74,14 +75,22 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
     if stop():  # before anything was begun
         raise stop.interrupted()
     if not quiet:
-        stop.notice = "jaxrl-dist: stopping after this update, which is saved; once more ends the run at once"
+        stop.notice = (
+            "jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later, ends the run at "
+            "once"
+        )
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet)
     reports = run._replace(job=run.job._replace(stop=stop)).reports(display.evaluating)
     begun = f", from {run.job.env_steps:,} env steps on" if run.job.resumed else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
-    for report in display.watch(reports, config.total_env_steps):
-        last = report
+    try:
+        for report in display.watch(reports, config.total_env_steps):
+            last = report
+    except OSError as error:
+        if not stop() or error.errno != errno.EIO or error.filename:
+            raise
+        raise stop.interrupted() from None  # SIGHUP came as the terminal was closed; all is saved
     if stop():
         run_dir = shlex.quote(str(config.run_dir))
         if last.env_steps < config.total_env_steps:

@@ -64,16 +64,23 @@ def asynchronous(job: Job) -> Iterator[Report]:
         pool.streams.wait()
         clock.ready(*programs)
         stages.mark("actors_starting")
+
+        def now() -> Report:
+            due = tally.iterations >= job.iterations_per_report
+            return tally.report(state, clock, stages, programs, due=due)
+
+        job.offer(now)
         for samples in () if tally.env_steps >= job.total_env_steps else rounds(job, pool, tally):
             stages.mark("waiting")
             updates = int(state.updates)
             if samples is None:
                 assert more is not None
-                state, metrics = jax.block_until_ready(more(state, job.key(Stream.LEARN_MORE)))
+                state, metrics = more(state, job.key(Stream.LEARN_MORE))
             else:
                 tally.learn(samples)
                 rollout, *priority = join(samples)
-                state, metrics = jax.block_until_ready(update(state, rollout, learn_key, *priority))
+                state, metrics = update(state, rollout, learn_key, *priority)
+            jax.block_until_ready(state)
             stages.mark("updating")
             store.publish(state)
             tally.learned(metrics, counts=int(state.updates) > updates)
@@ -81,12 +88,11 @@ def asynchronous(job: Job) -> Iterator[Report]:
             if tally.env_steps >= job.total_env_steps or job.stop():
                 break
             if tally.iterations >= job.iterations_per_report:
-                yield tally.report(state, clock, stages, programs, due=True)
+                yield now()
                 stages.mark("reporting")
         tally.drop(pool.close())
         stages.mark("closing")
-        due = tally.iterations >= job.iterations_per_report
-        yield tally.report(state, clock, stages, programs, due=due)
+        yield now()
 
 
 def rounds(job: Job, pool: ActorPool, tally: Tally) -> Iterator[Sequence[Sample | None] | None]:

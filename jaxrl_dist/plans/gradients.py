@@ -61,12 +61,18 @@ def gradients(job: Job) -> Iterator[Report]:
         pool.streams.wait()
         clock.ready(apply)
         stages.mark("actors_starting")
+
+        def now() -> Report:
+            return tally.report(state, clock, stages, [apply], due=tally.iterations >= interval)
+
+        job.offer(now)
         samples = () if tally.env_steps >= job.total_env_steps else flow.gather_async(pool.streams)
         for sample in filter(tally.fresh, samples):
             stages.mark("waiting")
             grads, metrics = sample.content
             tally.learn([sample])
-            state = jax.block_until_ready(apply(state, grads))
+            state = apply(state, grads)
+            jax.block_until_ready(state)
             stages.mark("updating")
             store.publish(state)
             tally.learned(metrics)
@@ -74,11 +80,11 @@ def gradients(job: Job) -> Iterator[Report]:
             if tally.env_steps >= job.total_env_steps or job.stop():
                 break
             if tally.iterations >= interval:
-                yield tally.report(state, clock, stages, [apply], due=True)
+                yield now()
                 stages.mark("reporting")
         tally.drop(pool.close())
         stages.mark("closing")
-        yield tally.report(state, clock, stages, [apply], due=tally.iterations >= interval)
+        yield now()
 
 
 def differentiate(job: Job, on: Mesh) -> Deliver:

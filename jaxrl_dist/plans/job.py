@@ -30,6 +30,8 @@ class Job(NamedTuple):
     resumed: Checkpoint | None = None  # where to go on from; None: a new run
     stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of what has been done until then
     away: Callable[[], float] = lambda: 0.0  # seconds that whoever takes the reports has spent on something else
+    # Told, before the first update, what makes a report of the newest state: even when the plan has failed.
+    offer: Callable[[Callable[[], Report]], None] = lambda newest: None
 
     @property
     def num_envs(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
@@ -40,6 +39,12 @@ def on_device(job: Job) -> Iterator[Report]:
     since = _initial_since(job, state, actor, keys)
     clock.ready(program)
     env_steps, at_once = job.env_steps, 1
+
+    def now() -> Report:
+        due = bool(since.iterations >= job.iterations_per_report)
+        return report(state, env_steps, clock, since, due=due, actor=actor)
+
+    job.offer(now)
     done = env_steps >= job.total_env_steps
     while not done:
         began = time.perf_counter() - program.compile_seconds
@@ -47,17 +52,16 @@ def on_device(job: Job) -> Iterator[Report]:
         budget = min(job.total_env_steps - env_steps, 2**30)
         state, actor, since, *found = program(state, actor, since, keys, np.int32(count), np.int32(budget))
         steps, fault = jax.device_get(found)
-        # Before any report: so no checkpoint holds what came of it, and a resumed run meets it again.
-        device.check_fault(job.source.spec, fault, job.num_envs, job.rollout_length)
         env_steps += int(steps)
+        # The program has stopped before the iteration in which it found it: a resumed run meets it again.
+        device.check_fault(job.source.spec, fault, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
         at_once = max(1, min(2 * at_once, int(DISPATCH_SECONDS * count / seconds)))
         done = env_steps >= job.total_env_steps or job.stop()
         if not done and since.iterations >= job.iterations_per_report:
-            yield report(state, env_steps, clock, since, due=True, actor=actor)
+            yield now()
             since = _place(job, Since.of(None), since)
-    due = bool(since.iterations >= job.iterations_per_report)
-    yield report(state, env_steps, clock, since, due=due, actor=actor)
+    yield now()
 
 
 def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
@@ -66,15 +70,16 @@ def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
     return lambda key: device.init(job.algorithm, env, share, key)
 
 
-def _iterate(job: Job) -> Callable[..., tuple[Any, ...]]:
-    """``(state, actor, keys) -> (state, actor, steps, metrics, episodes, fault)``, an iteration on whole arrays.
+def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """``(state, actor, keys) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience, keys) ->
+    (state, metrics)``, which together are an iteration on whole arrays.
 
     ``steps``, ``episodes`` and ``fault`` have an entry for each device.
     """
     rollout = device.make_rollout(job.algorithm, job.source.device(), job.rollout_length)
     one, batch, experience = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT
 
-    def act(
+    def local(
         variables: Variables, actor: device.ActorState, keys: Any, iteration: jax.Array, env_step: jax.Array
     ) -> tuple[Any, ...]:
         actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
@@ -82,23 +87,19 @@ def _iterate(job: Job) -> Callable[..., tuple[Any, ...]]:
         counts = jnp.sum(experience.valid, dtype=jnp.int32), episodes, fault
         return actor, experience, jax.tree.map(lambda x: x[None], counts)
 
-    acts = meshes.acting(act, job.mesh, (one, batch, one, one, one), (batch, experience, batch))
+    acts = meshes.acting(local, job.mesh, (one, batch, one, one, one), (batch, experience, batch))
     learns = meshes.learning(job.learner.update, job.mesh, (meshes.STATE, experience, one), (meshes.STATE, one))
 
-    def iterate(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Any:
-        *act_keys, learn_key = keys
-        actor, experience, (steps, episodes, fault) = acts(
-            state.variables, actor, act_keys, state.iteration, state.env_step
-        )
-        state, metrics = learns(state, experience, learn_key)
-        return state, actor, steps, metrics, episodes, fault
+    def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Any:
+        return acts(state.variables, actor, keys[:-1], state.iteration, state.env_step)
 
-    return iterate
+    return act, lambda state, experience, keys: learns(state, experience, keys[-1])
 
 
 def _initial_since(job: Job, state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Since:
     """What has happened since the last report: nothing, or what the checkpoint kept."""
-    metrics = jax.eval_shape(_iterate(job), state, actor, keys)[3]
+    act, learn = _iterate(job)
+    metrics = jax.eval_shape(lambda *args: learn(args[0], act(*args)[1], args[2])[1], state, actor, keys)
     return _place(job, Since.of(job.resumed), Since(np.int32(0), np.int32(0), metrics, NO_EPISODES))
 
 
@@ -116,9 +117,12 @@ def _program(job: Job) -> meshes.Program:
     """``(state, actor, since, keys, count, budget) -> (state, actor, since, steps, fault)``.
 
     Makes ``count`` iterations, or fewer if ``budget`` env steps are done before, and adds what they bring to ``since``.
-    ``fault`` is the first of each device.
+    Where environments give NaN or infinity it ends before that iteration, with each device's first ``fault`` in it.
     """
-    iterate = _iterate(job)
+    act, update = _iterate(job)
+
+    def finite(fault: device.Fault) -> jax.Array:
+        return jnp.all(fault.place == device.NO_FAULT)
 
     def run(
         state: TrainState,
@@ -131,23 +135,28 @@ def _program(job: Job) -> meshes.Program:
         last = since.iterations + count
 
         def more(carry: Any) -> jax.Array:
-            _, _, since, steps, _ = carry
-            return (since.iterations < last) & (steps < budget)
+            _, _, since, steps, fault = carry
+            return (since.iterations < last) & (steps < budget) & finite(fault)
 
         def body(carry: Any) -> Any:
-            state, actor, since, steps, fault = carry
-            updates = state.updates
-            state, actor, new_steps, metrics, episodes, new_fault = iterate(state, actor, keys)
-            grew = state.updates > updates
-            total = jax.tree.map(lambda *x: jnp.stack(x), since.episodes, episodes)
-            since = Since(
-                iterations=since.iterations + 1,
-                learned=since.learned + grew,
-                sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
-                episodes=total.merge(axis=0),
-            )
-            fault = jax.tree.map(partial(jnp.where, fault.place == device.NO_FAULT), new_fault, fault)
-            return state, actor, since, steps + new_steps.sum(), fault
+            state, actor, since, steps, _ = carry
+            acted, experience, (new_steps, episodes, fault) = act(state, actor, keys)
+
+            def learn(state: TrainState, _: Any, since: Since, steps: jax.Array) -> Any:
+                updates = state.updates
+                state, metrics = update(state, experience, keys)
+                grew = state.updates > updates
+                total = jax.tree.map(lambda *x: jnp.stack(x), since.episodes, episodes)
+                since = Since(
+                    iterations=since.iterations + 1,
+                    learned=since.learned + grew,
+                    sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
+                    episodes=total.merge(axis=0),
+                )
+                return state, acted, since, steps + new_steps.sum()
+
+            kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
+            return *kept, fault
 
         devices = job.mesh.devices.size
         none = device.Fault(jnp.zeros(devices, jnp.int32), jnp.full(devices, device.NO_FAULT))

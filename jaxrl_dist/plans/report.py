@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.host import stack_episodes
-from jaxrl_dist.errors import DivergedError
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
 
@@ -195,15 +194,7 @@ def report(
       due: whether the interval is over. It is not where the run ends before: a resumed run makes the report again.
       more: metrics beside those that learning made.
       actor: what else a checkpoint has to keep of acting.
-
-    Raises:
-      DivergedError: too many gradients in a row were not finite.
     """
-    if int(state.skipped) >= MAX_SKIPPED:
-        raise DivergedError(
-            f"training has diverged by environment step {env_steps:,}: {MAX_SKIPPED} gradients in a row were not "
-            "finite; a smaller --learning-rate may help, or smaller rewards and observations"
-        )
     since, updates, iteration = jax.device_get(since), int(state.updates), int(state.iteration)
     rates = clock.rates(env_steps, updates)
     if not state.memory:
@@ -220,6 +211,7 @@ def report(
         metrics={**episode_metrics(since.episodes.merge()), **means, **more, **rates},
         variables=lambda: copied(state.variables, "variables"),
         checkpoint=lambda: copied(Checkpoint(state, actor, {}), "checkpoint")._replace(progress=progress),
+        diverged=int(state.skipped) >= MAX_SKIPPED,
     )
 
 

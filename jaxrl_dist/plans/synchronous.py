@@ -36,12 +36,14 @@ def synchronous(job: Job) -> Iterator[Report]:
             due = interval.iterations >= job.iterations_per_report
             return report(state, env_steps, clock, interval.since(), due=due, more=seconds)
 
+        job.offer(now)
         done = env_steps >= job.total_env_steps
         while not done:
             updates = int(state.updates)
             rollout, ended, steps = actor.rollout(state.variables, state.iteration, state.env_step)
             began = time.perf_counter()
-            state, metrics = jax.block_until_ready(update(state, rollout, learn_key))
+            state, metrics = update(state, rollout, learn_key)
+            jax.block_until_ready(state)
             update_seconds += time.perf_counter() - began
             env_steps += steps
             interval.iterations += 1

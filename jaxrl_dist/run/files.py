@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
+from jaxrl_dist.run.directories import sync
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Report
@@ -55,6 +56,16 @@ def claim(run_dir: str) -> None:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
 
 
+def check_free(run_dir: str) -> None:
+    """Checks that a new run can have a directory, which it claims when it starts.
+
+    Raises:
+      ConfigError: as ``claim``.
+    """
+    claim(run_dir)
+    (pathlib.Path(run_dir) / METRICS).unlink()
+
+
 def lock(run_dir: str) -> IO[bytes]:
     """Keeps other processes off a run until its ``metrics.jsonl``, which is returned, is closed.
 
@@ -63,7 +74,7 @@ def lock(run_dir: str) -> IO[bytes]:
     """
     path = pathlib.Path(run_dir, METRICS)
     try:  # through no link: what is opened may be cut
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     file = os.fdopen(number, "r+b", buffering=0)
@@ -75,6 +86,9 @@ def lock(run_dir: str) -> IO[bytes]:
     except BlockingIOError:
         file.close()
         raise ConfigError(f"another process is at the run in {run_dir}") from None
+    except OSError as error:  # some file systems of clusters have no locks
+        text = f"{path} cannot be locked ({error.strerror}): keep other processes off this run yourself"
+        warnings.warn(text, FileWarning, stacklevel=2)
     return file
 
 
@@ -118,7 +132,7 @@ class RunFiles:
           OSError: a file cannot be written; the error names it.
         """
         self.path, self._metrics, self._trackers = run_dir, metrics, trackers
-        self._unwritten = b""
+        self._unwritten, self._in_place = b"", True
         self._before = 0  # bytes of all lines before the last one written
         self._iteration = -1
         if resumed is not None:
@@ -129,7 +143,6 @@ class RunFiles:
                     text = f"{run_dir / METRICS} has lost the lines after iteration {last}, up to {resumed}"
                     warnings.warn(text, FileWarning, stacklevel=2)
                 metrics.truncate(size)
-                metrics.seek(0, os.SEEK_END)
             (run_dir / SUMMARY).unlink(missing_ok=True)
         write_json(run_dir / CONFIG_FILE, {**config, "versions": versions()})
 
@@ -138,6 +151,8 @@ class RunFiles:
 
         A report that is written once more, now with its evaluation, takes the place of its line.
         """
+        if not self.in_place():
+            return
         again = report.iteration == self._iteration
         if again and report.evaluation is None:
             return  # a resumed run had nothing left to do
@@ -154,7 +169,7 @@ class RunFiles:
         if again:
             self._take_back()
         self._iteration = report.iteration
-        self._before = self._metrics.tell() + len(self._unwritten)
+        self._before = self._size() + len(self._unwritten)
         self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
         try:
             self._write()
@@ -170,12 +185,38 @@ class RunFiles:
                 text = f"{type(tracker).__name__} does not get the report at {report.env_steps} env steps: {error}"
                 warnings.warn(text, FileWarning, stacklevel=2)
 
+    def in_place(self) -> bool:
+        """Whether the directory is still that of this run; warns once if someone has removed or renamed it."""
+        if self._in_place:
+            try:
+                self._in_place = os.path.samestat(os.stat(self.path / METRICS), os.fstat(self._metrics.fileno()))
+            except FileNotFoundError:
+                self._in_place = False
+            if not self._in_place:
+                warnings.warn(f"{self._gone()}; the run goes on, and nothing of it is saved", FileWarning, stacklevel=2)
+        return self._in_place
+
+    def check_place(self) -> None:
+        """Checks that the directory is still that of this run.
+
+        Raises:
+          OSError: it is not.
+        """
+        if not self.in_place():
+            raise OSError(f"{self._gone()}; what the run has learnt since then is not saved")
+
+    def _gone(self) -> str:
+        return f"{self.path}, or its {METRICS}, has been removed or renamed"
+
     def _take_back(self) -> None:
         """Forgets the last line, whether it has been written or not."""
-        self._unwritten = self._unwritten[: max(0, self._before - self._metrics.tell())]
-        if self._metrics.tell() > self._before:
+        self._unwritten = self._unwritten[: max(0, self._before - self._size())]
+        if self._size() > self._before:
             self._metrics.truncate(self._before)
-            self._metrics.seek(self._before)
+
+    def _size(self) -> int:
+        """Bytes that the file has: someone else may have cut it."""
+        return os.fstat(self._metrics.fileno()).st_size
 
     def _write(self) -> None:
         while self._unwritten:
@@ -263,19 +304,6 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync(path.parent)
-
-
-def sync(path: pathlib.Path) -> None:
-    """Brings a file, or the names in a directory, to the disk.
-
-    Raises:
-      OSError: it cannot be opened, or the disk fails.
-    """
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def read_json(path: pathlib.Path) -> Any:

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do to a run: it ends in order, and at a second one at once."""
+"""What Ctrl-C, SIGTERM and SIGHUP do to a run: it ends in order, and at a second one at once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SECOND_SECONDS = 1.0
+"""A signal that comes sooner after the first does not count: some tools send two, or one to each process of a group."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -43,7 +46,7 @@ def stopping() -> Iterator[Stop]:
     """Handles the signals while it is open; those that the process was started to ignore, it ignores.
 
     The first is seen by a thread as soon as it comes, even while the main thread waits in compiled code, where Python
-    runs no handler. A second one ends the process there and then.
+    runs no handler. A second one, at least ``SECOND_SECONDS`` later, ends the process there and then.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
@@ -54,11 +57,14 @@ def stopping() -> Iterator[Stop]:
         """Nothing: ``watch`` is told in another way. An exception from here can be lost, as in a call of the GC's."""
 
     def watch() -> None:
+        began = 0.0
         while numbers := os.read(reading, 1):
             if numbers[0] in SIGNALS:
                 if stop.number is not None:
-                    os._exit(128 + numbers[0])
-                stop.number = numbers[0]
+                    if time.monotonic() - began >= SECOND_SECONDS:
+                        os._exit(128 + numbers[0])
+                    continue
+                stop.number, began = numbers[0], time.monotonic()
                 if stop.notice:
                     with contextlib.suppress(OSError, ValueError):
                         print(stop.notice, file=sys.stderr, flush=True)
@@ -81,3 +87,33 @@ def stopping() -> Iterator[Stop]:
         os.close(writing)
         thread.join()
         os.close(reading)
+
+
+@contextlib.contextmanager
+def deferring(interrupt: Callable[[], None]) -> Iterator[None]:
+    """While it is open, Ctrl-C in Python calls ``interrupt`` and raises nothing.
+
+    A second one, at least ``SECOND_SECONDS`` later, raises ``KeyboardInterrupt`` at once. Changes nothing in other
+    threads than the main one, and where Ctrl-C does something else already.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    began: float | None = None
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal began
+        if began is None:
+            began = time.monotonic()
+            interrupt()
+        elif time.monotonic() - began >= SECOND_SECONDS:
+            signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

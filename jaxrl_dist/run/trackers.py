@@ -55,6 +55,9 @@ def close(tracker: Tracker) -> None:
         warnings.warn(f"{type(tracker).__name__} has not ended in order: {error}", FileWarning, stacklevel=2)
 
 
+_EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.([0-9]{6})")
+
+
 class TensorBoard:
     """Writes an event file of its own for each session of a run.
 
@@ -70,9 +73,11 @@ class TensorBoard:
         """
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        # TensorBoard reads files in the order of their names.
-        number = len(list(run_dir.glob("events.out.tfevents.*")))
-        path = run_dir / f"events.out.tfevents.{int(time.time()):010d}.{number:06d}"
+        # TensorBoard reads files in the order of their names. The clock may have been set back since the last session.
+        before = [_EVENTS.fullmatch(path.name) for path in run_dir.iterdir()]
+        stamp = max([int(time.time()), *(int(name[1]) for name in before if name)])
+        number = max([-1, *(int(name[2]) for name in before if name)]) + 1
+        path = run_dir / f"events.out.tfevents.{stamp:010d}.{number:06d}"
         self._file = path.open("xb", buffering=0)
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if resumed is not None:  # it takes from this that what other files have from this step on does not count

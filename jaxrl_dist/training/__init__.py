@@ -18,7 +18,10 @@ def train(config: Train[Any]) -> Iterator[Report]:
     """Trains, yielding a report each interval; the last one carries an evaluation, as do those at its interval.
 
     Nothing runs that the caller does not ask for by taking the next report, so leaving the loop stops training. With
-    a ``run_dir``, config, metrics, summary, checkpoints and trained variables are written there.
+    a ``run_dir``, config, metrics, summary, checkpoints and trained variables are written there; what the run has
+    learnt is saved however it ends, before an error is raised. ``close()`` an iterator that is left and kept.
+
+    In the main thread Ctrl-C ends the run after its update; a second one, at least 1 s later, at once.
 
     Raises:
       ConfigError: at once, before anything is written, if the config cannot be run.

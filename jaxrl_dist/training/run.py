@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # its threads must be able to write when those below are closed
 import contextlib
 import dataclasses
 import pathlib
+import shlex
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train, env_name
-from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
+from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint, trackers
+from jaxrl_dist.run import checkpoint, signals, trackers
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run.arrays import first_line
+from jaxrl_dist.training.reports import Ending, Evaluations, saving, surviving, writing
 from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Checkpoint, Report
-
-
-def _passed(interval: int | None, before: int, now: int) -> bool:
-    """Whether a multiple of the interval is above the one number and not above the other; None or 0: there is none."""
-    return interval is not None and interval > 0 and now // interval > before // interval
-
-
-def _evaluated(resumed: Checkpoint) -> int:
-    """The env steps of the newest report that was evaluated, or that had no need to be."""
-    progress = resumed.progress
-    return progress.get("evaluated", progress["reported"]["env_steps"])
 
 
 class Run(NamedTuple):
@@ -48,69 +44,116 @@ class Run(NamedTuple):
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
         if self.file is None and self.config.run_dir:
-            run_files.claim(self.config.run_dir)
-        return self._reports(evaluating)
+            run_files.check_free(self.config.run_dir)
+        reports = self._reports(evaluating)
+        _UNFINISHED.add(reports)
+        return reports
 
-    def _reports(self, evaluating: Callable[[int], None]) -> Iterator[Report]:
-        config, away = self.config, 0.0
-        job = self.job._replace(away=lambda: away)
-        evaluator = self._evaluator()
-        # The newest report that lacks no evaluation: a run that is resumed evaluates where it would have anyway.
-        evaluated = 0 if job.resumed is None else _evaluated(job.resumed)
+    def _reports(self, evaluating: Callable[[int], None]) -> Generator[Report]:
+        """Yields what comes out of all stages. When an error ends the run, or its caller leaves, it first saves."""
+        ending = Ending(self.job.stop)
         with contextlib.ExitStack() as stack:
-            files = saver = None
-            if config.run_dir:
-                file = stack.enter_context(self.file or run_files.lock(config.run_dir))
-                resumed = None if job.resumed is None else job.resumed.progress["reported"]["iteration"]
-                directory, kept = pathlib.Path(config.run_dir), to_json(config, self.job.source.spec)
-                before = None if job.resumed is None else job.resumed.progress["reported"]["env_steps"]
-                try:
-                    others = trackers.start(config, directory, kept, before)
-                except ConfigError:
-                    if resumed is None:
-                        (directory / run_files.METRICS).unlink()  # else the directory would seem to hold a run
-                    raise
-                for tracker in others:
-                    stack.callback(trackers.close, tracker)
-                files = run_files.RunFiles(directory, file, kept, resumed, others)
-                stack.enter_context(contextlib.closing(files))
-                saver = stack.enter_context(contextlib.closing(checkpoint.Saver(directory, config.keep_checkpoints)))
-                about = {"config": kept, "versions": run_files.versions()}
-            saved_steps = job.env_steps
-            for report in PLANS[config.plan].run(job):
-                last = report.env_steps >= config.total_env_steps
-                before, to_evaluate = evaluated, _passed(config.evaluation_interval, evaluated, report.env_steps)
-                if to_evaluate and not last and not job.stop():
-                    began = time.perf_counter()
-                    report = self._evaluate(evaluator, report, stop=job.stop)
-                    away += time.perf_counter() - began
-                if last or report.evaluation or not to_evaluate:  # else it is made with the next report
-                    evaluated = report.env_steps
-                ends = last or job.stop()
-                if files and saver:
-                    files.write(report)
-                    if last:  # before the checkpoint, which is larger, and the evaluation, which may be long
-                        checkpoint.save_variables(files.path, report.variables())
-                        files.finish(report)
-                    due = _passed(config.checkpoint_interval, saved_steps, report.env_steps)
-                    known = job.resumed is not None and report.env_steps == job.env_steps
-                    # Training does not wait for the disk: while a checkpoint is being written, the next is put off.
-                    if not known and (ends or (due and not saver.busy())):
-                        whole = self._trimmed(report.checkpoint())
-                        again = whole.progress["since"] is not None  # when the interval of this report is over
-                        progress = {**whole.progress, "evaluated": before if again else evaluated}
-                        whole = whole._replace(progress=progress)
-                        saver.save(whole, about, report.metrics["episode/return"])
-                        saved_steps = report.env_steps
-                    if ends:
-                        saver.finish()
-                if last and config.evaluation_episodes:
-                    report = self._evaluate(evaluator, report, evaluating, stop=job.stop)
-                    if files:
-                        if to_evaluate:
-                            files.write(report)
-                        files.finish(report)
-                yield report
+            files, saver = self._files(stack) if self.config.run_dir else (None, None)
+            reports = self._stages(stack, files, saver, ending, evaluating)
+            while (report := self._next(reports, ending)) is not None:
+                if ending.error is None:  # else it only had to be saved
+                    try:
+                        yield report
+                    except BaseException as error:  # of the caller, who may just have left the loop
+                        ending.error = error
+        if ending.error is not None:
+            if saver is not None and saver.newest is not None:
+                ending.error.add_note(self._way_on(ending.error, saver.newest))
+            raise ending.error
+
+    def _next(self, reports: Iterator[Report], ending: Ending) -> Report | None:
+        """The next report that has passed all stages. Ctrl-C waits for it, as it would otherwise cost an update."""
+
+        def interrupt() -> None:
+            ending.error = ending.error or KeyboardInterrupt()
+
+        try:
+            with signals.deferring(interrupt):
+                return next(reports, None)
+        except Exception as error:
+            if ending.error is None:
+                raise
+            text = f"what the run has learnt since its last checkpoint is lost: {first_line(error)}"
+            warnings.warn(text, FileWarning, stacklevel=2)
+            return None
+
+    def _files(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles, checkpoint.Saver]:
+        """Opens what the run writes; ``stack`` closes it."""
+        config, resumed = self.config, self.job.resumed
+        assert config.run_dir is not None
+        if self.file is None:
+            run_files.claim(config.run_dir)
+        directory, kept = pathlib.Path(config.run_dir), to_json(config, self.job.source.spec)
+        file = stack.enter_context(self.file or run_files.lock(config.run_dir))
+        reported = None if resumed is None else resumed.progress["reported"]
+        try:
+            others = trackers.start(config, directory, kept, reported and reported["env_steps"])
+        except ConfigError:
+            if resumed is None:
+                (directory / run_files.METRICS).unlink()  # else the directory would seem to hold a run
+            raise
+        for tracker in others:
+            stack.callback(trackers.close, tracker)
+        files = run_files.RunFiles(directory, file, kept, reported and reported["iteration"], others)
+        stack.enter_context(contextlib.closing(files))
+        about = {"config": kept, "versions": run_files.versions()}
+        saver = checkpoint.Saver(directory, config.keep_checkpoints, about)
+        return files, stack.enter_context(contextlib.closing(saver))
+
+    def _stages(
+        self,
+        stack: contextlib.ExitStack,
+        files: run_files.RunFiles | None,
+        saver: checkpoint.Saver | None,
+        ending: Ending,
+        evaluating: Callable[[int], None],
+    ) -> Iterator[Report]:
+        """The reports of the plan, each evaluated, written and saved as far as it is due; ``stack`` ends the plan."""
+        config, away = self.config, 0.0
+        offered: list[Callable[[], Report]] = []
+        job = self.job._replace(stop=ending, away=lambda: away, offer=offered.append)
+        evaluator = self._evaluator()
+
+        def evaluate(report: Report) -> Report:
+            nonlocal away
+            began = time.perf_counter()
+            report = self._evaluate(evaluator, report, stop=ending)
+            away += time.perf_counter() - began
+            return report
+
+        def newest() -> Report | None:
+            try:
+                report = offered[0]() if offered else None
+            except RuntimeError:
+                raise RuntimeError("the update that failed has used up the state that it began with") from None
+            return report if report and report.env_steps > job.env_steps else None
+
+        def save(report: Report) -> None:
+            assert saver is not None
+            saver.save(self._trimmed(report.checkpoint()), report.metrics["episode/return"])
+
+        evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
+        plan: Any = PLANS[config.plan].run(job)
+        stack.enter_context(contextlib.closing(plan))
+        reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
+        if files and saver:
+            done = None if job.resumed is None else job.env_steps
+            reports = writing(reports, files, config.total_env_steps)
+            reports = saving(reports, save, saver, files, config, done, ending)
+        final = partial(self._evaluate, evaluator, progress=evaluating, stop=ending)
+        return evaluations.at_the_end(reports, final, files)
+
+    def _way_on(self, error: BaseException, env_steps: int) -> str:
+        """What can be done with what a run that has failed has saved."""
+        run_dir = shlex.quote(str(self.config.run_dir))
+        if isinstance(error, DivergedError):
+            return f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them"
+        return f"the run is saved: `jaxrl-dist resume {run_dir}` goes on from {env_steps} env steps"
 
     def _trimmed(self, whole: Checkpoint) -> Checkpoint:
         """What a checkpoint is to hold of the state."""
@@ -150,3 +193,23 @@ class Run(NamedTuple):
             f"{name or algorithms.name_of(config.algorithm)} on {env_name(config.env)}, plan {config.plan}, {devices}, "
             f"{counted(config.num_envs, 'environment')} x {counted(config.rollout_length, 'step')} an iteration"
         )
+
+
+def _evaluated(resumed: Checkpoint) -> int:
+    """The env steps of the newest report that was evaluated, or that had no need to be."""
+    progress = resumed.progress
+    return progress.get("evaluated", progress["reported"]["env_steps"])
+
+
+_UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
+"""Reports that someone may still take, or will never take."""
+
+
+def _leave_all() -> None:
+    """Ends runs whose reports a program still holds when it ends, while they can still be saved and threads joined."""
+    for reports in list(_UNFINISHED):
+        with contextlib.suppress(Exception):
+            reports.close()
+
+
+threading._register_atexit(_leave_all)  # type: ignore[attr-defined]  # atexit's own functions run after threads end

@@ -38,7 +38,9 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
         config, source = resolved(config)
     trackers.check(config)
     job = make_job(config, source)
-    return Run(dataclasses.replace(config, checkpoint_replay=keeps_replay(config, job)), job)
+    memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
+    replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
+    return Run(dataclasses.replace(config, checkpoint_replay=replay), job)
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
@@ -88,21 +90,3 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
         init_variables=init_variables,
         pool=pool,
     )
-
-
-REPLAY_LIMIT = 2 * 10**9
-"""Bytes of a replay memory that checkpoints hold without being told to."""
-
-
-def keeps_replay(config: Train[Any], job: Job) -> bool:
-    """Whether checkpoints hold the replay memory.
-
-    Raises:
-      ConfigError: they are not to, and there is none.
-    """
-    memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
-    if config.checkpoint_replay is not None:
-        if not (config.checkpoint_replay or jax.tree.leaves(memory)):
-            raise ConfigError("--no-checkpoint-replay does nothing without a replay memory")
-        return config.checkpoint_replay
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) < REPLAY_LIMIT

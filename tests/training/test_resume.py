@@ -33,7 +33,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import checkpoint, directories
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import resuming, setup, stored
 from jaxrl_dist.training import run as training_run
@@ -280,13 +280,13 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     saver = checkpoint.Saver(tmp_path, 2)
     state: Any = {"x": np.arange(3)}
     for steps, value in {10: 1.0, 20: 7.0, 30: None, 40: 7.0, 50: 3.0, 60: 2.0, 70: 1.0}.items():
-        saver.save(Checkpoint(state, (), {"env_steps": steps}), {}, value)
+        saver.save(Checkpoint(state, (), {"env_steps": steps}), value)
     saver.finish()
     saver.close()
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [70, 60, 40]
     (tmp_path / "checkpoints" / ".000000000080.new").mkdir()
     saver = checkpoint.Saver(tmp_path, 1)  # as by a run that goes on from 60
-    saver.save(Checkpoint(state, (), {"env_steps": 65}), {}, 0.0)
+    saver.save(Checkpoint(state, (), {"env_steps": 65}), 0.0)
     saver.finish()
     saver.close()
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [65, 40]
@@ -632,7 +632,7 @@ class Canary:
 def resealed(path: Path) -> None:
     """Writes the manifest that fits the files."""
     files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
-    digests = {file.relative_to(path).as_posix(): checkpoint._sha256(file) for file in files}
+    digests = {file.relative_to(path).as_posix(): directories.sha256(file) for file in files}
     (path / "manifest.json").write_text(json.dumps({"format": 1, "sha256": digests}))
 
 
@@ -723,7 +723,7 @@ def test_what_a_link_in_the_place_of_a_checkpoint_points_to_is_left_alone(name: 
     (victim / "precious").touch()
     (folder / name.format("000000000010")).symlink_to(victim)
     for _ in range(2):
-        saver.save(Checkpoint({"x": np.arange(3)}, (), {"env_steps": 10}), {}, None)
+        saver.save(Checkpoint({"x": np.arange(3)}, (), {"env_steps": 10}), None)
         saver.finish()
     saver.close()
     assert [path.name for path in victim.iterdir()] == ["precious"]
@@ -816,7 +816,7 @@ def test_an_older_checkpoint_with_a_strange_return_is_not_the_best(what: str, tm
         about.write_text(f'{{"episode_return": {value}}}')
     saver = checkpoint.Saver(tmp_path, 1)
     for steps, value in ((20, 2.0), (30, 1.0)):
-        saver.save(Checkpoint({"x": np.arange(3)}, (), {"env_steps": steps}), {}, value)
+        saver.save(Checkpoint({"x": np.arange(3)}, (), {"env_steps": steps}), value)
     saver.finish()
     saver.close()
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [30, 20]
@@ -828,7 +828,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, m
 
     monkeypatch.setattr(checkpoint, "_write", fail)
     saver = checkpoint.Saver(tmp_path, 1)
-    saver.save(Checkpoint({}, (), {"env_steps": 20}), {}, None)
+    saver.save(Checkpoint({}, (), {"env_steps": 20}), None)
     with pytest.raises(OSError, match="full"):
         saver.finish()
     with warnings.catch_warnings():

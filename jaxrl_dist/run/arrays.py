@@ -1,0 +1,116 @@
+"""Arrays in orbax's format: each by its path in a tree, such as ``state/variables/params/policy/Dense_0/kernel``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.machine import memory_size
+from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.types import PyTree
+
+
+def named_arrays(tree: PyTree) -> dict[str, np.ndarray]:
+    """What ``save`` takes of a tree: all but the arrays without a single number, which orbax does not take."""
+    return {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
+
+
+def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes arrays by their names into a new directory; ``path`` is absolute.
+
+    Raises:
+      Exception: orbax and tensorstore raise many kinds where a disk is full.
+    """
+    import orbax.checkpoint as ocp  # here, not above: it takes half a second
+
+    with _silence(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, args=ocp.args.StandardSave(arrays))
+
+
+def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
+    """Reads arrays into the structure of ``like``, of which shapes and dtypes suffice.
+
+    Args:
+      prefix: of the names of these arrays, where others are to be left alone; None: there are no others.
+
+    Raises:
+      DamageError: they cannot be read, or have other names, shapes or dtypes.
+      ConfigError: this machine has too little memory for them.
+    """
+    import orbax.checkpoint as ocp
+
+    path = path.resolve()
+    wanted = {(prefix or "") + name: _shape(leaf) for name, leaf in _named(like).items()}
+    needed = nbytes(like)
+    if needed > (there := memory_size()):
+        raise ConfigError(f"{path} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there")
+    try:
+        with _silence(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            tree = checkpointer.metadata(path).item_metadata.tree
+            found = {name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in tree.items()}
+            for name in sorted(wanted if prefix else wanted.keys() | found.keys()):
+                if wanted.get(name) != found.get(name):
+                    raise DamageError(
+                        f"{path.parent} holds another network: {name} is {_describe(found.get(name))} there and "
+                        f"{_describe(wanted.get(name))} here"
+                    )
+            blank = {name: np.zeros(shape, dtype) for name, (shape, dtype) in wanted.items()}
+            how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+            args = ocp.args.PyTreeRestore(blank, restore_args=how, partial_restore=prefix is not None)
+            arrays = checkpointer.restore(path, args=args)
+    except ConfigError:
+        raise
+    except Exception as error:  # orbax and tensorstore raise many kinds for a damaged file
+        raise DamageError(f"{path} cannot be read: {first_line(error)}") from error
+    empty = {name: np.zeros(*_shape(leaf)) for name, leaf in _named(like, empty=True).items()}
+    named = {**empty, **{name: np.asarray(arrays[(prefix or "") + name]) for name in _named(like)}}
+    return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in _names(like)])
+
+
+def _names(tree: PyTree) -> list[str]:
+    """The path of each array of a tree, such as ``params/policy/Dense_0/kernel``."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+
+
+def _named(tree: PyTree, *, empty: bool = False) -> dict[str, Any]:
+    """The arrays of a tree by their paths; those without a single number, which orbax does not take, if ``empty``."""
+    leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
+    return {name: leaf for name, leaf in leaves if (0 in _shape(leaf)[0]) == empty}
+
+
+def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    return tuple(np.shape(leaf)), np.dtype(leaf.dtype if hasattr(leaf, "dtype") else type(leaf))
+
+
+def nbytes(tree: PyTree) -> int:
+    """The size of all arrays of a tree, or of those that its shapes and dtypes stand for."""
+    shapes = map(_shape, jax.tree.leaves(tree))
+    return sum(int(np.prod(shape, dtype=object)) * dtype.itemsize for shape, dtype in shapes)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps orbax from logging the traceback of what it raises as well."""
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def first_line(error: Exception) -> str:
+    """Of its message; without one, its kind."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _describe(entry: tuple[tuple[int, ...], np.dtype] | None) -> str:
+    return "missing" if entry is None else f"{entry[1]}{list(entry[0])}"

@@ -1,0 +1,159 @@
+"""What a run does with the reports of its plan: generators, through which each report passes on its way to the user."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import DivergedError
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run.files import RunFiles
+from jaxrl_dist.types import Checkpoint, Report
+
+
+class Ending:
+    """Whether a run ends before its steps are done: it is asked to stop, or has met an error.
+
+    The error is raised once what the run has learnt is saved.
+    """
+
+    def __init__(self, asked: Callable[[], bool]) -> None:
+        self.error: BaseException | None = None
+        self._asked = asked
+
+    def __call__(self) -> bool:
+        return self.error is not None or self._asked()
+
+
+def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], ending: Ending) -> Iterator[Report]:
+    """Passes reports on; when the run ends by an error, a last one of the newest state, for others to save.
+
+    Args:
+      newest: makes that report where the plan itself has failed; None: it has learnt nothing.
+      ending: takes in the plan's error. Others may have put one there, and the last report is passed on again.
+    """
+    report: Report | None = None
+    while ending.error is None:
+        try:
+            report = next(reports)
+        except StopIteration:
+            return
+        except BaseException as error:
+            ending.error = error
+            report = newest()
+            break
+        if report.diverged:
+            ending.error = DivergedError(
+                f"training has diverged by environment step {report.env_steps:,}: too many gradients in a row were not "
+                "finite; start a new run with a smaller --learning-rate, or with smaller rewards and observations"
+            )
+        yield report
+    if report is not None:
+        yield report
+
+
+class Evaluations:
+    """Which reports get an evaluation: those at its interval, and the last."""
+
+    def __init__(self, config: Train, evaluated: int, ending: Ending) -> None:
+        """``evaluated``: env steps of the newest report that was evaluated, or had no need to be."""
+        self._interval, self._total = config.evaluation_interval, config.total_env_steps
+        self._at_the_end = config.evaluation_episodes > 0
+        self._evaluated, self._ending = evaluated, ending
+        self._due = False  # whether the newest report is at the interval
+
+    def on_the_way(self, reports: Iterable[Report], evaluate: Callable[[Report], Report]) -> Iterator[Report]:
+        """Evaluates at the interval, before the report is written. A checkpoint keeps how far that has come."""
+        for report in reports:
+            before, last = self._evaluated, report.env_steps >= self._total
+            self._due = passed(self._interval, before, report.env_steps)
+            if self._due and not last and not self._ending():
+                try:
+                    report = evaluate(report)
+                except BaseException as error:
+                    self._ending.error = error
+            if last or report.evaluation or not self._due:  # else it is made with the next report
+                self._evaluated = report.env_steps
+            marked = partial(_marked, report.checkpoint, before, self._evaluated)
+            yield dataclasses.replace(report, checkpoint=marked)
+
+    def at_the_end(
+        self, reports: Iterable[Report], evaluate: Callable[[Report], Report], files: RunFiles | None
+    ) -> Iterator[Report]:
+        """Evaluates the last report, when all else is saved: it may take long."""
+        for report in reports:
+            if report.env_steps >= self._total and self._at_the_end and self._ending.error is None:
+                report = evaluate(report)
+                if files is not None:
+                    if self._due:
+                        files.write(report)
+                    files.finish(report)
+            yield report
+
+
+def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Checkpoint:
+    """A report's checkpoint, with the env steps of the newest report that lacks no evaluation."""
+    whole = copy()
+    again = whole.progress["since"] is not None  # a resumed run makes this report when its interval is over
+    return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
+
+
+def writing(reports: Iterable[Report], files: RunFiles, total_env_steps: int) -> Iterator[Report]:
+    """Adds each to the metrics, and writes the trained variables and the summary with the last.
+
+    Raises:
+      OSError: they cannot be written.
+    """
+    finished = False
+    for report in reports:
+        files.write(report)
+        if report.env_steps >= total_env_steps and not finished:  # before the checkpoint, which is larger
+            finished = True
+            files.check_place()
+            checkpoint.save_variables(files.path, report.variables())
+            files.finish(report)
+        yield report
+
+
+def saving(
+    reports: Iterable[Report],
+    save: Callable[[Report], None],
+    saver: checkpoint.Saver,
+    files: RunFiles,
+    config: Train,
+    saved: int | None,
+    ending: Ending,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Report]:
+    """Saves a checkpoint by env steps, by time and where the run ends.
+
+    Training does not wait for the disk: while a checkpoint is being written, the next is put off.
+
+    Args:
+      saved: env steps of the checkpoint that the run goes on from.
+      clock: seconds.
+
+    Raises:
+      OSError: the last one cannot be written.
+    """
+    saved_at = clock()
+    for report in reports:
+        ends = report.env_steps >= config.total_env_steps or ending()
+        late = 0 < config.checkpoint_minutes * 60 <= clock() - saved_at
+        due = late or passed(config.checkpoint_interval, saved or 0, report.env_steps)
+        if report.env_steps != saved and (ends or (due and not saver.busy() and files.in_place())):
+            if ends:
+                files.check_place()
+            save(report)
+            saved, saved_at = report.env_steps, clock()
+        if ends:
+            saver.finish()
+        yield report
+
+
+def passed(interval: int | None, before: int, now: int) -> bool:
+    """Whether a multiple of the interval is above the one number and not above the other; None or 0: there is none."""
+    return interval is not None and interval > 0 and now // interval > before // interval

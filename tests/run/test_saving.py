@@ -1,0 +1,419 @@
+"""However a run ends, what it has learnt is saved: errors, Ctrl-C, signals, a loop that is left, Python's end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import own
+import psutil
+import pytest
+import runs
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.run import checkpoint, signals, trackers
+from jaxrl_dist.run import files as run_files
+from jaxrl_dist.training import reports as stages
+from jaxrl_dist.training import run as training_run
+from jaxrl_dist.training import setup
+from jaxrl_dist.types import Checkpoint, Report, Variables
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# --- Stages -------------------------------------------------------------------------------------------
+
+
+def fake_report(env_steps: int, **values: Any) -> Report:
+    """Every 10 env steps are an iteration; only multiples of 20 are due."""
+    since = None if env_steps % 20 == 0 else {"iterations": 1}
+    reported = {"env_steps": env_steps, "iteration": env_steps // 10, "updates": 0, "seconds": 0.0}
+    progress = {"env_steps": env_steps, "since": since, "reported": reported, "wall_time_s": 1.0, "compile_s": 0.0}
+    whole = Checkpoint({"x": np.full(3, env_steps)}, (), progress)  # type: ignore[arg-type]
+    metrics = {"episode/return": None, "time/compile_s": 0.0}
+    variables = Variables({"x": np.zeros(2)}, ())
+    return Report(env_steps, 1, env_steps // 10, 0.5, metrics, lambda: variables, lambda: whole, **values)
+
+
+def steps(reports: Any) -> list[int]:
+    return [report.env_steps for report in reports]
+
+
+def ending() -> stages.Ending:
+    return stages.Ending(lambda: False)
+
+
+def failing(*env_steps: int) -> Iterator[Report]:
+    yield from map(fake_report, env_steps)
+    raise EnvError("broken")
+
+
+def test_a_plan_that_fails_makes_one_report_more() -> None:
+    ends = ending()
+    assert steps(stages.surviving(failing(20, 40), lambda: fake_report(50), ends)) == [20, 40, 50]
+    assert isinstance(ends.error, EnvError) and ends()
+    assert steps(stages.surviving(failing(20), lambda: None, ending())) == [20]
+    assert steps(stages.surviving(iter([fake_report(20)]), lambda: fake_report(50), ending())) == [20]
+
+
+def test_what_has_diverged_ends_with_that_report() -> None:
+    ends, reports = ending(), iter([fake_report(20), fake_report(40, diverged=True), fake_report(60)])
+    assert set(steps(stages.surviving(reports, lambda: None, ends))) == {20, 40}
+    assert isinstance(ends.error, DivergedError) and "by environment step 40" in str(ends.error)
+
+
+class FakeSaver:
+    """Is busy with a checkpoint whenever it is asked for the first time."""
+
+    def __init__(self) -> None:
+        self.asked, self.finished = 0, False
+
+    def busy(self) -> bool:
+        self.asked += 1
+        return self.asked == 1
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class FakeFiles:
+    def in_place(self) -> bool:
+        return True
+
+    def check_place(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "interval, minutes, saved, expected",
+    [
+        (0, 0, None, [100]),
+        (40, 0, None, [60, 80, 100]),  # the first is put off
+        (0, 2, None, [60, 100]),  # the first again, and 2 minutes from then on
+        (0, 2, 100, []),  # a resumed run that had nothing left to do
+    ],
+)
+def test_checkpoints_come_by_steps_and_by_time(
+    interval: int, minutes: float, saved: int | None, expected: list[int]
+) -> None:
+    config = jaxrl_dist.Train(
+        "pg", env="x", total_env_steps=100, checkpoint_interval=interval, checkpoint_minutes=minutes
+    )
+    saver, kept, seconds = FakeSaver(), [], [0.0]
+
+    def a_minute_each() -> Iterator[Report]:
+        for env_steps in (20, 40, 60, 80, 100) if saved is None else (100,):
+            seconds[0] += 60
+            yield fake_report(env_steps)
+
+    anything: Any = (kept.append, saver, FakeFiles(), config, saved, ending(), lambda: seconds[0])
+    list(stages.saving(a_minute_each(), *anything))
+    assert steps(kept) == expected and saver.finished
+
+
+def test_an_evaluation_that_fails_passes_its_report_on() -> None:
+    def fail(report: Report) -> Report:
+        raise EnvError("broken")
+
+    config: Any = jaxrl_dist.Train("pg", env="x", total_env_steps=100, evaluation_interval=40, evaluation_episodes=1)
+    ends = ending()
+    passed_on = list(stages.Evaluations(config, 0, ends).on_the_way(map(fake_report, (20, 40)), fail))
+    assert steps(passed_on) == [20, 40] and isinstance(ends.error, EnvError)
+    assert [report.checkpoint().progress["evaluated"] for report in passed_on] == [20, 20]
+
+
+# --- Runs of a plan that learns nothing ---------------------------------------------------------------
+
+
+Fake = Callable[..., tuple[Iterator[Report], Path]]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
+    """``(at, event, **fields) -> (reports, run_dir)`` of a run in whose iteration ``at`` the event happens."""
+
+    def begin(at: int, event: Callable[[], Any], **fields: Any) -> tuple[Iterator[Report], Path]:
+        def plan(job: Job) -> Iterator[Report]:
+            done = 0
+            job.offer(lambda: fake_report(done))
+            while done < job.total_env_steps and not job.stop():
+                if done // 10 == at:
+                    event()
+                done += 10
+                if done % 20 == 0 and done < job.total_env_steps and not job.stop():
+                    yield fake_report(done)
+            yield fake_report(done)
+
+        monkeypatch.setitem(training_run.PLANS, "on_device", training_run.PLANS["on_device"]._replace(run=plan))
+        run_dir = tmp_path / "run"
+        sizes = {"num_envs": 4, "rollout_length": 4, "num_devices": 1, "evaluation_episodes": 0}
+        sizes |= {"total_env_steps": 200, "run_dir": str(run_dir)}
+        return setup.prepare(jaxrl_dist.preset("pg", "CartPole-v1", **{**sizes, **fields})).reports(), run_dir
+
+    return begin
+
+
+def saved(run_dir: Path) -> list[int]:
+    """Env steps of the checkpoints, whose files have to be whole."""
+    for path in checkpoint.saved(run_dir):
+        checkpoint._verify(path, None)
+    return [int(path.name) for path in checkpoint.saved(run_dir)]
+
+
+def fail() -> None:
+    raise KeyError("no such thing")
+
+
+def test_an_error_is_raised_as_it_was_when_all_is_saved(fake: Fake) -> None:
+    reports, run_dir = fake(5, fail)
+    taken = []
+    with pytest.raises(KeyError, match="no such thing") as error:
+        taken.extend(report.env_steps for report in reports)
+    assert error.value.__notes__ == [f"the run is saved: `jaxrl-dist resume {run_dir}` goes on from 50 env steps"]
+    assert saved(run_dir) == [50]
+    assert [line["env_steps"] for line in runs.read_metrics(run_dir)] == [20, 40, 50]
+    run_files.lock(str(run_dir)).close()
+
+
+@pytest.mark.parametrize("way", ["break", "raise", "close"])
+def test_a_loop_that_is_left_has_saved_the_last_report(way: str, fake: Fake) -> None:
+    reports, run_dir = fake(99, fail)
+    with contextlib.suppress(ZeroDivisionError):
+        for report in reports:
+            if report.env_steps == 60:
+                if way == "raise":
+                    raise ZeroDivisionError
+                break
+    reports.close()  # type: ignore[attr-defined]
+    assert saved(run_dir) == [60]
+    assert [line["env_steps"] for line in runs.read_metrics(run_dir)] == [20, 40, 60]
+
+
+def test_ctrl_c_in_python_waits_for_the_update(fake: Fake) -> None:
+    reports, run_dir = fake(4, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        list(reports)
+    assert saved(run_dir) == [50]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_in_python_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[bool] = []
+    with signals.deferring(lambda: came.append(True)):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)  # sooner than a second one counts
+        assert came == [True]
+        monkeypatch.setattr(signals, "SECOND_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_outlives_that_saving_fails(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    reports, run_dir = fake(5, fail)
+    text = "what the run has learnt since its last checkpoint is lost: the disk is full"
+    with pytest.raises(KeyError, match="no such thing") as error, pytest.warns(FileWarning, match=text):
+        list(reports)
+    assert not hasattr(error.value, "__notes__") and saved(run_dir) == []
+
+
+def test_what_has_learnt_nothing_saves_nothing(fake: Fake) -> None:
+    reports, run_dir = fake(0, fail)
+    with pytest.raises(KeyError):
+        list(reports)
+    assert saved(run_dir) == []
+
+
+@pytest.mark.parametrize("what", ["directory", "metrics.jsonl"])
+def test_a_directory_that_is_renamed_is_told_once(what: str, fake: Fake, tmp_path: Path) -> None:
+    def rename() -> None:
+        path = tmp_path / "run"
+        (path if what == "directory" else path / what).rename(tmp_path / "elsewhere")
+
+    reports, run_dir = fake(5, rename, checkpoint_interval=60)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(OSError, match="has been removed or renamed"):
+            list(reports)
+    (warning,) = [str(warning.message) for warning in caught]
+    assert warning.startswith(str(run_dir)) and "nothing of it is saved" in warning
+    assert run_dir.exists() == (what != "directory")
+    assert (tmp_path / "elsewhere").exists() and not (run_dir / "checkpoints" / "final").exists()
+
+
+def test_reports_that_nobody_takes_leave_the_directory_free(fake: Fake) -> None:
+    first, run_dir = fake(99, fail)
+    del first
+    reports, _ = fake(99, fail)
+    assert steps(reports)[-1] == 200 and saved(run_dir) == [200]
+
+
+# --- Real plans ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plan, options",
+    [
+        ("on_device", {}),
+        ("synchronous", {}),
+        ("asynchronous", {"num_actors": 2, "lockstep": True, "lag": 0}),
+        pytest.param("gradients", {"num_actors": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_its_environment_ends_can_go_on(plan: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """The state is that before the fault, and on the device the run goes on into the same fault."""
+    sizes = {"num_envs": 8, "rollout_length": 4, "hidden_sizes": (8,), "report_interval": 10**6, "num_devices": 1}
+    config = jaxrl_dist.preset("a2c", own.Spoilt(), plan=plan, run_dir=str(tmp_path), **sizes, **options)
+    with pytest.raises(EnvError, match="not finite") as error:
+        list(jaxrl_dist.train(config))
+    (env_steps,) = saved(tmp_path)
+    assert error.value.__notes__[-1].endswith(f"goes on from {env_steps} env steps")
+    assert env_steps > 0 and runs.read_metrics(tmp_path)[-1]["env_steps"] == env_steps
+    policy = jaxrl_dist.load_policy(tmp_path, env=own.Spoilt())
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(policy.variables))
+    if plan == "on_device":
+        with pytest.raises(EnvError) as again:
+            list(jaxrl_dist.resume(tmp_path, env=own.Spoilt()))
+        assert str(again.value) == str(error.value) and saved(tmp_path) == [env_steps]
+    elif plan == "synchronous":  # its environments start anew
+        reports = jaxrl_dist.resume(tmp_path, env=own.Spoilt(), report_interval=32)
+        assert next(reports).env_steps > env_steps
+        reports.close()  # type: ignore[attr-defined]
+
+
+def test_a_run_that_has_diverged_leaves_finite_variables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--num-devices 1 --num-envs 4 --rollout-length 8 --num-minibatches 2 --hidden-sizes 4"
+    command = f"train ppo --env gymnax:CartPole-v1 --learning-rate 1e38 {sizes} --total-env-steps 4000 --quiet"
+    assert cli.main([*command.split(), "--run-dir", str(tmp_path / "run")]) == 1
+    note, line = capsys.readouterr().err.splitlines()
+    assert f"`--init-from {tmp_path / 'run'}` starts a new run" in note
+    assert "training has diverged by environment step" in line and "start a new run with a smaller --learning-" in line
+    policy = jaxrl_dist.load_policy(tmp_path / "run")
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(policy.variables))
+
+
+HELD = """
+import sys, jaxrl_dist
+sizes = {"num_envs": 8, "rollout_length": 8, "report_interval": 64, "num_devices": 1, "hidden_sizes": (4,)}
+reports = jaxrl_dist.train(jaxrl_dist.preset("impala", "envpool:CartPole-v1", run_dir=sys.argv[1], **sizes))
+print(next(reports).env_steps)
+"""
+
+
+def test_reports_that_are_held_when_python_ends_are_closed(tmp_path: Path) -> None:
+    """And saved, where Python still lets threads begin then: up to 3.11. A warning says that they are not."""
+    command = [sys.executable, "-c", HELD, str(tmp_path / "run")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr and "Traceback" not in done.stderr
+    lost = done.stderr.count("FileWarning: what the run has learnt since its last checkpoint is lost: ")
+    assert saved(tmp_path / "run") == ([] if lost else [int(done.stdout)])
+    run_files.lock(str(tmp_path / "run")).close()
+
+
+def test_the_copies_that_were_saved_go_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_write", lambda *args: None)
+    saver, process = checkpoint.Saver(tmp_path, 1), psutil.Process()
+    copies, between = [], []  # the latter stay, and keep the C library from seeing that all above them is free
+    for _ in range(500):
+        copies.append(np.ones(25_000, np.float32))
+        between.append(np.ones(250, np.float32))
+    before = process.memory_info().rss
+    saver.save(Checkpoint({"x": copies}, (), {"env_steps": 10}), None)  # type: ignore[arg-type]
+    del copies
+    saver.close()
+    assert before - process.memory_info().rss > 30e6
+
+
+# --- Signals ------------------------------------------------------------------------------------------
+
+WAITING = """
+import os, signal, sys, time
+from jaxrl_dist.run import signals
+name, gap = sys.argv[1:]
+with signals.stopping() as stop:
+    for _ in range(2):
+        os.kill(os.getpid(), getattr(signal, name))
+        time.sleep(float(gap))
+    time.sleep(0.3)
+    print(stop.number)
+"""
+
+
+@pytest.mark.parametrize("name, gap, ends", [("SIGTERM", 0.001, False), ("SIGHUP", 0.1, False), ("SIGHUP", 1.1, True)])
+def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool) -> None:
+    env, number = {**os.environ, "PYTHONPATH": str(ROOT)}, getattr(signal, name)
+    command = [sys.executable, "-c", WAITING, name, str(gap)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == ((128 + number, "") if ends else (0, f"{number.value}\n"))
+
+
+def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
+    """SIGHUP comes then, and nothing can be shown any more."""
+    command = f"-m jaxrl_dist.cli train pg --env envpool:CartPole-v1 {runs.TINY} --run-dir x"
+    command = command.replace("steps 384", "steps 1000000000")
+    env, (ours, its) = {**os.environ, "PYTHONPATH": str(ROOT)}, pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, *command.split()], cwd=tmp_path, env=env, stdin=its, stdout=its, stderr=its
+    )
+    os.close(its)
+    try:
+        metrics, deadline = tmp_path / "x" / "metrics.jsonl", time.monotonic() + 100
+        while not (metrics.exists() and metrics.stat().st_size > 2000):
+            assert process.poll() is None and time.monotonic() < deadline
+            if select.select([ours], [], [], 0.1)[0]:
+                os.read(ours, 2**16)
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+    assert len(saved(tmp_path / "x")) == 1
+
+
+# --- Files --------------------------------------------------------------------------------------------
+
+
+def test_metrics_that_someone_cuts_get_no_hole(tmp_path: Path) -> None:
+    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
+    files.write(fake_report(20))
+    os.truncate(tmp_path / "metrics.jsonl", 0)
+    files.write(fake_report(40))
+    files.close()
+    assert [line["env_steps"] for line in runs.read_metrics(tmp_path)] == [40]
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(38, os.strerror(38))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(FileWarning, match=r"metrics\.jsonl cannot be locked \(Function not implemented\)"):
+        run_files.lock(str(tmp_path)).close()
+
+
+def test_event_files_are_in_order_though_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    for seconds in (2_000_000_000, 1_700_000_000, 2_000_000_001):
+        monkeypatch.setattr(trackers.time, "time", lambda seconds=seconds: float(seconds))
+        trackers.TensorBoard(tmp_path, None).close()
+        (new,) = {path.name for path in tmp_path.iterdir()} - set(made)
+        made.append(new)
+    assert made == sorted(made)
