@@ -86,7 +86,7 @@ class Evaluator:
             depends on this number.
         """
         self._algorithm, self._source, self._episodes = algorithm, source, episodes
-        most = MAX_ENVS if source.pure is not None else min(num_envs, MAX_ENVS)  # pure ones are a few numbers each
+        most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure ones are a few numbers each
         self._num_envs = min(episodes, most)
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
         self._seed = int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF

@@ -84,11 +84,10 @@ def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description
 
 def warn_of_closing(name: str, answer: bytes | None) -> None:
     """Warns of a ``close`` that raised something, by ``worker.closed``'s answer, or that has not come back: None."""
-    if answer is None:
-        text = f"{name}: close() has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
-        warnings.warn(text, EnvWarning, stacklevel=2)
-    elif answer:
-        warnings.warn(f"{name}: close() raises {json.loads(answer)['error']}", EnvWarning, stacklevel=2)
+    if answer != b"":
+        late = f"has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
+        told = late if answer is None else f"raises {json.loads(answer)['error']}"
+        warnings.warn(f"{name}: close() {told}", EnvWarning, stacklevel=2)
 
 
 def _process(asked: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
@@ -331,9 +330,8 @@ class Gymnasium:
 
     def _dead(self, worker: _Worker) -> EnvError:
         first, last = worker.indices[0], worker.indices[-1]
-        return EnvError(
-            f"{self._name}: the worker of environments {first} to {last} {worker.end()} at step {self._steps}"
-        )
+        text = f"the worker of environments {first} to {last} {worker.end()} at step {self._steps}"
+        return EnvError(f"{self._name}: {text}")
 
     def _check(self) -> None:
         """Looks at what the environments gave back.

@@ -37,6 +37,10 @@ class Recorded(NamedTuple):
     def spec(self) -> EnvSpec:
         return self.source.spec
 
+    @property
+    def is_pure(self) -> bool:
+        return self.source.is_pure
+
     def host(self, share: Share | int, seed: int) -> HostEnv:
         env = self.source.host(share, seed)
         reset = env.reset
