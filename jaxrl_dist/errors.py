@@ -16,7 +16,7 @@ class ConfigWarning(UserWarning):
 
 
 class EnvWarning(UserWarning):
-    """An environment failed, and the run goes on without it; the message is one line."""
+    """An environment failed, or has something that no policy heeds, and the run goes on; the message is one line."""
 
 
 class DivergedError(RuntimeError):

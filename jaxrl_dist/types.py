@@ -44,6 +44,8 @@ class EnvSpec:
     frame_stack: int = 1
     """An observation is so many frames, joined along the channels of an image or else the first axis, the newest last;
     host environments hand over single frames (``frames.Frame``) if there are several."""
+    masked: bool = False
+    """Whether it says which actions are legal, as far as is known before it is played; no policy heeds it yet."""
 
 
 # --- Experience ---------------------------------------------------------------------------------------

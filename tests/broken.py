@@ -225,6 +225,14 @@ class NeverEnds(Right):
         return np.clip(obs, -2, 2), reward, False, truncated, info
 
 
+class Masked(Right):
+    """Which is no fault either."""
+
+    def reset(self, **keywords: Any) -> Any:
+        obs, info = super().reset(**keywords)
+        return obs, {**info, "action_mask": np.ones(3, np.int8)}
+
+
 # --- gymnax -------------------------------------------------------------------------------------------
 
 

@@ -87,13 +87,24 @@ class Scripted(gymnasium.Env):
     ACTIONS = (
         "go on", "terminate", "truncate", "terminate and truncate", "raise", "raise in reset", "exit", "hang",
         "hang in reset", "die", "show a wrong shape", "show a wrong dtype", "show nan", "pay nan", "return four",
-        "print",
+        "print", "end by a text", "pay a text",
     )  # fmt: skip
     observation_space = spaces.Box(-1e9, 1e9, (3,), np.float64)
     action_space = spaces.Discrete(len(ACTIONS))
 
-    def __init__(self, constructor: str = "", seconds: float = 60.0, **anything: Any) -> None:
+    def __init__(
+        self, constructor: str = "", seconds: float = 60.0, closing: str = "", mask: str = "", **anything: Any
+    ) -> None:
         self._seconds, self.anything = seconds, anything
+        self._closing, self._info = closing, {"action_mask": np.ones(3, bool)} if mask == "info" else {}
+        if mask == "method":
+            self.action_masks = lambda: np.ones(3, bool)
+        if constructor == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if constructor == "exit":
+            os._exit(7)
+        if constructor == "main thread":
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if constructor == "raise":
             raise RuntimeError("no such luck")
         if constructor == "hang":
@@ -109,7 +120,13 @@ class Scripted(gymnasium.Env):
         if seed is not None:
             self._seed = seed % 1000
         self._episode, self._time = self._episode + 1, 0
-        return self._show(), {}
+        return self._show(), self._info
+
+    def close(self) -> None:
+        if self._closing == "raise":
+            raise OSError("no window")
+        if self._closing == "hang":
+            RELEASED.wait(self._seconds)
 
     def step(self, action: Any) -> Any:
         assert isinstance(action, np.int64), type(action)  # as Discrete.sample gives
@@ -132,7 +149,8 @@ class Scripted(gymnasium.Env):
             "show a wrong dtype": np.zeros(3, complex),
             "show nan": np.array([0, np.nan, 0]),
         }.get(what, self._show())
-        out = obs, float("nan") if what == "pay nan" else self._time, terminated, what.endswith("truncate"), {}
+        reward: Any = {"pay nan": float("nan"), "pay a text": "1.5"}.get(what, self._time)
+        out = obs, reward, "False" if what == "end by a text" else terminated, what.endswith("truncate"), {}
         return out[:4] if what == "return four" else out
 
     def _show(self) -> np.ndarray:

@@ -44,6 +44,14 @@ class Walk:
         return spaces.Discrete(2)
 
 
+class Masked(Walk):
+    """Says in its info that all actions are legal."""
+
+    def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
+        *step, _ = super().step_env(key, state, action, params)
+        return *step, {"legal_action_mask": jnp.ones(2, bool)}
+
+
 class Picture(Walk):
     """Shows its place as an image with the channels last."""
 

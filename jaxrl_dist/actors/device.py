@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.actors.step import Share, Stages, after_step, step_numbers
-from jaxrl_dist.envs.base import DeviceEnv, not_finite
+from jaxrl_dist.actors.step import Stages, after_step, step_numbers
+from jaxrl_dist.envs.base import DeviceEnv, Share, not_finite
 from jaxrl_dist.envs.gymnax import RESET
 from jaxrl_dist.types import Algorithm, Array, Context, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, Variables
 

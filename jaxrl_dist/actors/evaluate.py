@@ -19,6 +19,7 @@ from jaxrl_dist.memory import frames
 from jaxrl_dist.types import Algorithm, Context, PyTree, Timestep, Variables
 
 MAX_ENVS = 128
+"""That play at once."""
 MAX_EPISODE_STEPS = 27_000
 """Of an episode that has no longer limit of its own: 108,000 Atari frames, the longest that the usual time limits allow
 (Machado et al. 2018, section 5)."""
@@ -50,10 +51,11 @@ def evaluate(
     seed: int,
     *,
     max_steps: int | None = None,
+    num_envs: int = MAX_ENVS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
     """Plays ``episodes`` greedy episodes once; arguments as those of ``Evaluator`` and its ``play``."""
-    played = Evaluator(algorithm, source, episodes, seed, max_steps).play(variables, progress)
+    played = Evaluator(algorithm, source, episodes, seed, max_steps, num_envs).play(variables, progress)
     assert played is not None, "nothing stops it"
     return played
 
@@ -66,7 +68,13 @@ class Evaluator:
     """
 
     def __init__(
-        self, algorithm: Algorithm, source: EnvSource, episodes: int, seed: int, max_steps: int | None = None
+        self,
+        algorithm: Algorithm,
+        source: EnvSource,
+        episodes: int,
+        seed: int,
+        max_steps: int | None = None,
+        num_envs: int = MAX_ENVS,
     ) -> None:
         """``episodes`` is how many to play.
 
@@ -74,8 +82,13 @@ class Evaluator:
           seed: of the environments; training with the same seed meets other episodes.
           max_steps: env steps after which an episode is cut and counts as it stands there: a greedy policy that walks
             in circles may never end it. None: ``MAX_EPISODE_STEPS``, or the environment's own limit if that is longer.
+          num_envs: how many environments training has on the host: there are no more here, because there may be no room
+            for them. With fewer environments than episodes, each plays several in turn; which episodes those are
+            depends on this number.
         """
         self._algorithm, self._source, self._episodes = algorithm, source, episodes
+        most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure ones are a few numbers each
+        self._num_envs = min(episodes, most)
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
         self._seed = int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF
 
@@ -116,7 +129,7 @@ class Evaluator:
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
-        episodes, num_envs = self._episodes, min(self._episodes, MAX_ENVS)
+        episodes, num_envs = self._episodes, self._num_envs
         quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
         put = partial(jax.device_put, device=jax.local_devices()[0])
         begin = variables, self._algorithm.initial_core(num_envs), frames.blank(self._source.spec, num_envs)

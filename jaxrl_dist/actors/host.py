@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors.step import Share, Stages, after_step, blank_rollout, step_numbers
-from jaxrl_dist.envs.base import HostEnv
+from jaxrl_dist.actors.step import Stages, after_step, blank_rollout, step_numbers
+from jaxrl_dist.envs.base import HostEnv, Share
 from jaxrl_dist.memory import frames
 from jaxrl_dist.types import Algorithm, Array, Context, EpisodeStats, PyTree, Rollout, Timestep, Variables
 
@@ -43,7 +43,7 @@ class HostActor:
         self._programs = programs
         self._obs = env.reset()
         self._outcome = np.zeros((4, env.num_envs), np.float32)
-        share = share or Share(0, env.num_envs, env.num_envs)
+        share = share or Share.all(env.num_envs)
         self._first = np.int32(share.first)
         core = share.initial_core(algorithm)
         self._initial_core = meshes.place(core, mesh, meshes.BATCH)

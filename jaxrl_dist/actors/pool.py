@@ -18,9 +18,9 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
-from jaxrl_dist.actors.step import Share, Stages
+from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import counted
-from jaxrl_dist.envs.base import HostEnv
+from jaxrl_dist.envs.base import HostEnv, Share
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
@@ -186,8 +186,8 @@ class ActorPool:
             return device.DeviceActor(job.algorithm, job.source.device(), on, programs, env_key, share, stages)
 
         def make(restarts: int) -> HostEnv:
-            seeds = np.random.SeedSequence((job.seed, index, restarts)).generate_state(1)
-            return job.source.host(share.size, int(seeds[0]) & 0x7FFFFFFF)
+            words = np.random.SeedSequence((job.seed, restarts)).generate_state(1)
+            return job.source.host(share, int(words[0]) & 0x7FFFFFFF if restarts else job.seed)
 
         env = RestartingEnv(
             job.source.spec, share.size, make, self._options.max_restarts, self._stopping, f"actor {index}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,19 +31,6 @@ class Stages:
     def merge(self, stage: str) -> None:
         """Says that all the time so far was for this."""
         self.seconds = {stage: sum(self.seconds.values())}
-
-
-class Share(NamedTuple):
-    """Which of a run's environments an actor has: ``first .. first + size - 1`` of ``total``."""
-
-    first: int
-    size: int
-    total: int
-
-    def initial_core(self, algorithm: Algorithm) -> PyTree:
-        """The policy state ``[size, ...]`` with which their episodes begin."""
-        core = algorithm.initial_core(self.total)
-        return jax.tree.map(lambda x: jnp.copy(x[self.first : self.first + self.size]), core)
 
 
 def blank_rollout(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.envs.native import PlainSpace
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box, Discrete
-from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 class DeviceEnv(NamedTuple):
@@ -45,6 +47,29 @@ class Wrappers(NamedTuple):
 
 
 UNWRAPPED = Wrappers()
+
+
+class Share(NamedTuple):
+    """Which of a run's environments an actor has: ``first .. first + size - 1`` of ``total``."""
+
+    first: int
+    size: int
+    total: int
+
+    @classmethod
+    def all(cls, num_envs: int) -> Share:
+        """That of an actor that has them all."""
+        return cls(0, num_envs, num_envs)
+
+    def seeds(self, seed: int) -> list[int]:
+        """A seed for each of its environments, by their numbers among all of the run; below 2^31."""
+        words = np.random.SeedSequence(seed).generate_state(self.total) & 0x7FFFFFFF
+        return [int(word) for word in words[self.first : self.first + self.size]]
+
+    def initial_core(self, algorithm: Algorithm) -> PyTree:
+        """The policy state ``[size, ...]`` with which their episodes begin."""
+        core = algorithm.initial_core(self.total)
+        return jax.tree.map(lambda x: jnp.copy(x[self.first : self.first + self.size]), core)
 
 
 class HostEnv(Protocol):
@@ -82,6 +107,67 @@ class DrawnEnv(HostEnv, Protocol):
           ConfigError: it cannot be drawn.
           TimeoutError: it has not answered in time.
         """
+
+
+def space_of(
+    space: PlainSpace,
+    name: str,
+    what: str,
+    kinds: Sequence[str] = ("Discrete", "MultiDiscrete", "MultiBinary", "Box"),
+) -> Space:
+    """A space as policies see it; numbers of 64 bits become 32.
+
+    Args:
+      name: of the environment, with its backend.
+      what: ``observations`` or ``actions``.
+      kinds: those that the backend's adapter handles.
+
+    Raises:
+      ConfigError: it is of another kind.
+    """
+    if space.kind not in kinds:
+        others = "wrappers such as FlattenObservation make a Box of others"
+        if what == "actions":
+            others = "a gymnasium.ActionWrapper can offer one of these instead"
+        advice = f", and {others}" if "MultiBinary" in kinds else ""
+        raise ConfigError(f"{name} has {space.kind} {what}; {', '.join(kinds[:-1])} and {kinds[-1]} work{advice}")
+    if space.kind == "Discrete":
+        return Discrete(space.sizes[0])
+    if space.kind != "Box":
+        return MultiDiscrete(tuple(space.sizes))
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(space.dtype)))
+    low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
+    if np.issubdtype(dtype, np.integer):
+        low, high = (np.clip(bound, np.iinfo(dtype).min, np.iinfo(dtype).max) for bound in (low, high))
+    with np.errstate(over="ignore"):  # what does not fit float32 is infinite
+        return Box(tuple(space.shape), dtype, low.astype(dtype), high.astype(dtype))
+
+
+def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Array, Array, Array]:
+    """``(valid, terminated, truncated)`` of a step, by the convention of ``Timestep``; all are ``[B]`` bool.
+
+    Args:
+      resetting: where the step before has ended an episode, so that this one is spent on the reset.
+    """
+    valid = ~resetting
+    terminated = terminated & valid
+    return valid, terminated, truncated & valid & ~terminated
+
+
+def awaited(wait: Callable[[float], Any], seconds: float) -> Any:
+    """What ``wait`` gives within so many seconds, or what is false.
+
+    It waits in naps. Where this process is stopped meanwhile, as by Ctrl-Z, that costs one nap and not all of the time:
+    what it waits for may have been stopped with it.
+    """
+    for _ in range(NAPS):
+        if answer := wait(seconds / NAPS):
+            return answer
+    return wait(0.0)
+
+
+NAPS = 20
+"""Into which ``awaited`` divides its time."""
 
 
 class EpisodeCounter:

@@ -7,17 +7,27 @@ import os
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, check_finite, checked_action, parse_options
+from jaxrl_dist.envs.base import (
+    UNWRAPPED,
+    EpisodeCounter,
+    Wrappers,
+    awaited,
+    check_finite,
+    checked_action,
+    outcome,
+    parse_options,
+    space_of,
+)
+from jaxrl_dist.envs.native import MASKS, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory.frames import Frame
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 ATARI_PRESETS: dict[str, dict[str, Any]] = {
@@ -44,6 +54,10 @@ ATARI_TRAINING_ONLY = {"episodic_life": False, "reward_clip": False}
 """What evaluation switches off: it plays full games for their own score."""
 
 _RESERVED = {"num_envs", "batch_size", "seed", "env_seed", "base_path", "max_num_players", "gym_reset_return_info"}
+_POSITIVE = {"frame_skip", "img_height", "img_width", "noop_max", "size", "stack_num"}
+"""Options of which 0 ends the whole process."""
+_MAX_THREADS = 1024
+"""Where the system refuses a thread, EnvPool ends the whole process."""
 NO_LIMIT = 2**31 - 1
 """How EnvPool spells that episodes have no time limit."""
 
@@ -86,8 +100,12 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
             spaces = native.observation_space, native.action_space
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(f"envpool:{env_id} cannot be made with these --env-options: {error}") from error
+    if any(np.any(getattr(space, "start", 0)) for space in spaces):
+        raise ConfigError(f"envpool:{env_id} has categories that do not count from 0")
+    kinds = "Discrete", "MultiDiscrete", "Box"
     observation, action = (
-        _space(space, env_id, what) for space, what in zip(spaces, ("observations", "actions"), strict=True)
+        space_of(plain(space), f"envpool:{env_id}", what, kinds)
+        for space, what in zip(spaces, ("observations", "actions"), strict=True)
     )
     limit = getattr(native.config, "max_episode_steps", None)
     if limit == NO_LIMIT:
@@ -96,7 +114,8 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
     kind = family(env_id)
     frame_stack = native.config.stack_num if kind == "atari" else 1
-    return EnvSpec(env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack)
+    masked = any(key.partition(":")[2] in MASKS for key in native._state_keys)
+    return EnvSpec(env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, masked)
 
 
 def options(
@@ -119,7 +138,10 @@ def options(
         chosen.update(ATARI_PRESETS[preset])
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)
-    chosen.update(parse_options(f"envpool:{env_id}", texts, defaults))
+    asked = parse_options(f"envpool:{env_id}", texts, defaults)
+    for key, value in asked.items():
+        _check_range(f"envpool:{env_id}", key, value, defaults[key])
+    chosen.update(asked)
     if wrappers.frame_stack is not None and family(env_id) == "atari":
         if chosen.get("stack_num", wrappers.frame_stack) != wrappers.frame_stack:
             told = f"--frame-stack {wrappers.frame_stack}"
@@ -135,6 +157,22 @@ def options(
     return chosen
 
 
+def _check_range(name: str, key: str, value: Any, default: Any) -> None:
+    """Refuses numbers that EnvPool does not look at before it builds arrays, threads and pictures by them.
+
+    Raises:
+      ConfigError: there are none so many, or too many.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or default < 0:  # a default of -1 stands for none
+        return
+    low = 1 if key in _POSITIVE else 0
+    if value < low:
+        raise ConfigError(f"--env-options {key}={value} of {name}: {low} or more works")
+    if key == "num_threads" and value > _MAX_THREADS:
+        most = f"at most {_MAX_THREADS} work, and 0 stands for one a core"
+        raise ConfigError(f"--env-options {key}={value} of {name}: {most}")
+
+
 def default_preset(env_id: str) -> str | None:
     """The Atari preset of an environment for which none is named; None where it is not Atari's."""
     return "baselines" if family(env_id) == "atari" else None
@@ -143,18 +181,6 @@ def default_preset(env_id: str) -> str | None:
 def family(env_id: str) -> str:
     """``atari``, ``mujoco``, ``classic_control`` ...: the package that EnvPool keeps the environment in."""
     return str(_registry().specs[env_id][0]).split(".")[1]
-
-
-def _space(space: Any, env_id: str, what: str) -> Space:
-    kind = type(space).__name__
-    if kind == "Discrete" and int(getattr(space, "start", 0)) == 0:
-        return Discrete(int(space.n))
-    if kind == "MultiDiscrete":
-        return MultiDiscrete(tuple(int(n) for n in space.nvec))
-    if kind == "Box":
-        dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
-        return Box(tuple(space.shape), dtype, space.low.astype(dtype), space.high.astype(dtype))
-    raise ConfigError(f"envpool:{env_id} has {kind} {what}; Discrete, MultiDiscrete and Box work")
 
 
 class EnvPool:
@@ -167,15 +193,14 @@ class EnvPool:
     def __init__(
         self,
         env_id: str,
-        num_envs: int,
-        seed: int,
+        seeds: Sequence[int],
         options: Mapping[str, Any],
         timeout: float = 120.0,
         wrappers: Wrappers = UNWRAPPED,
         *,
         drawn: bool = False,
     ) -> None:
-        """``seed`` and an environment's index make that environment's seed; ``options`` are EnvPool's own.
+        """``seeds`` has one for each environment; ``options`` are EnvPool's own.
 
         Args:
           timeout: seconds in which each call must come back.
@@ -184,18 +209,17 @@ class EnvPool:
         """
         self.spec = spec(env_id, options, wrappers)
         self._action_repeat = wrappers.action_repeat
-        self.num_envs = num_envs
+        self.num_envs = num_envs = len(seeds)
         options = {"num_threads": 0, **options}
         options["num_threads"] = options["num_threads"] or min(num_envs, len(os.sched_getaffinity(0)))
         if self.spec.frame_stack > 1:
             options["stack_num"] = 1
         if drawn:
             options["render_mode"] = "rgb_array"
-        seeds = np.random.SeedSequence(seed).generate_state(num_envs) & 0x7FFFFFFF
 
         def make() -> Any:
             with _without_warnings():  # the spaces are built, with warnings, when first looked at
-                envs = _registry().make_gymnasium(env_id, num_envs=num_envs, seed=[int(s) for s in seeds], **options)
+                envs = _registry().make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **options)
                 _ = envs.observation_space, envs.action_space
             return envs
 
@@ -219,9 +243,7 @@ class EnvPool:
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         action = checked_action(self.spec, action, self._steps)
         obs, reward, terminated, truncated, info = self._worker.call(lambda: self._advance(action))
-        valid = ~self._ended
-        terminated = terminated & valid
-        truncated = truncated & valid & ~terminated
+        valid, terminated, truncated = outcome(self._ended, terminated, truncated)
         self._ended = terminated | truncated
         raw_reward, over = reward, self._ended
         if self.spec.family == "atari":  # info carries the unclipped reward, and whether the game, not a life, is over
@@ -307,7 +329,7 @@ class _Worker:
         """
         future: Future[Any] = Future()
         self._calls.put((function, future))
-        if not futures.wait([future], timeout=self._timeout).done:
+        if not awaited(lambda nap: futures.wait([future], nap).done, self._timeout):
             self.hangs = True
             raise TimeoutError(f"{self._name} has not answered for {self._timeout:g} s (--env-timeout)")
         return future.result()

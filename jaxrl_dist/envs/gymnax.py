@@ -14,10 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers, check_finite, checked_action, parse_options
+from jaxrl_dist.envs.base import (
+    UNWRAPPED,
+    DeviceEnv,
+    Wrappers,
+    check_finite,
+    checked_action,
+    outcome,
+    parse_options,
+    space_of,
+)
 from jaxrl_dist.envs.drawing import draw
+from jaxrl_dist.envs.native import MASKS, plain
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box, Discrete, Space
+from jaxrl_dist.spaces import Box, Space
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -79,14 +89,8 @@ def _family(env: Any) -> str:
     return "other"
 
 
-def is_env(made: Any) -> bool:
-    """Whether an object is a gymnax-style environment, alone or with its parameters as in ``(env, params)``."""
-    env = made[0] if isinstance(made, tuple) and len(made) == 2 else made
-    return not isinstance(env, type) and hasattr(env, "reset_env") and hasattr(env, "step_env")
-
-
 def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
-    """The environment that ``is_env`` recognised, after a first step has been traced.
+    """The environment that ``native.is_gymnax`` recognised, after a first step has been traced.
 
     Raises:
       ConfigError: spaces that no policy here handles.
@@ -99,12 +103,27 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
         action = jax.ShapeDtypeStruct((2, *found.spec.action.shape), found.spec.action.dtype)
         jax.eval_shape(lambda keys, action: found.step(found.reset(keys)[0], action, keys), keys, action)
+        spec = dataclasses.replace(found.spec, masked=masked(env, params, found.spec.action))
     except ConfigError:
         raise
     except Exception as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise EnvError(f"gymnax:{env_id} cannot run in a compiled program: {line}", traceback.format_exc()) from error
-    return found
+    return found._replace(spec=spec)
+
+
+def masked(env: Any, params: Any, action: Space) -> bool:
+    """Whether a gymnax-style environment says which actions are legal: by a method, in its state or in its info."""
+    names = {name for name in MASKS if hasattr(env, name)}
+
+    def step(key: jax.Array, action: jax.Array) -> None:
+        _, state, _, _, info = env.step_env(key, env.reset_env(key, params)[1], action, params)
+        for path, _ in jax.tree.leaves_with_path((state, info)):
+            names.update(str(getattr(part, "name", getattr(part, "key", ""))) for part in path)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    jax.eval_shape(step, key, jax.ShapeDtypeStruct(action.shape, action.dtype))
+    return not names.isdisjoint(MASKS)
 
 
 def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
@@ -119,8 +138,8 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     obs, _ = jax.eval_shape(lambda k: env.reset_env(k, params), key)
-    observation = space_of(env.observation_space(params), env_id, "observations", obs)
-    action_space = space_of(env.action_space(params), env_id, "actions", None)
+    observation = space(env.observation_space(params), env_id, "observations", obs)
+    action_space = space(env.action_space(params), env_id, "actions")
     limit = getattr(params, "max_steps_in_episode", None)
     limit = wrappers.limit(None if limit is None else int(limit))
     spec = EnvSpec(env_id, "gymnax", family, observation, action_space, limit)
@@ -167,11 +186,9 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
             lambda: _where(state.ended, reset_all(keys[:, 1]), (next_obs, next_env)),
             lambda: (next_obs, next_env),
         )
-        valid = ~state.ended
         if wrappers.time_limit is not None:
             truncated = truncated | (state.episode_length + 1 >= wrappers.time_limit)
-        terminated = terminated & valid
-        truncated = truncated & valid & ~terminated
+        valid, terminated, truncated = outcome(state.ended, terminated, truncated)
         reward = jnp.where(valid, reward, 0.0)
         episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
         episode_length = jnp.where(valid, state.episode_length + 1, 0)
@@ -203,17 +220,16 @@ def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
     return jax.tree.map(choose, x, y)
 
 
-def space_of(space: Any, env_id: str, what: str, value: Any) -> Space:
-    """A gymnax space as ours; ``value``'s dtype and shape win over what the space says of itself."""
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return Discrete(int(space.n))
-    if kind == "Box":
-        shape = tuple(space.shape) if value is None else tuple(value.shape)
-        dtype = np.dtype(space.dtype) if value is None else np.dtype(value.dtype)
-        low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (space.low, space.high))
-        return Box(shape, dtype, low, high)
-    raise ConfigError(f"gymnax:{env_id} has {kind} {what}; Discrete and Box work")
+def space(native: Any, env_id: str, what: str, value: Any = None) -> Space:
+    """A gymnax space as policies see it; ``value``'s dtype and shape win over what the space says of itself.
+
+    Raises:
+      ConfigError: it is of a kind that no policy handles.
+    """
+    known = plain(native)
+    if value is not None and known.kind == "Box":
+        known = known._replace(shape=tuple(value.shape), dtype=np.dtype(value.dtype).name)
+    return space_of(known, f"gymnax:{env_id}", what, ("Discrete", "Box"))
 
 
 class HostGymnax:
@@ -222,23 +238,27 @@ class HostGymnax:
     The keys are those that the compiled rollout uses, so both give the same experience for the same actions.
     """
 
-    def __init__(self, env: DeviceEnv, num_envs: int, key: jax.Array) -> None:
-        """``key`` is the key of the environment stream; the states live on JAX's default device."""
+    def __init__(self, env: DeviceEnv, num_envs: int, key: jax.Array, first: int = 0) -> None:
+        """``key`` is the key of the environment stream; the states live on JAX's default device.
+
+        Args:
+          first: the number, among all of the run, of the first environment.
+        """
         self.spec = env.spec
         self.num_envs = num_envs
         self._steps = 0
-        self._key = key
+        self._key, self._first = key, np.int32(first)
         self._reset, self._step = _programs(env.reset, env.step, num_envs)
 
     def reset(self) -> np.ndarray:
-        self._state, obs = self._reset(self._key)
+        self._state, obs = self._reset(self._key, self._first)
         obs = np.array(obs)
         check_finite(self.spec, self._steps, "observation", obs)
         return obs
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         action = checked_action(self.spec, action, self._steps)
-        self._state, step, episodes = self._step(self._state, action, self._key, np.uint32(self._steps))
+        self._state, step, episodes = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
         step, episodes = jax.tree.map(np.array, (step, episodes))
         check_finite(self.spec, self._steps, "observation", step.obs)
         check_finite(self.spec, self._steps, "reward", step.reward)
@@ -260,13 +280,15 @@ RESET = 2**32 - 1
 
 @functools.lru_cache(maxsize=8)  # so that environments which are made anew, as for each evaluation, compile once
 def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
-    """What resets and steps a batch: ``(key) -> (state, obs)`` and ``(state, action, key, steps) -> ...``."""
-    index = np.arange(num_envs, dtype=np.int32)
+    """What resets and steps: ``(key, first) -> (state, obs)`` and ``(state, action, key, first, steps) -> ...``."""
 
-    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
-        return env_reset(rng.per_index(jax.random.fold_in(key, RESET), jnp.asarray(index)))
+    def keys(key: jax.Array, first: jax.Array, steps: jax.Array | int) -> jax.Array:
+        return rng.per_index(jax.random.fold_in(key, steps), first + jnp.arange(num_envs, dtype=jnp.int32))
 
-    def step(state: PyTree, action: jax.Array, key: jax.Array, steps: jax.Array) -> tuple[Any, Any, Any]:
-        return env_step(state, action, rng.per_index(jax.random.fold_in(key, steps), jnp.asarray(index)))
+    def reset(key: jax.Array, first: jax.Array) -> tuple[PyTree, PyTree]:
+        return env_reset(keys(key, first, RESET))
+
+    def step(state: PyTree, action: jax.Array, key: jax.Array, first: jax.Array, steps: jax.Array) -> Any:
+        return env_step(state, action, keys(key, first, steps))
 
     return jax.jit(reset), jax.jit(step, donate_argnums=0)

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 from jaxrl_dist import config, rng
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import OBJECT, env_name, split_env
-from jaxrl_dist.envs import envpool, gymnasium, gymnax, stacks
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Wrappers
+from jaxrl_dist.envs import envpool, gymnasium, gymnax, stacks, vector
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
+from jaxrl_dist.envs.native import is_gymnax
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import EnvSpec
 
@@ -51,10 +52,12 @@ class EnvSource(NamedTuple):
             )
         return self.pure
 
-    def host(self, num_envs: int, seed: int, *, training: bool = True, drawn: bool = False) -> DrawnEnv:
-        """``num_envs`` environments on the host; those for evaluation play full Atari games.
+    def host(self, share: Share | int, seed: int, *, training: bool = True, drawn: bool = False) -> DrawnEnv:
+        """Environments on the host; those for evaluation play full Atari games.
 
         Args:
+          share: which of a run's environments, or how many there are if it is all of them. An environment's seed
+            depends on ``seed`` and on its number among all of the run, and not on the share.
           drawn: whether they are to be drawn.
 
         Raises:
@@ -62,17 +65,18 @@ class EnvSource(NamedTuple):
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
+        share = Share.all(share) if isinstance(share, int) else share
         if self.pure is not None:
-            return gymnax.HostGymnax(self.pure, num_envs, rng.stream(seed, rng.Stream.ENV))
+            return gymnax.HostGymnax(self.pure, share.size, rng.stream(seed, rng.Stream.ENV), share.first)
         env_id, wrappers = self.spec.id, self.wrappers
         if self.spec.backend == "gymnasium":
             keywords = gymnasium.options(env_id, self.options)
-            single, how = stacks.unstacked(self.spec), (self.workers, self.timeout, wrappers)
-            make = gymnasium.drawn if drawn else gymnasium.Gymnasium
-            env: DrawnEnv = make(single, num_envs, seed, keywords, *how)
+            how = self.workers, self.timeout, wrappers, training and share.first == 0
+            make = vector.drawn if drawn else vector.Gymnasium
+            env: DrawnEnv = make(stacks.unstacked(self.spec), share.seeds(seed), keywords, *how)
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
-            env = envpool.EnvPool(env_id, num_envs, seed, keywords, self.timeout, wrappers, drawn=drawn)
+            env = envpool.EnvPool(env_id, share.seeds(seed), keywords, self.timeout, wrappers, drawn=drawn)
         return env if env.spec.frame_stack == self.spec.frame_stack else stacks.Stacked(env, self.spec)
 
 
@@ -91,7 +95,7 @@ def find(
     EnvPool's Atari environments take the ``baselines`` preset unless another is named.
 
     Args:
-      env: a name, or a gymnax-style environment itself; see ``gymnax.is_env``.
+      env: a name, or a gymnax-style environment itself; see ``native.is_gymnax``.
       workers: what steps Gymnasium environments.
       timeout: seconds in which an environment on the host must answer.
       wrappers: what stands between the environment and a policy.
@@ -103,7 +107,7 @@ def find(
       TimeoutError: a Gymnasium environment has not answered in time.
     """
     if isinstance(env, str):
-        found = _of_name(env, options, atari_preset, timeout, wrappers)
+        found = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
         found = _of_object(env, options, wrappers)
     if wrappers.frame_stack is not None:
@@ -154,7 +158,12 @@ def locate(env: str) -> Place:
 
 
 def _of_name(
-    env: str, options: Mapping[str, str], atari_preset: str | None, timeout: float, wrappers: Wrappers
+    env: str,
+    options: Mapping[str, str],
+    atari_preset: str | None,
+    workers: Literal["threads", "processes"],
+    timeout: float,
+    wrappers: Wrappers,
 ) -> EnvSpec | DeviceEnv:
     backend, name, made_by = locate(env)
     if backend == "gymnax":
@@ -163,19 +172,15 @@ def _of_name(
         preset = atari_preset or envpool.default_preset(name)
         return envpool.spec(name, envpool.options(name, options, preset, wrappers, training=True), wrappers)
 
-    def describe(made: Any) -> EnvSpec | DeviceEnv:
-        kind = "gymnax" if gymnax.is_env(made) else "gymnasium"
-        if made_by not in (None, kind):
-            raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
-        look = gymnax.from_object if kind == "gymnax" else gymnasium.describe
-        return look(name, made, wrappers)
-
-    return gymnasium.look(name, options, timeout, describe)
+    found = gymnasium.look(name, options, timeout, workers, lambda made: gymnax.from_object(name, made, wrappers))
+    if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
+        raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
+    return found if isinstance(found, DeviceEnv) else gymnasium.spec(name, found, wrappers)
 
 
 def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
     name = env_name(env)
-    if not gymnax.is_env(env):
+    if not is_gymnax(env):
         raise ConfigError(
             f"env must be a name, or a gymnax-style environment with reset_env and step_env, not {name}; others are "
             "made anew for each copy, by a function that env='my_module:make' names"

@@ -1,12 +1,11 @@
 """The loop that makes and steps Gymnasium environments, in a thread or in a process of its own.
 
-It imports neither JAX nor the rest of the package, so that a worker process starts fast and stays small.
+It imports neither JAX nor what does, so that a worker process starts fast and stays small.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import mmap
 import os
@@ -21,8 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_dist.envs.native import MASKS, construct, describe
+
 GO = b"go"
-"""What the caller sends for a step of every environment; what is neither this nor ``DRAW`` ends the loop."""
+"""What the caller sends for a step of every environment; what is neither this nor ``DRAW`` closes them all."""
 DRAW = b"draw "
 """What it sends, with the index of an environment behind it, for a picture."""
 
@@ -47,8 +48,9 @@ class Task(NamedTuple):
 Records = Mapping[str, np.ndarray]
 """What caller and worker share, one row for each environment of the vector.
 
-The caller writes ``action`` and ``reset``. The worker writes what the step leads to, and in ``since`` when it turned to
-this environment (``time.monotonic``, a clock that all processes share).
+The caller writes ``action`` and ``reset``. The worker writes what the step leads to, in ``masked`` whether the info of
+a reset holds an action mask, and in ``since`` when it turned to this environment (``time.monotonic``, a clock that all
+processes share).
 """
 
 
@@ -62,6 +64,7 @@ def record_fields(observation: Any, action: Any) -> list[Any]:
         ["reset", "?", []],
         ["terminated", "?", []],
         ["truncated", "?", []],
+        ["masked", "?", []],
     ]
 
 
@@ -76,51 +79,25 @@ def open_records(descriptor: int, fields: list[Any]) -> Records:
     return {name: records[name] for name, *_ in fields}
 
 
-def creator(env: str) -> tuple[Any, str]:
-    """What ``MODULE:NAME`` stands for, after importing the module; and ``NAME``.
-
-    None for an ``ID``, and for one that the module, being imported, may have registered.
-    """
-    module, _, name = env.rpartition(":")
-    return (getattr(importlib.import_module(module), name, None) if module else None), name
-
-
-def construct(env: str, options: Mapping[str, Any]) -> Any:
-    """What an environment's name makes, of whatever kind.
+def _number(what: str, value: Any) -> Any:
+    """A reward, or a flag, if it is one number.
 
     Raises:
-      Exception: whatever the environment raises.
+      TypeError: it is something else, such as a text, which Python would take for a number or for true.
     """
-    import gymnasium
-
-    function, name = creator(env)
-    if callable(function):
-        return function(**options)
-    # What Gymnasium's checker warns of is checked here at every step.
-    return gymnasium.make(name, **{"disable_env_checker": True, **options})
-
-
-def make(env: str, options: Mapping[str, Any]) -> Any:
-    """A new ``gymnasium.Env``.
-
-    Raises:
-      TypeError: what was made is none.
-      Exception: whatever the environment raises.
-    """
-    return checked(env, construct(env, options))
+    if isinstance(value, bool | np.bool_ | int | float):
+        return value
+    number = np.asarray(value)
+    if number.size != 1 or number.dtype.kind not in "biuf":
+        raise TypeError(f"{what} is {value!r:.80}, not a {'number' if what == 'the reward' else 'bool'}")
+    return number.item()
 
 
-def checked(env: str, made: Any) -> Any:
-    """What was made under a name, if it is a ``gymnasium.Env``.
-
-    Raises:
-      TypeError: it is none.
-    """
-    import gymnasium
-
-    if not isinstance(made, gymnasium.Env):
-        raise TypeError(f"{env} made a {type(made).__name__}, not a gymnasium.Env")
-    return made
+def _flag(what: str, value: Any) -> bool:
+    flag = _number(what, value)
+    if flag not in (0, 1):
+        raise TypeError(f"{what} is {value!r:.80}, not a bool")
+    return bool(flag)
 
 
 class _Env:
@@ -134,19 +111,21 @@ class _Env:
     def advance(self) -> None:
         index, records = self._index, self._records
         if records["reset"][index]:
-            observation, _ = self._env.reset(seed=self._seed)
+            observation, info = self._env.reset(seed=self._seed)
             self._seed = None
+            records["masked"][index] |= isinstance(info, dict) and any(name in info for name in MASKS)
             reward, terminated, truncated = 0.0, False, False
         else:
             action, total = self._native(records["action"][index]), 0.0
             for _ in range(self._action_repeat):
                 observation, reward, terminated, truncated, _ = self._env.step(action)
-                reward = total = total + float(reward)
+                reward = total = total + _number("the reward", reward)
+                terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
                 if terminated or truncated:
                     break
         records["obs"][index] = self._checked(np.asarray(observation)).reshape(records["obs"].shape[1:])
-        records["reward"][index] = float(reward)
-        records["terminated"][index], records["truncated"][index] = bool(terminated), bool(truncated)
+        records["reward"][index] = reward
+        records["terminated"][index], records["truncated"][index] = terminated, truncated
 
     def picture(self) -> bytes:
         """Its shape in JSON, a line of its own, and behind it the bytes ``[H, W, 3]``.
@@ -185,15 +164,16 @@ class _Env:
 
 
 def serve(connection: Connection, task: Task, records: Records) -> None:
-    """Makes the environments of a task, then steps them each time the caller says so.
+    """Makes the environments of a task, then steps them each time the caller says so, and in the end closes them.
 
-    Sends an empty message when it is up, when the environments are made, and after each step; instead of one of the
-    latter, ``{"index", "doing", "error", "traceback"}`` in JSON, and then it ends. A picture is answered as
-    ``_Env.picture`` or, in the same way, by an error.
+    Sends an empty message when it is up, when the environments are made, after each step and when they are closed;
+    instead of one of the latter, what ``failure_of`` gives, and after one in making or stepping only closing is left. A
+    picture is answered as ``_Env.picture`` or, in the same way, by an error.
     """
     from gymnasium.wrappers import TimeLimit
 
     indices = range(task.first, task.first + len(task.seeds))
+    made: list[Any] = []
     envs: dict[int, _Env] = {}
     drawn: list[bytes] = []
 
@@ -203,38 +183,77 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
             try:
                 work(index)
             except BaseException as error:  # SystemExit too: what an environment does ends no worker
-                line = " ".join(traceback.format_exception_only(error)[-1].split())
-                failure = {"index": index, "doing": doing(index), "error": line, "traceback": traceback.format_exc()}
-                return json.dumps(failure).encode()
+                return failure_of(error, index=index, doing=doing(index))
         return b""
 
+    def make(index: int) -> None:
+        env = construct(task.env, task.options)
+        made.append(env)
+        if not (description := describe(env)).gymnasium:
+            raise TypeError(f"{task.env} made a {description.kind}, not a gymnasium.Env")
+        if task.time_limit is not None:
+            env = made[-1] = TimeLimit(env, task.time_limit)
+        envs[index] = _Env(env, task.seeds[index - task.first], index, records, task.action_repeat)
+
     # The other end may close at any time: then there is nobody to tell.
-    with connection, contextlib.ExitStack() as closing, contextlib.suppress(EOFError, OSError):
+    with connection:
+        with contextlib.suppress(EOFError, OSError):
+            connection.send_bytes(b"")
+            failure = each(make, lambda index: "in its constructor")
+            connection.send_bytes(failure)
+            while not failure:
+                asked = connection.recv_bytes()
+                if asked == GO:
+                    failure = each(
+                        lambda index: envs[index].advance(),
+                        lambda index: "in reset" if records["reset"][index] else "in step",
+                    )
+                    connection.send_bytes(failure)
+                elif asked.startswith(DRAW):
+                    one = [int(asked.removeprefix(DRAW))]
+                    failure = each(lambda index: drawn.append(envs[index].picture()), lambda index: "in render", one)
+                    connection.send_bytes(failure or drawn.pop())
+                else:
+                    break
+        answer = next(filter(None, [closed(env) for env in made]), b"")
+        with contextlib.suppress(OSError):
+            connection.send_bytes(answer)
 
-        def construct(index: int) -> None:
-            made = make(task.env, task.options)
-            if task.time_limit is not None:
-                made = TimeLimit(made, task.time_limit)
-            closing.callback(made.close)
-            envs[index] = _Env(made, task.seeds[index - task.first], index, records, task.action_repeat)
 
+def failure_of(error: BaseException, **where: Any) -> bytes:
+    """What was raised, in JSON: ``error`` in a line, ``traceback``, and ``where``."""
+    line = " ".join(traceback.format_exception_only(error)[-1].split())
+    return json.dumps({**where, "error": line, "traceback": traceback.format_exc()}).encode()
+
+
+def closed(env: Any) -> bytes:
+    """Closes an environment, and gives what ``failure_of`` says if it raises, else nothing."""
+    try:
+        env.close()
+    except BaseException as error:
+        return failure_of(error)
+    return b""
+
+
+def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
+    """Makes one environment and closes it.
+
+    Sends an empty message when it is up, a ``Description`` in JSON or what ``failure_of`` gives, with ``missing`` for
+    whether something is not installed, and at last what ``closed`` gives.
+    """
+    import gymnasium
+
+    with connection, contextlib.suppress(OSError):
         connection.send_bytes(b"")
-        failure = each(construct, lambda index: "in its constructor")
-        connection.send_bytes(failure)
-        while not failure:
-            asked = connection.recv_bytes()
-            if asked == GO:
-                failure = each(
-                    lambda index: envs[index].advance(),
-                    lambda index: "in reset" if records["reset"][index] else "in step",
-                )
-                connection.send_bytes(failure)
-            elif asked.startswith(DRAW):
-                one = [int(asked.removeprefix(DRAW))]
-                failure = each(lambda index: drawn.append(envs[index].picture()), lambda index: "in render", one)
-                connection.send_bytes(failure or drawn.pop())
-            else:
-                break
+        try:
+            made = construct(env, options)
+            description = describe(made)
+        except BaseException as error:  # SystemExit too
+            missing = isinstance(error, (ImportError, gymnasium.error.Error))
+            connection.send_bytes(failure_of(error, missing=missing))
+            return
+        connection.send_bytes(json.dumps(description, default=np.ndarray.tolist).encode())
+        connection.send_bytes(closed(made) if description.gymnasium else b"")
 
 
 def _end_with_parent() -> None:
@@ -244,15 +263,25 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """``python -m jaxrl_dist.envs.worker CONNECTION MEMORY``, both file descriptors; the task comes over the first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches this process too; the parent decides
+    """``python -m jaxrl_dist.envs.worker CONNECTION [MEMORY]``, file descriptors; over the first comes a task.
+
+    Without ``MEMORY`` it is the arguments of ``look``.
+    """
+    # Whoever stops a run may signal all of its processes: a terminal, GNU timeout, systemd, Slurm. The parent decides,
+    # and this process ends after it. A handler and not SIG_IGN, which programs started by an environment would inherit.
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, lambda *_: None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    descriptor, memory = map(int, sys.argv[1:])
+    descriptor, *memory = map(int, sys.argv[1:])
     connection = Connection(descriptor)
-    task = Task(**json.loads(connection.recv_bytes()))
+    asked = json.loads(connection.recv_bytes())
     import gymnasium  # noqa: F401  before it says that it is up: this is not the environments' time
 
-    serve(connection, task, open_records(memory, task.fields))
+    if memory:
+        task = Task(**asked)
+        serve(connection, task, open_records(memory[0], task.fields))
+    else:
+        look(connection, *asked)
 
 
 if __name__ == "__main__":

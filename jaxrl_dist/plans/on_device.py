@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
-from jaxrl_dist.actors.step import Share
+from jaxrl_dist.envs.base import Share
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import NO_EPISODES, Clock, Since, report
 from jaxrl_dist.rng import Stream
@@ -66,7 +66,7 @@ def on_device(job: Job) -> Iterator[Report]:
 
 def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
     """``(key) -> actor``: starts the environments, with the key of their stream."""
-    share, env = Share(0, job.num_envs, job.num_envs), job.source.device()
+    share, env = Share.all(job.num_envs), job.source.device()
     return lambda key: device.init(job.algorithm, env, share, key)
 
 

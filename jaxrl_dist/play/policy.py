@@ -66,8 +66,9 @@ class Policy:
         progress: Callable[[int], None] = lambda done: None,
     ) -> Evaluation:
         """Plays greedy episodes, as the command ``evaluate`` does; arguments and errors as those of ``Evaluator``."""
-        how = episodes, seed
-        return evaluate(self.algorithm, self.variables, self.source, *how, max_steps=max_steps, progress=progress)
+        assert self.config.num_envs is not None, "the preset has it"
+        what = self.algorithm, self.variables, self.source, episodes, seed
+        return evaluate(*what, max_steps=max_steps, num_envs=self.config.num_envs, progress=progress)
 
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None

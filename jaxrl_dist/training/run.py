@@ -162,7 +162,7 @@ class Run(NamedTuple):
     def _evaluator(self) -> Evaluator:
         config, job = self.config, self.job
         episodes, most = config.evaluation_episodes, config.evaluation_max_steps
-        return Evaluator(job.algorithm, job.source, episodes, config.seed, most)
+        return Evaluator(job.algorithm, job.source, episodes, config.seed, most, config.num_envs)
 
     def _evaluate(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import parse_bounds
 from jaxrl_dist.config import Train
+from jaxrl_dist.envs.native import MASKS_IGNORED
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, EnvWarning
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
@@ -38,6 +40,8 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
         config, source = resolved(config)
     trackers.check(config)
     job = make_job(config, source)
+    if source.spec.masked:
+        warnings.warn(f"{source.spec.backend}:{source.spec.id}: {MASKS_IGNORED}", EnvWarning, stacklevel=2)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
     return Run(dataclasses.replace(config, checkpoint_replay=replay), job)

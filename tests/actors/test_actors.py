@@ -16,9 +16,9 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.actors.host import HostActor, compile_acting
-from jaxrl_dist.actors.step import Share
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.envs.base import Share
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.nn import networks
 from jaxrl_dist.rng import Stream

@@ -15,8 +15,8 @@ from probes import assert_close, box, make_mesh, random_rollout, spec
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
-from jaxrl_dist.actors.step import Share
 from jaxrl_dist.algorithms.r2d2 import R2D2
+from jaxrl_dist.envs.base import Share
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd

@@ -35,6 +35,13 @@ def test_what_never_ends_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "note: no episode has ended within 1000 steps" in note and "no fault found in 1000 steps" in fine
 
 
+def test_action_masks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    for env in ("broken:Masked", "own:Masked"):
+        assert cli.main(["check-env", env]) == 0
+        note, _ = capsys.readouterr().out.splitlines()
+        assert f"{env}: note: it says which actions are legal, and action masks are not supported yet" in note
+
+
 def test_options_and_their_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "gymnasium:CartPole-v1", "--env-options", "sutton_barto_reward=true"]) == 0
     capsys.readouterr()

@@ -357,7 +357,7 @@ def test_envpool_leaves_no_thread() -> None:
         time.sleep(0.01)
     assert threads() <= before[0]
     with pytest.raises(AssertionError):  # EnvPool's own
-        envpool.EnvPool("CartPole-v1", 0, 0, {})
+        envpool.EnvPool("CartPole-v1", [], {})
     assert threading.enumerate() == before[1]
 
 

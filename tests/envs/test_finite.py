@@ -181,7 +181,7 @@ class SpoiltPool:
     ],
 )
 def test_envpool(env_id: str, values: Any, message: str) -> None:
-    with contextlib.closing(envpool.EnvPool(env_id, 3, 0, {})) as host:
+    with contextlib.closing(envpool.EnvPool(env_id, [0, 1, 2], {})) as host:
         host._envs = SpoiltPool(host._envs, **values)
         with pytest.raises(EnvError, match=f"^envpool:{env_id}: {re.escape(message)}"):
             play(host, 10)
@@ -195,7 +195,7 @@ def play(host: envpool.EnvPool, num_steps: int) -> list[bool]:
 
 def test_envpool_does_not_look_at_what_a_reset_pays() -> None:
     """Which counts as 0."""
-    with contextlib.closing(envpool.EnvPool("CartPole-v1", 1, 0, {"max_episode_steps": 2})) as host:
+    with contextlib.closing(envpool.EnvPool("CartPole-v1", [0], {"max_episode_steps": 2})) as host:
         host._envs = SpoiltPool(host._envs, reward={2: (0, np.nan)})
         assert play(host, 4) == [True, True, False, True]
 

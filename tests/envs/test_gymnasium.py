@@ -28,6 +28,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.config import split_env
 from jaxrl_dist.envs import gymnasium as adapter
+from jaxrl_dist.envs import vector
 from jaxrl_dist.envs import worker as env_worker
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError
@@ -40,7 +41,7 @@ ACTION = {what: index for index, what in enumerate(faulty.Scripted.ACTIONS)}
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., adapter.Gymnasium]]:
+def make() -> Iterator[Callable[..., vector.Gymnasium]]:
     """Makes environments and closes them."""
     with contextlib.ExitStack() as stack:
 
@@ -59,7 +60,7 @@ def make() -> Iterator[Callable[..., adapter.Gymnasium]]:
         yield make
 
 
-def play(host: adapter.Gymnasium, num_steps: int, seed: int = 0) -> list[tuple[Timestep, EpisodeStats]]:
+def play(host: vector.Gymnasium, num_steps: int, seed: int = 0) -> list[tuple[Timestep, EpisodeStats]]:
     """Random steps from a reset."""
     rng = np.random.default_rng(seed)
     obs = host.reset()
@@ -67,7 +68,7 @@ def play(host: adapter.Gymnasium, num_steps: int, seed: int = 0) -> list[tuple[T
     return [host.step(random_actions(host.spec.action, rng, host.num_envs)) for _ in range(num_steps)]
 
 
-def act(host: adapter.Gymnasium, *whats: str) -> tuple[Timestep, EpisodeStats]:
+def act(host: vector.Gymnasium, *whats: str) -> tuple[Timestep, EpisodeStats]:
     return host.step(np.array([ACTION[what] for what in whats], np.int32))
 
 
@@ -197,7 +198,10 @@ def test_spaces(kind: str, dtype: str, shape: Any, space: Any, make: Any) -> Non
 @pytest.mark.parametrize("kind", ["Dict", "Tuple", "Text"])
 def test_spaces_that_no_policy_handles(kind: str) -> None:
     for what in ("observation", "action"):
-        message = rf"gymnasium:faulty:spaced has {kind} {what}s; Discrete, MultiDiscrete, MultiBinary and Box work"
+        message = (
+            rf"gymnasium:faulty:spaced has {kind} {what}s; Discrete, MultiDiscrete, MultiBinary and Box work, and "
+        )
+        message += "and wrappers such as Flatten" if what == "observation" else "and a gymnasium.ActionWrapper can"
         with pytest.raises(ConfigError, match=message):
             find("faulty:spaced", {what: kind})
 
@@ -250,6 +254,8 @@ FAILURES = {
     "show a wrong shape": r"in step: ValueError: the observation has shape (4,) and dtype float64, where its space has "
     "(3,) and float64",
     "show a wrong dtype": "in step: ValueError: the observation has shape (3,) and dtype complex128, where its space",
+    "end by a text": "in step: TypeError: terminated is 'False', not a bool",
+    "pay a text": "in step: TypeError: the reward is '1.5', not a number",
     "return four": "in step: ValueError: not enough values to unpack",
     "raise in reset": "in reset: RuntimeError: no new game",
     "show nan": "gave an observation that is not finite: [ 0. nan 0.]",
@@ -295,14 +301,16 @@ def test_a_constructor_that_raises(workers: str) -> None:
     with pytest.raises(
         EnvError, match=r"environment \d at step 0, in its constructor: RuntimeError: no such luck"
     ) as failure:
-        adapter.Gymnasium(spec, 3, 0, {"constructor": "raise"}, workers)  # type: ignore[arg-type]
+        vector.Gymnasium(spec, [0, 1, 2], {"constructor": "raise"}, workers)  # type: ignore[arg-type]
     assert "__init__" in failure.value.__notes__[0]
     assert threading.active_count() == before and not children()
 
 
 def test_what_makes_no_environment() -> None:
-    with pytest.raises(EnvError, match=r"TypeError: faulty:vector made a SyncVectorEnv, not a gymnasium.Env"):
-        find("faulty:vector")
+    message = "faulty:vector made a SyncVectorEnv, which is neither a gymnasium.Env nor a gymnax-style environment"
+    for workers in WORKERS:
+        with pytest.raises(ConfigError, match=rf"gymnasium:{message} \(reset_env, "):
+            find("faulty:vector", workers=workers)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"cannot be made here: .*a_library_that_is_not_there"):
         find("faulty:faulty/LacksALibrary-v0")
 
@@ -367,7 +375,7 @@ def test_a_constructor_that_hangs() -> None:
     spec = find("faulty:Scripted").spec
     for workers in WORKERS:
         with pytest.raises(TimeoutError, match=r"no answer from environment 0.* at step 0 within 0.5 s"):
-            adapter.Gymnasium(spec, 2, 0, {"constructor": "hang"}, workers, 0.5)  # type: ignore[arg-type]
+            vector.Gymnasium(spec, [0, 1], {"constructor": "hang"}, workers, 0.5)  # type: ignore[arg-type]
     assert not children()
     release(before)
 
@@ -440,7 +448,7 @@ def test_close_leaves_nothing_behind(workers: str) -> None:
 
 
 def test_a_worker_process_imports_no_jax() -> None:
-    code = f"import sys, {env_worker.__name__} as w; w.make('CartPole-v1', {{}}); print('jax' in sys.modules)"
+    code = f"import sys, {env_worker.__name__} as w; w.construct('CartPole-v1', {{}}); print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
 

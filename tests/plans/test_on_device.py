@@ -75,7 +75,7 @@ def test_a_population_traces_and_its_members_are_their_lone_runs(name: str, num_
     algorithm = config.make(source.spec)
     whole = make_job(algorithm, source, num_envs=4, rollout_length=8, num_devices=num_devices)
     learner = learner_of(algorithm, source.spec, 4, 8, num_devices)
-    iterate = on_device._iterate(whole)
+    act, learn = on_device._iterate(whole)
 
     def begin(seed: jax.Array) -> tuple[Any, Any, Any]:
         keys = [jax.random.fold_in(jax.random.key(seed), stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)]
@@ -84,7 +84,8 @@ def test_a_population_traces_and_its_members_are_their_lone_runs(name: str, num_
     def run(seed: jax.Array) -> Any:
         state, actor, keys = begin(seed)
         for _ in range(2):
-            state, actor, *_ = iterate(state, actor, keys)
+            actor, experience, _ = act(state, actor, keys)
+            state, _ = learn(state, experience, keys)
         return state.variables
 
     seeds = jnp.arange(2)

@@ -62,7 +62,8 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
       ConfigError: there is no environment of that name and with these options, or it is one of EnvPool's.
     """
     from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
-    from jaxrl_dist.envs import gymnasium, gymnax, worker
+    from jaxrl_dist.envs import gymnasium, gymnax
+    from jaxrl_dist.envs.native import construct
     from jaxrl_dist.envs.source import locate
 
     backend, name, _ = locate(env)
@@ -82,7 +83,7 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
             keywords = gymnasium.options(name, options)
 
         def make() -> Any:
-            return found.call("its constructor", worker.construct, name, keywords)
+            return found.call("its constructor", construct, name, keywords)
 
         made = make()
         single = made[0] if isinstance(made, tuple) and len(made) == 2 else made

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_dist.envs.native import MASKS, MASKS_IGNORED
 from jaxrl_dist.errors import ConfigError
 
 STEPS = 1000
@@ -91,8 +92,14 @@ class Check:
         elif not np.isfinite(float(x)):
             self.fault("finite reward", f"{what} is {float(x)}")
 
+    def masked(self, masked: bool) -> None:
+        """Notes action masks, once."""
+        if masked and MASKS_IGNORED not in self.notes:
+            self.notes.append(MASKS_IGNORED)
+
     def info(self, where: str, info: Any) -> None:
         """Looks at an info."""
+        self.masked(isinstance(info, dict) and any(name in info for name in MASKS))
         if not isinstance(info, dict):
             self.fault(f"info {where}", f"{where}'s info is a {type(info).__name__}, not a dict")
 

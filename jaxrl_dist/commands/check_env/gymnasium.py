@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check, Stop
-from jaxrl_dist.envs import gymnasium
+from jaxrl_dist.envs.base import space_of
+from jaxrl_dist.envs.native import describe, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box
 from jaxrl_dist.types import PyTree
@@ -38,7 +39,7 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
             check.fault(what, f"its {what}_space {missing}")
             continue
         try:
-            found = gymnasium.space_of(space, name, f"{what}s")
+            found = space_of(plain(space), f"gymnasium:{name}", f"{what}s")
         except ConfigError as error:
             check.fault(what, str(error))
             continue
@@ -47,6 +48,7 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     if check.faults:
         raise Stop
 
+    check.masked(describe(env).masked)
     player = _Player(check, env)
     played = player.play(SEEDS[0], STEPS)
     check.steps = len(played) - 1

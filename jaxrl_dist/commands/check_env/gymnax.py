@@ -32,7 +32,7 @@ def check_gymnax(check: Check, made: Any, name: str) -> None:
     for what in ("observation", "action"):
         natives[what] = check.call(f"{what}_space", getattr(env, f"{what}_space"), params)
         try:
-            spaces[what] = gymnax.space_of(natives[what], name, f"{what}s", None)
+            spaces[what] = gymnax.space(natives[what], name, f"{what}s")
         except ConfigError as error:
             check.fault(what, str(error))
     if check.faults:
@@ -66,6 +66,7 @@ def check_gymnax(check: Check, made: Any, name: str) -> None:
     _compare(check, "the observation", obs, next_obs)
     _compare(check, "the state", state, next_state)
     if not check.faults:
+        check.masked(gymnax.masked(env, params, spaces["action"]))
         _roll(check, env, params, name, natives["observation"])
 
 

@@ -1,0 +1,350 @@
+"""Gymnasium environments side by side, stepped by worker threads or worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from jaxrl_dist.envs import worker as env_worker
+from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, awaited, check_finite, checked_action, outcome
+from jaxrl_dist.envs.native import MASKS_IGNORED, Description, PlainSpace, creator
+from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
+from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.types import EnvSpec, EpisodeStats, Timestep
+
+START_SECONDS = 60.0
+"""In which a worker process must be up, on a machine that is busy; its environments' own time counts from there."""
+CLOSE_SECONDS = 5.0
+"""In which environments must close; one second where they have stopped answering before."""
+
+
+def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], *how: Any) -> Gymnasium:
+    """As ``Gymnasium``, of environments that are to be drawn.
+
+    Raises:
+      ConfigError: they cannot be.
+    """
+    function, _ = creator(spec.id)
+    parameters = inspect.signature(function).parameters if callable(function) else {}
+    named = any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters.values())
+    if named or not callable(function):  # others may know how to draw without being told
+        options = {"render_mode": "rgb_array", **options}
+    try:
+        return Gymnasium(spec, seeds, options, *how)
+    except EnvError as error:  # without these options one has been made before
+        hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
+        raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}{hint}") from error
+
+
+def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:
+    """Makes one environment in a worker process, and closes it.
+
+    Raises:
+      ConfigError: a library that it needs is not installed.
+      EnvError: its code raised something else, or ended the process.
+      TimeoutError: it did not come back in time.
+    """
+    name = f"gymnasium:{env_id}"
+    worker = _Worker(range(1), *_process([env_id, options]))
+    try:
+        up = worker.receive(START_SECONDS)
+        answer = None if up is None else worker.receive(timeout)
+        what = json.loads(answer or "null")
+        closing = worker.receive(CLOSE_SECONDS) if isinstance(what, list) else b""
+    except (EOFError, OSError):
+        raise EnvError(f"{name} cannot be made: the process of its constructor {worker.end()}") from None
+    finally:
+        worker.connection.close()
+        worker.join(1.0)
+    if what is None:
+        raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
+    if isinstance(what, dict):
+        if what["missing"]:
+            raise ConfigError(f"{name} cannot be made here: {what['error'].partition(': ')[2]}")
+        raise EnvError(f"{name} cannot be made: {what['error']}", what["traceback"])
+    warn_of_closing(name, closing)
+    description = Description(*what)
+    observation, action = (PlainSpace(*space) for space in (description.observation, description.action))
+    return description._replace(observation=observation, action=action)
+
+
+def warn_of_closing(name: str, answer: bytes | None) -> None:
+    """Warns of a ``close`` that raised something, by ``worker.closed``'s answer, or that has not come back: None."""
+    if answer != b"":
+        late = f"has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
+        told = late if answer is None else f"raises {json.loads(answer)['error']}"
+        warnings.warn(f"{name}: close() {told}", EnvWarning, stacklevel=2)
+
+
+def _process(asked: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
+    """A worker process, and the connection over which it has been told what to do."""
+    # Not by multiprocessing: it would import the caller's script once more in each process, and forking a process that
+    # runs JAX's threads may hang. In a session of its own, so that no signal to the caller's process group reaches it
+    # before it can look after itself.
+    ours, theirs = multiprocessing.Pipe()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", env_worker.__name__, *map(str, (theirs.fileno(), *memory))],
+            stdin=subprocess.PIPE,
+            pass_fds=(theirs.fileno(), *memory),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            start_new_session=True,
+        )
+    with contextlib.suppress(OSError):
+        ours.send_bytes(json.dumps(asked).encode())
+    return ours, process
+
+
+class _Worker(NamedTuple):
+    indices: range
+    connection: Connection
+    runner: threading.Thread | subprocess.Popen[bytes]
+
+    def receive(self, seconds: float) -> bytes | None:
+        """The next answer; None if it does not come in time.
+
+        Raises:
+          EOFError, OSError: the worker has ended.
+        """
+        return self.connection.recv_bytes() if awaited(self.connection.poll, seconds) else None
+
+    def stop(self) -> None:
+        """Tells the worker to close its environments and to end."""
+        with contextlib.suppress(OSError):  # it may have ended already
+            self.connection.send_bytes(b"")
+
+    def last_words(self, patience: float) -> bytes | None:
+        """The answer with which the worker ends, after those that nobody has taken; None if it does not end in time."""
+        deadline, answer = time.monotonic() + patience, b""
+        with contextlib.suppress(EOFError, OSError):
+            while self.connection.poll(max(0.0, deadline - time.monotonic())):
+                answer = self.connection.recv_bytes()
+            return None
+        return answer
+
+    def join(self, patience: float) -> None:
+        """Waits until the worker has ended; a thread that hangs in foreign code is left behind, a process is killed."""
+        if isinstance(self.runner, threading.Thread):
+            self.runner.join(patience)
+            return
+        try:
+            self.runner.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.runner.kill()
+            self.runner.wait(CLOSE_SECONDS)
+        assert self.runner.stdin is not None
+        self.runner.stdin.close()
+
+    def end(self) -> str:
+        """How a worker that is gone has ended."""
+        if isinstance(self.runner, threading.Thread):
+            return "has ended"
+        code = self.runner.wait(CLOSE_SECONDS)
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+
+
+class Gymnasium:
+    """``num_envs`` Gymnasium environments: a ``HostEnv``.
+
+    As many workers as there are CPU cores, each with a share of the environments. Data goes through memory that they
+    share with the caller; over a pipe go the calls, and what went wrong. After an error, all that is left is
+    ``close``.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seeds: Sequence[int],
+        options: Mapping[str, Any],
+        workers: Literal["threads", "processes"] = "threads",
+        timeout: float = 120.0,
+        wrappers: Wrappers = UNWRAPPED,
+        warns: bool = False,
+    ) -> None:
+        """``seeds`` has one for each environment.
+
+        Args:
+          options: keyword arguments of the environment.
+          timeout: seconds in which each call of an environment must come back.
+          wrappers: of these, frames are not stacked here.
+          warns: whether to warn of action masks that come with the first observations.
+
+        Raises:
+          EnvError: an environment cannot be made.
+          TimeoutError: making one takes too long.
+        """
+        self.spec = spec
+        self.num_envs = num_envs = len(seeds)
+        self._timeout, self._warns = timeout, warns and not spec.masked
+        self._steps = 0
+        self._ended = np.zeros(num_envs, bool)
+        self._episodes = EpisodeCounter(num_envs)
+        fields = env_worker.record_fields(spec.observation, spec.action)
+        descriptor = os.memfd_create("environments")
+        self._workers: list[_Worker] = []
+        self._pending: list[_Worker] = []
+        try:
+            os.truncate(descriptor, num_envs * env_worker.record_dtype(fields).itemsize)
+            self._records = env_worker.open_records(descriptor, fields)
+            cores = len(os.sched_getaffinity(0))
+            for part in np.array_split(np.arange(num_envs), min(num_envs, cores)):
+                indices = range(int(part[0]), int(part[-1]) + 1)
+                own = [seeds[i] for i in indices]
+                extra = wrappers.action_repeat, wrappers.own_limit
+                task = env_worker.Task(spec.id, options, indices.start, own, fields, *extra)
+                runner = self._thread(task) if workers == "threads" else _process(task._asdict(), descriptor)
+                self._workers.append(_Worker(indices, *runner))
+            self._collect(max(timeout, START_SECONDS))
+            self._collect(timeout)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _thread(self, task: env_worker.Task) -> tuple[Connection, threading.Thread]:
+        ours, theirs = multiprocessing.Pipe()
+        name = f"{self._name}[{task.first}:{task.first + len(task.seeds)}]"
+        thread = threading.Thread(target=env_worker.serve, args=(theirs, task, self._records), name=name, daemon=True)
+        thread.start()
+        return ours, thread
+
+    @property
+    def _name(self) -> str:
+        return f"{self.spec.backend}:{self.spec.id}"
+
+    def reset(self) -> np.ndarray:
+        self._ended[:] = True
+        self._advance()
+        if self._warns and self._records["masked"].any():
+            warnings.warn(f"{self._name}: {MASKS_IGNORED}", EnvWarning, stacklevel=2)
+            self._warns = False
+        self._ended = np.zeros(self.num_envs, bool)
+        self._episodes = EpisodeCounter(self.num_envs)
+        return self._records["obs"].copy()
+
+    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+        self._records["action"][:] = checked_action(self.spec, action, self._steps)
+        self._advance()
+        self._steps += 1
+        obs, reward, *flags = (self._records[name].copy() for name in ("obs", "reward", "terminated", "truncated"))
+        valid, terminated, truncated = outcome(self._ended, *flags)
+        self._ended = terminated | truncated
+        episodes = self._episodes.add(reward, valid, self._ended)
+        return Timestep(obs, reward, terminated, truncated, valid), episodes
+
+    def render(self, index: int) -> np.ndarray:
+        worker = next(worker for worker in self._workers if index in worker.indices)
+        try:
+            worker.connection.send_bytes(env_worker.DRAW + str(index).encode())
+            drawn = worker.receive(self._timeout)
+        except (EOFError, OSError):
+            raise self._dead(worker) from None
+        if drawn is None:
+            self._pending = [worker]
+            raise TimeoutError(f"{self._name}: environment {index} has not drawn itself within {self._timeout:g} s")
+        answer, _, pixels = drawn.partition(b"\n")
+        what = json.loads(answer)
+        if "error" in what:
+            raise ConfigError(f"{self._name} cannot be drawn: {what['error']}")
+        return np.frombuffer(pixels, np.uint8).reshape(what["shape"])
+
+    def close(self) -> None:
+        workers, self._workers = self._workers, []
+        deadline = time.monotonic() + (1.0 if self._pending else CLOSE_SECONDS)
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        for worker in workers:
+            worker.stop()
+        answers = [worker.last_words(left()) for worker in workers]
+        for worker in workers:
+            worker.connection.close()
+            worker.join(left())
+        if not self._pending and (failures := [answer for answer in answers if answer != b""]):
+            warn_of_closing(self._name, failures[0])
+
+    def _advance(self) -> None:
+        """Steps each environment, or resets it where the last step has ended its episode."""
+        if self._pending or not self._workers:
+            raise RuntimeError(f"{self._name}: these environments have failed or are closed; make new ones")
+        self._records["reset"][:] = self._ended
+        for worker in self._workers:
+            with contextlib.suppress(OSError):  # one that has died is met below
+                worker.connection.send_bytes(env_worker.GO)
+        self._collect(self._timeout)
+        self._check()
+
+    def _collect(self, limit: float) -> None:
+        """Waits until every worker has answered once.
+
+        Raises:
+          EnvError: an environment has raised something, or a worker process has died.
+          TimeoutError: an environment takes longer than ``limit`` seconds.
+        """
+        began = now = time.monotonic()
+        stopped = nap = 0.0  # seconds in which this process was stopped, as by Ctrl-Z, and maybe its workers with it
+        self._pending = list(self._workers)
+        while self._pending:
+            before, now = now, time.monotonic()
+            stopped += max(0.0, now - before - nap)
+            # A worker's environments come one after the other, and each has the full time.
+            turned = [max(began, self._since(worker).max()) for worker in self._pending]
+            patience = min(turned) + limit + stopped - now
+            nap = min(max(patience, 0.0), 1.0)
+            ready = wait([worker.connection for worker in self._pending], nap)
+            if not ready and patience <= 0:
+                stuck = ", ".join(str(w.indices[int(self._since(w).argmax())]) for w in self._pending)
+                raise TimeoutError(
+                    f"{self._name}: no answer from environment {stuck} at step {self._steps} within {limit:g} s "
+                    "(--env-timeout)"
+                )
+            for worker in [worker for worker in self._pending if worker.connection in ready]:
+                try:
+                    failure = worker.connection.recv_bytes()
+                except (EOFError, OSError):
+                    raise self._dead(worker) from None
+                if failure:
+                    what = json.loads(failure)
+                    line = f"environment {what['index']} at step {self._steps}, {what['doing']}: {what['error']}"
+                    raise EnvError(f"{self._name}: {line}", what["traceback"])
+                self._pending.remove(worker)
+
+    def _since(self, worker: _Worker) -> np.ndarray:
+        return self._records["since"][worker.indices.start : worker.indices.stop]
+
+    def _dead(self, worker: _Worker) -> EnvError:
+        first, last = worker.indices[0], worker.indices[-1]
+        text = f"the worker of environments {first} to {last} {worker.end()} at step {self._steps}"
+        return EnvError(f"{self._name}: {text}")
+
+    def _check(self) -> None:
+        """Looks at what the environments gave back.
+
+        Raises:
+          EnvError: something that is no finite number, or an observation outside a discrete space.
+        """
+        obs, space = self._records["obs"], self.spec.observation
+        check_finite(self.spec, self._steps, "observation", obs)
+        check_finite(self.spec, self._steps, "reward", self._records["reward"])
+        if not isinstance(space, Box):
+            wrong = (obs < 0) | (obs >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec))
+            if wrong.any():
+                index = int(np.argwhere(wrong)[0, 0])
+                where = f"environment {index} at step {self._steps}"
+                raise EnvError(f"{self._name}: {where} gave the observation {obs[index]}, outside {space}")
