@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import shutil
 import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -81,3 +83,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"tests/slow.py names {case}, which is no test")
         for item in matches:
             item.add_marker(pytest.mark.slow)
+
+
+# --- How long it takes ----------------------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """With ``--durations``: the seconds of each file too, most first, fixtures included."""
+    if config.option.durations is None:
+        return
+    seconds: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.split("::")[0]] += report.duration
+    terminalreporter.section("seconds of each file")
+    for name, spent in seconds.most_common():
+        terminalreporter.line(f"{spent:7.1f} {name}")
+    terminalreporter.line(f"{sum(seconds.values()):7.1f} in all, by however many processes")
