@@ -16,10 +16,10 @@ train: .venv/installed  ## train PPO on CartPole; more flags in ARGS, as in: mak
 	$(BIN)/jaxrl-dist train ppo --env gymnax:CartPole-v1 --total-env-steps 150000 $(ARGS)
 
 test: lint  ## lint, then the fast tests: the check of every change
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15
 
-slow: .venv/installed-test  ## the tests that learn to published scores, minutes each
-	$(BIN)/python -m pytest -m slow
+slow: .venv/installed-test  ## all tests that `make test` leaves out, among them those that learn to published scores
+	$(BIN)/python -m pytest -m slow --durations=0 --durations-min=1
 
 docs: .venv/installed-test  ## build the documentation into site/, to be read from site/index.html
 	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -37,7 +37,7 @@ format: .venv/installed-test  ## let ruff fix and format the code
 	$(BIN)/ruff format
 
 clean:  ## remove .venv, caches and build outputs; runs/ stays
-	rm -rf .venv build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml constraints.txt

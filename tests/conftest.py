@@ -1,24 +1,103 @@
-"""Eight CPU devices for every test, no silent broadcasting between ranks, and equal programs compiled once."""
+"""Eight CPU devices for every test, no silent broadcasting between ranks, and programs that are compiled once."""
 
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import shutil
 import signal
 import tempfile
+import time
+from pathlib import Path
+from typing import Any
 
 import jax
+import pytest
+import slow
+from jax._src import compilation_cache
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Set by the first process, inherited by pytest's workers and by the programs that tests start.
+# --- Compiled programs ----------------------------------------------------------------------------------
+
+KEPT = Path(__file__).resolve().parents[1] / ".cache" / "jax"
+"""Programs that earlier runs of the tests compiled."""
+MAX_AGE_DAYS = 14
+
+
+def link_kept(folder: Path) -> None:
+    """Gives a run the kept programs; those past ``MAX_AGE_DAYS`` are deleted, since most are of code that changed."""
+    for path in KEPT.iterdir():
+        if time.time() - path.stat().st_mtime > MAX_AGE_DAYS * 86400:
+            path.unlink(missing_ok=True)
+        else:
+            os.link(path, folder / path.name)
+
+
+def keep(folder: Path) -> None:
+    """Keeps what a run compiled, and deletes its folder.
+
+    JAX writes its files in place. Tests kill programs and fill disks while they write, so each file is checked.
+    """
+    for path in folder.glob("*-cache"):
+        if not (KEPT / path.name).exists():
+            try:
+                compilation_cache.decompress_executable(path.read_bytes())
+            except Exception:  # of zlib or zstandard, whichever JAX uses
+                continue
+            path.replace(KEPT / path.name)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# The first process chooses; pytest's workers and the programs that tests start inherit it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    folder = tempfile.mkdtemp(prefix="jaxrl-dist-tests-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    programs = Path(tempfile.mkdtemp(prefix="run-", dir=KEPT.parent))
+    link_kept(programs)
+    atexit.register(keep, programs)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiling takes longer than running what tests compile
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.config.update("jax_disable_most_optimizations", True)
+
+# --- What is left to `make slow` ------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the cases of ``slow.CASES``, each of which must be a test."""
+    names = [item.nodeid.removeprefix("tests/") for item in items]
+    whole_files = (
+        set() if any("::" in argument for argument in config.args) else {name.split("::")[0] for name in names}
+    )
+    for case in slow.CASES:
+        matches = [item for item, name in zip(items, names, strict=True) if name.startswith(case)]
+        if not matches and case.split("::")[0] in whole_files:
+            raise pytest.UsageError(f"tests/slow.py names {case}, which is no test")
+        for item in matches:
+            item.add_marker(pytest.mark.slow)
+
+
+# --- How long it takes ----------------------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """With ``--durations``: the seconds of each file too, most first, fixtures included."""
+    if config.option.durations is None:
+        return
+    seconds: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.split("::")[0]] += report.duration
+    terminalreporter.section("seconds of each file")
+    for name, spent in seconds.most_common():
+        terminalreporter.line(f"{spent:7.1f} {name}")
+    terminalreporter.line(f"{sum(seconds.values()):7.1f} in all, by however many processes")
