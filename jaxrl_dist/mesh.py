@@ -46,7 +46,7 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
     return jax.tree.map(partial(NamedSharding, mesh), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
-def place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
+def put(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     """Puts every array of ``tree`` on the mesh."""
     return jax.device_put(tree, NamedSharding(mesh, spec))
 

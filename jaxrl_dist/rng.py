@@ -11,6 +11,9 @@ import enum
 
 import jax
 
+RESET = 2**32 - 1
+"""The step whose keys make the first observations: training does not reach it."""
+
 
 class Stream(enum.IntEnum):
     """What a key is for; each has numbers of its own."""

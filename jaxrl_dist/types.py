@@ -8,7 +8,7 @@ rollout and the updates made from it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # algorithm files name these types before anything needs JAX: ``--help`` reads them
@@ -109,6 +109,13 @@ class EpisodeStats(NamedTuple):
     length_sum: Array  # in env steps
     return_min: Array  # +inf if no episode ended
     return_max: Array  # -inf if no episode ended
+
+    @staticmethod
+    def stack(parts: Sequence[EpisodeStats]) -> EpisodeStats:
+        """Host statistics of one shape along a new leading axis, as numpy arrays."""
+        import numpy as np
+
+        return EpisodeStats._make(np.stack(field) for field in zip(*parts, strict=True))
 
     def merge(self, axis: int | None = None) -> EpisodeStats:
         """The statistics of all entries along an axis together; None: of all there are, as scalars."""
@@ -278,7 +285,7 @@ class Learner(NamedTuple):
     update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
     """``(state, rollout, key) -> (state, metrics)``; where experience is replayed by priority, a fourth argument
     ``[T, B]`` may say those of the windows that end with each step."""
-    learn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
+    relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
     """``(state, key) -> (state, metrics)``: the updates of one more iteration from what the memory holds already; None
     without a memory."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory

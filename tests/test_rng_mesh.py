@@ -52,7 +52,7 @@ def test_sums_and_indices_over_a_mesh(num_devices: int) -> None:
 
     mesh = make_mesh(num_devices)
     program = meshes.Program(run, mesh, (meshes.BATCH,), (meshes.BATCH, meshes.REPLICATED))
-    index, total = program(meshes.place(x, mesh, meshes.BATCH))
+    index, total = program(meshes.put(x, mesh, meshes.BATCH))
     np.testing.assert_array_equal(index, np.arange(16))
     assert index.dtype == jnp.int32 and total == x.sum()
 
@@ -89,13 +89,13 @@ def test_a_program_compiles_once() -> None:
         return x + 1
 
     program = meshes.Program(run, make_mesh(2), (meshes.BATCH,), meshes.BATCH)
-    x = meshes.place(np.zeros(4, np.float32), make_mesh(2), meshes.BATCH)
+    x = meshes.put(np.zeros(4, np.float32), make_mesh(2), meshes.BATCH)
     for _ in range(3):
         x = program(x)
     assert traces == [(2,)] and program.compile_seconds > 0
     np.testing.assert_array_equal(x, 3)
     with pytest.raises(TypeError):
-        program(meshes.place(np.zeros(8, np.float32), make_mesh(2), meshes.BATCH))
+        program(meshes.put(np.zeros(8, np.float32), make_mesh(2), meshes.BATCH))
     assert traces == [(2,)]
 
 

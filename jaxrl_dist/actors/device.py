@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.actors.step import Stages, after_step, step_numbers
 from jaxrl_dist.envs.base import DeviceEnv, Share, not_finite
-from jaxrl_dist.envs.gymnax import RESET
 from jaxrl_dist.types import Algorithm, Array, Context, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, Variables
 
 
@@ -29,7 +28,7 @@ class ActorState(NamedTuple):
 def init(algorithm: Algorithm, env: DeviceEnv, share: Share, key: jax.Array) -> ActorState:
     """Starts the environments of a share; ``key`` is the key of the environment stream."""
     index = share.first + jnp.arange(share.size, dtype=jnp.int32)
-    state, obs = env.reset(rng.per_index(jax.random.fold_in(key, RESET), index))
+    state, obs = env.reset(rng.per_index(jax.random.fold_in(key, rng.RESET), index))
     core = share.initial_core(algorithm)
     return ActorState(state, obs, core, jax.tree.map(jnp.copy, core))
 
@@ -92,7 +91,7 @@ class Fault(NamedTuple):
     """Where environments first gave NaN or infinity: an entry for each device, ``[devices]``."""
 
     iteration: Array  # int32
-    place: Array  # uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere
+    where: Array  # uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere
 
 
 def find_fault(experience: Rollout) -> jax.Array:
@@ -121,10 +120,10 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
     Raises:
       EnvError: an observation or a reward was not finite; names the environment, the step and the field.
     """
-    size, found = num_envs // len(fault.place), []
-    for device, (iteration, place) in enumerate(zip(fault.iteration, fault.place, strict=True)):
-        if place != NO_FAULT:
-            t, index, field = (int(x) for x in np.unravel_index(int(place), (rollout_length + 1, size, 2)))
+    size, found = num_envs // len(fault.where), []
+    for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
+        if where != NO_FAULT:
+            t, index, field = (int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2)))
             found.append((max(int(iteration) * rollout_length + t - 1, 0), first + device * size + index, field))
     if found:
         step, index, field = min(found)
@@ -171,7 +170,7 @@ class DeviceActor:
         """``program`` is ``compile_rollout``'s for the same algorithm, environment and mesh."""
         self._program, self._spec, self._share = program, env.spec, share
         self._stages = stages
-        self._state = mesh.place(jax.jit(lambda key: init(algorithm, env, share, key))(env_key), on, mesh.BATCH)
+        self._state = mesh.put(jax.jit(lambda key: init(algorithm, env, share, key))(env_key), on, mesh.BATCH)
         self._stages.mark("start")
 
     def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
@@ -183,8 +182,8 @@ class DeviceActor:
         self._stages.mark("other")
         size, first = self._share.size, self._share.first
         self._state, rollout, *counts = self._program(variables, self._state, iteration, env_step, np.int32(first))
-        episodes, steps, place = jax.device_get(counts)
-        check_fault(self._spec, Fault(np.full_like(place, iteration), place), size, len(rollout.reward), first)
+        episodes, steps, where = jax.device_get(counts)
+        check_fault(self._spec, Fault(np.full_like(where, iteration), where), size, len(rollout.reward), first)
         self._stages.mark("acting")
         return rollout, episodes.merge(), int(steps.sum())
 

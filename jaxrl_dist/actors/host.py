@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -46,9 +45,9 @@ class HostActor:
         share = share or Share.all(env.num_envs)
         self._first = np.int32(share.first)
         core = share.initial_core(algorithm)
-        self._initial_core = meshes.place(core, mesh, meshes.BATCH)
-        self._core = meshes.place(jax.tree.map(jnp.copy, core), mesh, meshes.BATCH)
-        self._stacks = meshes.place(frames.blank(env.spec, env.num_envs), mesh, meshes.BATCH)
+        self._initial_core = meshes.put(core, mesh, meshes.BATCH)
+        self._core = meshes.put(jax.tree.map(jnp.copy, core), mesh, meshes.BATCH)
+        self._stacks = meshes.put(frames.blank(env.spec, env.num_envs), mesh, meshes.BATCH)
         self.stages.mark("start")
 
     def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
@@ -74,9 +73,9 @@ class HostActor:
             self._obs = step.obs
             self._outcome = np.stack([step.reward, step.terminated, step.truncated, step.valid]).astype(np.float32)
         last = self._stacks, self._initial_core, self._obs, self._outcome
-        rollout, self._core = self._programs.finish(buffer, self._core, *last)
+        rollout, self._core = self._programs.close_rollout(buffer, self._core, *last)
         self.stages.mark("acting")
-        return rollout, stack_episodes(episodes).merge(), valid_steps
+        return rollout, EpisodeStats.stack(episodes).merge(), valid_steps
 
     def close(self) -> None:
         """Ends the environments."""
@@ -90,7 +89,7 @@ class Programs(NamedTuple):
     act: meshes.Program
     """``(variables, buffer, core, stacks, initial_core, obs, outcome, t, iteration, env_step, first) -> ...,
     action``; ``first`` is the number, among all of the run, of the first environment."""
-    finish: meshes.Program  # (buffer, core, stacks, initial_core, obs, outcome) -> rollout, core
+    close_rollout: meshes.Program  # (buffer, core, stacks, initial_core, obs, outcome) -> rollout, core
 
 
 def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_key: jax.Array) -> Programs:
@@ -150,7 +149,7 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
         buffer = buffer._replace(action=action_buffer, extras=extras_buffer)
         return buffer, core, stacks, action
 
-    def finish(
+    def close_rollout(
         buffer: Rollout, core: PyTree, stacks: PyTree, initial_core: PyTree, obs: PyTree, outcome: jax.Array
     ) -> tuple[Rollout, PyTree]:
         # The stacks stay as they were: the next rollout begins with this observation, and pushes it again.
@@ -166,10 +165,5 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
     return Programs(
         allocate=program(allocate, in_specs=(one, batch, batch, batch), out_specs=rollout),
         act=program(act, in_specs=inputs, out_specs=(rollout, batch, batch, batch), donate=(1, 2, 3)),
-        finish=program(finish, in_specs=last, out_specs=(rollout, batch), donate=(0, 1)),
+        close_rollout=program(close_rollout, in_specs=last, out_specs=(rollout, batch), donate=(0, 1)),
     )
-
-
-def stack_episodes(steps: Sequence[EpisodeStats]) -> EpisodeStats:
-    """Statistics of several steps along a new leading axis."""
-    return jax.tree.map(lambda *x: np.stack(x), *steps)

@@ -51,7 +51,7 @@ class ParamStore:
         """Makes ``state`` the newest version; the first is version 0."""
         slim = _copied(state._replace(opt_state=(), memory=()))
         version = self.version + 1
-        copies = {device: Snapshot(version, meshes.place(slim, device, meshes.REPLICATED)) for device in self._devices}
+        copies = {device: Snapshot(version, meshes.put(slim, device, meshes.REPLICATED)) for device in self._devices}
         jax.block_until_ready(list(copies.values()))
         with self._changed:
             self._versions.append(copies)

@@ -274,10 +274,6 @@ class HostGymnax:
         self._state = None
 
 
-RESET = 2**32 - 1
-"""The step whose keys make the first observations: one that training does not reach."""
-
-
 @functools.lru_cache(maxsize=8)  # so that environments which are made anew, as for each evaluation, compile once
 def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
     """What resets and steps: ``(key, first) -> (state, obs)`` and ``(state, action, key, first, steps) -> ...``."""
@@ -286,7 +282,7 @@ def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
         return rng.per_index(jax.random.fold_in(key, steps), first + jnp.arange(num_envs, dtype=jnp.int32))
 
     def reset(key: jax.Array, first: jax.Array) -> tuple[PyTree, PyTree]:
-        return env_reset(keys(key, first, RESET))
+        return env_reset(keys(key, first, rng.RESET))
 
     def step(state: PyTree, action: jax.Array, key: jax.Array, first: jax.Array, steps: jax.Array) -> Any:
         return env_step(state, action, keys(key, first, steps))

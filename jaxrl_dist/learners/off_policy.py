@@ -82,7 +82,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
         ready = (stored >= replay.learning_starts) & (stored >= num_envs * window)
         return jax.lax.cond(ready, learn, wait, state, key)
 
-    def learn_more(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+    def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         return learn(state, jax.random.fold_in(key, state.updates))
 
     def cut(memory: ring.Memory) -> ring.Memory:
@@ -91,7 +91,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
     def midway(memory: ring.Memory) -> ring.Memory:
         return ring.midway(memory, frame_stack)
 
-    return Learner(init, update, learn_more, cut, midway)
+    return Learner(init, update, relearn, cut, midway)
 
 
 PRIORITY_EPSILON = 1e-6

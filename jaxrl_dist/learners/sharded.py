@@ -21,10 +21,10 @@ def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False) -
     return Program(learner.update, mesh, inputs, (STATE, REPLICATED), donate=(0,))
 
 
-def compile_learn(learner: Learner, mesh: Mesh) -> Program:
+def compile_relearn(learner: Learner, mesh: Mesh) -> Program:
     """``(state, key) -> (state, metrics)``: updates from the memory alone; the state is donated."""
-    assert learner.learn is not None, "only learners with a memory learn without new experience"
-    return Program(learner.learn, mesh, (STATE, REPLICATED), (STATE, REPLICATED), donate=(0,))
+    assert learner.relearn is not None, "only learners with a memory learn without new experience"
+    return Program(learner.relearn, mesh, (STATE, REPLICATED), (STATE, REPLICATED), donate=(0,))
 
 
 def compile_priority(algorithm: Algorithm, mesh: Mesh) -> Program:

@@ -19,7 +19,7 @@ from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
-from jaxrl_dist.learners.sharded import compile_learn, compile_update
+from jaxrl_dist.learners.sharded import compile_relearn, compile_update
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Clock
@@ -51,8 +51,8 @@ def asynchronous(job: Job) -> Iterator[Report]:
     state, learn_key = job.initial_state(), job.key(Stream.LEARN)
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)
-    more = compile_learn(job.learner, job.mesh) if options.free_running else None
-    programs = [update] if more is None else [update, more]
+    relearn = compile_relearn(job.learner, job.mesh) if options.free_running else None
+    programs = [update] if relearn is None else [update, relearn]
     priorities = [prioritize(job, on) if prioritized else None for on in options.meshes]
     send = [
         sender(home, priorities[index % len(priorities)])
@@ -74,8 +74,8 @@ def asynchronous(job: Job) -> Iterator[Report]:
             stages.mark("waiting")
             updates = int(state.updates)
             if samples is None:
-                assert more is not None
-                state, metrics = more(state, job.key(Stream.LEARN_MORE))
+                assert relearn is not None
+                state, metrics = relearn(state, job.key(Stream.LEARN_MORE))
             else:
                 tally.learn(samples)
                 rollout, *priority = join(samples)
@@ -112,6 +112,6 @@ def rounds(job: Job, pool: ActorPool, tally: Tally) -> Iterator[Sequence[Sample 
         samples = next(complete, [])
         if not samples:
             return
-        found = [sample if sample is not None and tally.fresh(sample) else None for sample in samples]
-        if any(found):
-            yield found
+        fresh = [sample if sample is not None and tally.fresh(sample) else None for sample in samples]
+        if any(fresh):
+            yield fresh

@@ -90,9 +90,9 @@ def gradients(job: Job) -> Iterator[Report]:
 def differentiate(job: Job, on: Mesh) -> Deliver:
     """What an actor on one device makes of its rollout: the gradient and metrics, placed where the learner is."""
     gradient = compile_gradient(job.algorithm, on)
-    key = meshes.place(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
+    key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
     def deliver(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> PyTree:
-        return meshes.place(gradient(snapshot.state, rollout, key, number), job.mesh, meshes.REPLICATED)
+        return meshes.put(gradient(snapshot.state, rollout, key, number), job.mesh, meshes.REPLICATED)
 
     return deliver

@@ -63,7 +63,7 @@ class Job(NamedTuple):
             # As numpy arrays: donation must not take away what the caller still holds.
             variables = jax.tree.map(np.array, self.init_variables)
             target = jax.tree.map(np.array, self.algorithm.initial_target(variables.params))
-            placed = meshes.place((variables, target), self.mesh, meshes.REPLICATED)
+            placed = meshes.put((variables, target), self.mesh, meshes.REPLICATED)
             state = state._replace(variables=placed[0], target=placed[1])
         return state
 
@@ -94,7 +94,7 @@ class Job(NamedTuple):
 
     def key(self, stream: rng.Stream) -> jax.Array:
         """The replicated key of a stream of this run."""
-        return meshes.place(rng.stream(self.seed, stream), self.mesh, meshes.REPLICATED)
+        return meshes.put(rng.stream(self.seed, stream), self.mesh, meshes.REPLICATED)
 
     def actor_job(self) -> ActorJob:
         """What an actor pool is given."""

@@ -18,14 +18,14 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import Share
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import NO_EPISODES, Clock, Since, report
+from jaxrl_dist.plans.report import NO_EPISODES, Clock, IntervalSums, report
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState, Variables
 
 DISPATCH_SECONDS = 1.0
 """About how long the program may run at a time, so that a request to stop is heard soon. What it computes is the same
 however often it is run."""
-_SINCE: Any = Since._make([meshes.REPLICATED] * 3 + [meshes.BATCH])
+_SUMS: Any = IntervalSums._make([meshes.REPLICATED] * 3 + [meshes.BATCH])
 
 
 def on_device(job: Job) -> Iterator[Report]:
@@ -33,12 +33,12 @@ def on_device(job: Job) -> Iterator[Report]:
     clock = Clock(job.resumed, job.away)
     program = _program(job)
     actor = jax.jit(start(job))(job.key(Stream.ENV)) if job.resumed is None else job.resumed.actor
-    actor = meshes.place(actor, job.mesh, meshes.BATCH)
+    actor = meshes.put(actor, job.mesh, meshes.BATCH)
     state = job.initial_state()
     keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
     since = _initial_since(job, state, actor, keys)
     clock.ready(program)
-    env_steps, at_once = job.env_steps, 1
+    env_steps, iterations_per_dispatch = job.env_steps, 1
 
     def now() -> Report:
         due = bool(since.iterations >= job.iterations_per_report)
@@ -48,19 +48,19 @@ def on_device(job: Job) -> Iterator[Report]:
     done = env_steps >= job.total_env_steps
     while not done:
         began = time.perf_counter() - program.compile_seconds
-        count = max(1, min(at_once, job.iterations_per_report - int(since.iterations)))
+        count = max(1, min(iterations_per_dispatch, job.iterations_per_report - int(since.iterations)))
         budget = min(job.total_env_steps - env_steps, 2**30)
-        state, actor, since, *found = program(state, actor, since, keys, np.int32(count), np.int32(budget))
-        steps, fault = jax.device_get(found)
+        state, actor, since, *outputs = program(state, actor, since, keys, np.int32(count), np.int32(budget))
+        steps, fault = jax.device_get(outputs)
         env_steps += int(steps)
         # The program has stopped before the iteration in which it found it: a resumed run meets it again.
         device.check_fault(job.source.spec, fault, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
-        at_once = max(1, min(2 * at_once, int(DISPATCH_SECONDS * count / seconds)))
+        iterations_per_dispatch = max(1, min(2 * iterations_per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
         done = env_steps >= job.total_env_steps or job.stop()
         if not done and since.iterations >= job.iterations_per_report:
             yield now()
-            since = _place(job, Since.of(None), since)
+            since = _place(job, IntervalSums.of(None), since)
     yield now()
 
 
@@ -96,21 +96,21 @@ def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return act, lambda state, experience, keys: learns(state, experience, keys[-1])
 
 
-def _initial_since(job: Job, state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Since:
+def _initial_since(job: Job, state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> IntervalSums:
     """What has happened since the last report: nothing, or what the checkpoint kept."""
     act, learn = _iterate(job)
     metrics = jax.eval_shape(lambda *args: learn(args[0], act(*args)[1], args[2])[1], state, actor, keys)
-    return _place(job, Since.of(job.resumed), Since(np.int32(0), np.int32(0), metrics, NO_EPISODES))
+    return _place(job, IntervalSums.of(job.resumed), IntervalSums(np.int32(0), np.int32(0), metrics, NO_EPISODES))
 
 
-def _place(job: Job, since: Since, like: Since) -> Since:
+def _place(job: Job, since: IntervalSums, like: IntervalSums) -> IntervalSums:
     """Puts sums on the mesh, with the metrics of ``like`` and with a part of the episodes on each device."""
     sums = {name: np.asarray(since.sums.get(name, 0), x.dtype) for name, x in like.sums.items()}
     parts, devices = since.episodes, job.mesh.devices.size
     if len(parts.episodes) != devices:  # as many parts as devices, of which the first has it all
         rest = jax.tree.map(lambda x: np.repeat(x, devices - 1), NO_EPISODES)
         parts = jax.tree.map(lambda x, y: np.append(x, y), parts.merge(), rest)
-    return jax.device_put(since._replace(sums=sums, episodes=parts), meshes.shardings(job.mesh, _SINCE))
+    return jax.device_put(since._replace(sums=sums, episodes=parts), meshes.shardings(job.mesh, _SUMS))
 
 
 def _program(job: Job) -> meshes.Program:
@@ -122,16 +122,16 @@ def _program(job: Job) -> meshes.Program:
     act, update = _iterate(job)
 
     def finite(fault: device.Fault) -> jax.Array:
-        return jnp.all(fault.place == device.NO_FAULT)
+        return jnp.all(fault.where == device.NO_FAULT)
 
     def run(
         state: TrainState,
         actor: device.ActorState,
-        since: Since,
+        since: IntervalSums,
         keys: tuple[jax.Array, ...],
         count: jax.Array,
         budget: jax.Array,
-    ) -> tuple[TrainState, device.ActorState, Since, jax.Array, device.Fault]:
+    ) -> tuple[TrainState, device.ActorState, IntervalSums, jax.Array, device.Fault]:
         last = since.iterations + count
 
         def more(carry: Any) -> jax.Array:
@@ -142,12 +142,12 @@ def _program(job: Job) -> meshes.Program:
             state, actor, since, steps, _ = carry
             acted, experience, (new_steps, episodes, fault) = act(state, actor, keys)
 
-            def learn(state: TrainState, _: Any, since: Since, steps: jax.Array) -> Any:
+            def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
                 updates = state.updates
                 state, metrics = update(state, experience, keys)
                 grew = state.updates > updates
                 total = jax.tree.map(lambda *x: jnp.stack(x), since.episodes, episodes)
-                since = Since(
+                since = IntervalSums(
                     iterations=since.iterations + 1,
                     learned=since.learned + grew,
                     sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
@@ -163,6 +163,6 @@ def _program(job: Job) -> meshes.Program:
         return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32), none))
 
     one, batch = meshes.REPLICATED, meshes.BATCH
-    in_specs = (meshes.STATE, batch, _SINCE, one, one, one)
-    out_specs = (meshes.STATE, batch, _SINCE, one, batch)
+    in_specs = (meshes.STATE, batch, _SUMS, one, one, one)
+    out_specs = (meshes.STATE, batch, _SUMS, one, batch)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)

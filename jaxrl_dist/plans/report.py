@@ -10,12 +10,11 @@ import jax
 import numpy as np
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.actors.host import stack_episodes
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
 
 
-class Since(NamedTuple):
+class IntervalSums(NamedTuple):
     """What has happened since the last report. A checkpoint between two keeps it for the next one."""
 
     iterations: Array  # int32 scalar
@@ -33,18 +32,18 @@ class Since(NamedTuple):
         }
 
     @staticmethod
-    def of(resumed: Checkpoint | None) -> Since:
+    def of(resumed: Checkpoint | None) -> IntervalSums:
         """What a checkpoint kept, as numpy arrays; of a new run, nothing."""
-        return Since.from_json(None if resumed is None else resumed.progress["since"])
+        return IntervalSums.from_json(None if resumed is None else resumed.progress["since"])
 
     @staticmethod
-    def from_json(kept: Mapping[str, Any] | None) -> Since:
+    def from_json(kept: Mapping[str, Any] | None) -> IntervalSums:
         """The inverse of ``to_json``; None: nothing."""
         if kept is None:
-            return Since(np.int32(0), np.int32(0), {}, NO_EPISODES)
+            return IntervalSums(np.int32(0), np.int32(0), {}, NO_EPISODES)
         sums = {name: np.float64(float.fromhex(value)) for name, value in kept["sums"].items()}
         episodes = (np.array([float.fromhex(part) for part in field], np.float32) for field in kept["episodes"])
-        return Since(np.int32(kept["iterations"]), np.int32(kept["learned"]), sums, EpisodeStats._make(episodes))
+        return IntervalSums(np.int32(kept["iterations"]), np.int32(kept["learned"]), sums, EpisodeStats._make(episodes))
 
 
 NO_EPISODES = EpisodeStats._make(np.array([value], np.float32) for value in (0, 0, 0, np.inf, -np.inf))
@@ -56,7 +55,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     Raises:
       LookupError, TypeError, ValueError: it cannot.
     """
-    Since.from_json(progress["since"])
+    IntervalSums.from_json(progress["since"])
     counts = progress["reported"]
     numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
     numbers.append(progress.get("evaluated", 0))
@@ -65,11 +64,11 @@ def check_progress(progress: Mapping[str, Any]) -> None:
         raise ValueError("counts that no run has")
 
 
-class Interval:
+class HostInterval:
     """Adds up on the host what has happened since the last report."""
 
     def __init__(self, resumed: Checkpoint | None) -> None:
-        since = Since.of(resumed)
+        since = IntervalSums.of(resumed)
         self.iterations, self._learned = int(since.iterations), int(since.learned)
         self._sums = {name: float(value) for name, value in since.sums.items()}
         self._episodes = [since.episodes.merge()]
@@ -95,15 +94,15 @@ class Interval:
         self._learned += len(self._metrics)
         self._metrics = []
 
-    def since(self) -> Since:
+    def since(self) -> IntervalSums:
         """All of it."""
         self._fetch()
-        self._episodes = [stack_episodes(self._episodes).merge()]
-        return Since(np.int32(self.iterations), np.int32(self._learned), dict(self._sums), self._episodes[0])
+        self._episodes = [EpisodeStats.stack(self._episodes).merge()]
+        return IntervalSums(np.int32(self.iterations), np.int32(self._learned), dict(self._sums), self._episodes[0])
 
     def restart(self) -> None:
         """Begins the next interval."""
-        Interval.__init__(self, None)
+        HostInterval.__init__(self, None)
 
 
 _FETCH = 1000
@@ -182,17 +181,17 @@ def report(
     state: TrainState,
     env_steps: int,
     clock: Clock,
-    since: Since,
+    since: IntervalSums,
     *,
     due: bool,
-    more: Mapping[str, float | None] = {},
+    extra_metrics: Mapping[str, float | None] = {},
     actor: PyTree = (),
 ) -> Report:
     """Brings one interval's numbers to the host.
 
     Args:
       due: whether the interval is over. It is not where the run ends before: a resumed run makes the report again.
-      more: metrics beside those that learning made.
+      extra_metrics: metrics beside those that learning made.
       actor: what else a checkpoint has to keep of acting.
     """
     since, updates, iteration = jax.device_get(since), int(state.updates), int(state.iteration)
@@ -208,7 +207,7 @@ def report(
         updates=updates,
         iteration=iteration,
         wall_time_s=clock.wall_time(),
-        metrics={**episode_metrics(since.episodes.merge()), **means, **more, **rates},
+        metrics={**episode_metrics(since.episodes.merge()), **means, **extra_metrics, **rates},
         variables=lambda: copied(state.variables, "variables"),
         checkpoint=lambda: copied(Checkpoint(state, actor, {}), "checkpoint")._replace(progress=progress),
         diverged=int(state.skipped) >= MAX_SKIPPED,

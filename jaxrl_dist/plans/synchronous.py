@@ -11,14 +11,14 @@ import jax
 from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import Clock, Interval, report
+from jaxrl_dist.plans.report import Clock, HostInterval, report
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report
 
 
 def synchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with one batch of host environments; experience is always of the newest policy."""
-    clock, interval = Clock(job.resumed, job.away), Interval(job.resumed)
+    clock, interval = Clock(job.resumed, job.away), HostInterval(job.resumed)
     update = compile_update(job.learner, job.mesh)
     with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
         programs = compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))
@@ -34,7 +34,7 @@ def synchronous(job: Job) -> Iterator[Report]:
                 "time/env_s": actor.stages.seconds.get("env", 0.0),
             }
             due = interval.iterations >= job.iterations_per_report
-            return report(state, env_steps, clock, interval.since(), due=due, more=seconds)
+            return report(state, env_steps, clock, interval.since(), due=due, extra_metrics=seconds)
 
         job.offer(now)
         done = env_steps >= job.total_env_steps

@@ -109,7 +109,7 @@ def _put(content: list[PyTree], on: Mesh) -> list[PyTree]:
 def prioritize(job: Job, on: Mesh) -> Deliver:
     """What finds the initial priorities of the windows in a rollout, on the device that acted."""
     program = compile_priority(job.algorithm, on)
-    key = meshes.place(rng.stream(job.session_seed, rng.Stream.PRIORITIZE), on, meshes.REPLICATED)
+    key = meshes.put(rng.stream(job.session_seed, rng.Stream.PRIORITIZE), on, meshes.REPLICATED)
     return lambda snapshot, rollout, number: program(snapshot.state, rollout, key, number)
 
 
@@ -171,7 +171,7 @@ def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(join, *shards)
 
 
-class Tally(reports.Interval):
+class Tally(reports.HostInterval):
     """Counts samples, and what has been learnt from them since the last report."""
 
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore) -> None:
@@ -207,7 +207,7 @@ class Tally(reports.Interval):
                 self._lags[self._lag(sample)] += 1
 
     def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
-        """Ends an iteration, as ``Interval.learned``."""
+        """Ends an iteration, as ``HostInterval.learned``."""
         self.learning = counts
         super().learned(metrics, counts)
 
@@ -244,8 +244,8 @@ class Tally(reports.Interval):
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
-        more = {**metrics, **times}
-        report = reports.report(state, self.env_steps, clock, self.since(), due=due, more=more)
+        extra_metrics = {**metrics, **times}
+        report = reports.report(state, self.env_steps, clock, self.since(), due=due, extra_metrics=extra_metrics)
         self.restart()
         self._lags.clear()
         return report

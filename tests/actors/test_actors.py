@@ -44,7 +44,7 @@ def make(name: str) -> tuple[Algorithm, EnvSource]:
 
 
 def place(tree: Any, num_devices: int, spec: Any = meshes.REPLICATED) -> Any:
-    return meshes.place(tree, make_mesh(num_devices), spec)
+    return meshes.put(tree, make_mesh(num_devices), spec)
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def act_on_device(
     specs = (everywhere, batch, everywhere, everywhere, everywhere, everywhere)
     program = meshes.Program(run, job.mesh, specs, (batch, meshes.ROLLOUT, batch), mapped=meshes.acting)
     start = jax.jit(lambda key: device.init(algorithm, env, Share(0, NUM_ENVS, NUM_ENVS), key))
-    actor = meshes.place(start(job.key(Stream.ENV)), job.mesh, batch)
+    actor = meshes.put(start(job.key(Stream.ENV)), job.mesh, batch)
     results = []
     for iteration in range(rollouts):
         numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)

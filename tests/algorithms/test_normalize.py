@@ -35,9 +35,9 @@ def merger(num_devices: int) -> meshes.Program:
 def merged(x: np.ndarray, mask: np.ndarray, num_devices: int) -> RunningStats:
     """The statistics of ``x [R, T, B, ...]``, taken in ``R`` times."""
     mesh = make_mesh(num_devices)
-    stats = meshes.place(RunningStats.zeros(x.shape[3:]), mesh, meshes.REPLICATED)
+    stats = meshes.put(RunningStats.zeros(x.shape[3:]), mesh, meshes.REPLICATED)
     for values, keep in zip(x.astype(np.float32), mask, strict=True):
-        stats = merger(num_devices)(stats, *meshes.place((values, keep), mesh, meshes.TIME_BATCH))
+        stats = merger(num_devices)(stats, *meshes.put((values, keep), mesh, meshes.TIME_BATCH))
     return jax.device_get(stats)
 
 
@@ -76,9 +76,9 @@ def test_the_deviation_stays_right_when_float32_counts_no_further() -> None:
     x = np.random.default_rng(0).normal(size=(64, 1, 8)).astype(np.float32)
     full = wrappers.RunningStats(jnp.float32(2**24 * 8), jnp.float32(0), jnp.float32(2**24 * 8))
     mesh = make_mesh(1)
-    stats = meshes.place(full, mesh, meshes.REPLICATED)
+    stats = meshes.put(full, mesh, meshes.REPLICATED)
     for values in x:
-        stats = merger(1)(stats, *meshes.place((values, np.ones((1, 8), bool)), mesh, meshes.TIME_BATCH))
+        stats = merger(1)(stats, *meshes.put((values, np.ones((1, 8), bool)), mesh, meshes.TIME_BATCH))
     assert stats.count < full.count
     np.testing.assert_allclose(stats.std(), 1, rtol=1e-4)
 
@@ -134,9 +134,9 @@ def observed(algorithm: Algorithm, rollouts: list[Rollout], num_devices: int) ->
     """The statistics after consecutive rollouts."""
     mesh = make_mesh(num_devices)
     program = meshes.Program(algorithm.observe, mesh, (meshes.REPLICATED, meshes.ROLLOUT), meshes.REPLICATED)
-    stats = meshes.place(jax.jit(algorithm.init)(jax.random.key(0)).stats, mesh, meshes.REPLICATED)
+    stats = meshes.put(jax.jit(algorithm.init)(jax.random.key(0)).stats, mesh, meshes.REPLICATED)
     for rollout in rollouts:
-        placed = [meshes.place(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
+        placed = [meshes.put(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
         stats = program(stats, Rollout(*placed))
     return jax.device_get(stats)
 
@@ -163,7 +163,7 @@ def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
     whole = random_rollout(PLAIN, ENV, 4 * NUM_STEPS, NUM_ENVS)
     returns = naive_returns(whole.reward, whole.valid)
     core = jax.device_get(algorithm.initial_core(NUM_ENVS))
-    stats = meshes.place(jax.jit(algorithm.init)(jax.random.key(0)).stats, make_mesh(num_devices), meshes.REPLICATED)
+    stats = meshes.put(jax.jit(algorithm.init)(jax.random.key(0)).stats, make_mesh(num_devices), meshes.REPLICATED)
     program = meshes.Program(
         algorithm.observe, make_mesh(num_devices), (meshes.REPLICATED, meshes.ROLLOUT), meshes.REPLICATED
     )
@@ -185,7 +185,7 @@ def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
         algorithm.postprocess(variables, big, Context())
         np.testing.assert_allclose(seen[-1].reward, np.clip(big.reward / std, -10, 10), rtol=1e-4)
         assert seen[-1].core == seen[-1].final_core == ()
-        placed = [meshes.place(x, make_mesh(num_devices), s) for x, s in zip(part, meshes.ROLLOUT, strict=True)]
+        placed = [meshes.put(x, make_mesh(num_devices), s) for x, s in zip(part, meshes.ROLLOUT, strict=True)]
         stats = program(stats, Rollout(*placed))
     final = jax.device_get(stats)[0]
     assert final.count == whole.valid.sum()

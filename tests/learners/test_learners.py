@@ -66,9 +66,9 @@ def updated(
     if variables is not None:
         state = state._replace(variables=variables)
     state = jax.device_put(state, meshes.shardings(mesh, meshes.STATE))
-    key = meshes.place(jax.random.key(1), mesh, meshes.REPLICATED)
+    key = meshes.put(jax.random.key(1), mesh, meshes.REPLICATED)
     for rollout in rollouts:
-        placed = [meshes.place(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
+        placed = [meshes.put(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
         state, metrics = program(state, Rollout(*placed), key)
     return jax.device_get(state), jax.device_get(metrics)
 
@@ -156,7 +156,7 @@ def test_mean_over_unequal_masks() -> None:
     mesh = make_mesh(8)
     state = sgd.init(algorithm, jax.random.key(0))
     program = meshes.Program(run, mesh, (meshes.REPLICATED, meshes.BATCH), meshes.REPLICATED)
-    placed = meshes.place(state, mesh, meshes.REPLICATED), meshes.place(values, mesh, meshes.BATCH)
+    placed = meshes.put(state, mesh, meshes.REPLICATED), meshes.put(values, mesh, meshes.BATCH)
     grads, metrics, (mean, empty) = program(*placed)
     error = 0.7 * x - noise
     np.testing.assert_allclose(grads["w"], np.mean((2 * error * x)[mask]), rtol=1e-5)

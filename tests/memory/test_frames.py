@@ -130,7 +130,7 @@ def act(name: str, num_devices: int) -> list[tuple[Rollout, EpisodeStats]]:
     """Consecutive rollouts of ``LENGTH`` steps, as numpy arrays, with our stacks or, on no device, EnvPool's."""
     env_id, options, _ = CASES[name]
     mesh = make_mesh(num_devices or 1)
-    key = meshes.place(rng.stream(0, rng.Stream.ACT), mesh, meshes.REPLICATED)
+    key = meshes.put(rng.stream(0, rng.Stream.ACT), mesh, meshes.REPLICATED)
     results = []
     with contextlib.ExitStack() as exits:
         if not num_devices:
@@ -141,7 +141,7 @@ def act(name: str, num_devices: int) -> list[tuple[Rollout, EpisodeStats]]:
         algorithm = watching(source.spec.action.n)
         actor = HostActor(algorithm, env, mesh, LENGTH, compile_acting(algorithm, mesh, LENGTH, key))
         for iteration in range(ROLLOUTS):
-            numbers = meshes.place((jnp.int32(iteration), jnp.float32(0)), mesh, meshes.REPLICATED)
+            numbers = meshes.put((jnp.int32(iteration), jnp.float32(0)), mesh, meshes.REPLICATED)
             experience, episodes, _ = actor.rollout(Variables((), ()), *numbers)
             results.append(jax.device_get((experience, episodes)))
     return results

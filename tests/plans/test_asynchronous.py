@@ -194,9 +194,7 @@ def test_store_keeps_the_newest_versions() -> None:
     store = ParamStore([*acting, acting[0]], keep=1)
     kept = []
     for version in range(3):
-        state = job.initial_state()._replace(
-            updates=meshes.place(jax.numpy.int32(version), job.mesh, meshes.REPLICATED)
-        )
+        state = job.initial_state()._replace(updates=meshes.put(jax.numpy.int32(version), job.mesh, meshes.REPLICATED))
         kept.append(jax.tree.map(np.array, state._replace(opt_state=(), memory=())))
         store.publish(state)
         for x in jax.tree.leaves(state):
@@ -626,7 +624,7 @@ def test_a_restart_is_a_step_that_is_not_valid() -> None:
     env = restarting(breaks(("MainThread", 3)), 1)
     programs = host.compile_acting(job.algorithm, on, LENGTH, jax.random.key(0))
     actor = host.HostActor(job.algorithm, env, on, LENGTH, programs)
-    variables = meshes.place(jax.jit(job.algorithm.init)(jax.random.key(0)), on, meshes.REPLICATED)
+    variables = meshes.put(jax.jit(job.algorithm.init)(jax.random.key(0)), on, meshes.REPLICATED)
     zero = np.int32(0), jax.numpy.zeros(())
     rollout, episodes, valid = actor.rollout(variables, *zero)
     actor.close()
@@ -764,7 +762,7 @@ def test_one_gradient_is_one_update() -> None:
 
     on = make_mesh(1)
     grads, metrics = compile_gradient(algorithm, on)(start(), rollout, key, np.int32(4))
-    grads = meshes.place(grads, job.mesh, meshes.REPLICATED)
+    grads = meshes.put(grads, job.mesh, meshes.REPLICATED)
     applied = compile_apply(algorithm, job.mesh, ACTORS * SIZE * LENGTH)(start(), grads)
     updated, expected = compile_update(learner, job.mesh)(start(), rollout, key)
     assert_close(applied, updated, 1e-5)

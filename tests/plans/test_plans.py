@@ -450,11 +450,11 @@ def test_nothing_goes_through_the_host() -> None:
     job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
     program = on_device_module._program(job)
     actor = jax.jit(on_device_module.start(job))(job.key(on_device_module.Stream.ENV))
-    actor = meshes.place(actor, job.mesh, meshes.BATCH)
+    actor = meshes.put(actor, job.mesh, meshes.BATCH)
     keys = tuple(job.key(stream) for stream in (1, 2, 3))
     state = job.initial_state()
     since = on_device_module._initial_since(job, state, actor, keys)
-    limits = meshes.place((np.int32(2), np.int32(10**6)), make_mesh(2), meshes.REPLICATED)  # iterations, env steps
+    limits = meshes.put((np.int32(2), np.int32(10**6)), make_mesh(2), meshes.REPLICATED)  # iterations, env steps
     state, actor, since, *_ = program(state, actor, since, keys, *limits)
     with jax.transfer_guard("disallow"):
         state, *_ = program(state, actor, since, keys, *limits)
