@@ -1,4 +1,4 @@
-"""Random keys as a function of what they are for, never of where they are used.
+"""Random keys as a function of their purpose, never of where they are used.
 
 A key is derived from the seed, a stream, a step and the *global* index of an environment or example by
 ``jax.random.fold_in``. Nothing is stored or split along the way, so a result does not depend on the number of
@@ -16,7 +16,7 @@ RESET = 2**32 - 1
 
 
 class Stream(enum.IntEnum):
-    """What a key is for; each has numbers of its own."""
+    """The purpose of a key; streams share no random numbers."""
 
     INIT = 0
     ACT = 1

@@ -17,12 +17,12 @@ from jaxrl_dist.types import Algorithm, Array, Context, EnvSpec, EpisodeStats, P
 
 
 class ActorState(NamedTuple):
-    """What acting carries from rollout to rollout; every leaf is ``[B, ...]``, divided over the devices."""
+    """The state of acting between rollouts; every leaf is ``[B, ...]``, sharded over the devices."""
 
     env: PyTree
     obs: PyTree
     core: PyTree
-    initial_core: PyTree  # what ``core`` is set back to with each episode
+    initial_core: PyTree  # the value of ``core`` at the start of an episode
 
 
 def init(algorithm: Algorithm, env: DeviceEnv, share: Share, key: jax.Array) -> ActorState:
@@ -37,7 +37,7 @@ def make_rollout(
     algorithm: Algorithm, env: DeviceEnv, rollout_length: int
 ) -> Callable[..., tuple[ActorState, Rollout, EpisodeStats]]:
     """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) -> (actor_state, rollout,
-    episodes)``; ``first`` is the number, among all of the run, of the first environment.
+    episodes)``; ``first`` is the global index of the first environment.
 
     It runs under ``mesh.acting``; the statistics are sums over this device's environments.
     """
@@ -88,7 +88,7 @@ NO_FAULT = np.uint32(2**32 - 1)
 
 
 class Fault(NamedTuple):
-    """Where environments first gave NaN or infinity: an entry for each device, ``[devices]``."""
+    """The first NaN or infinity from an environment of each device, ``[devices]``."""
 
     iteration: Array  # int32
     where: Array  # uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere
@@ -155,7 +155,7 @@ def compile_rollout(
 
 
 class DeviceActor:
-    """Fills rollouts from environments that are pure functions, by a program of its own."""
+    """Fills rollouts from environments that are pure functions, by one compiled program a rollout."""
 
     def __init__(
         self,
@@ -188,4 +188,4 @@ class DeviceActor:
         return rollout, episodes.merge(), int(steps.sum())
 
     def close(self) -> None:
-        """Nothing: the environments are arrays."""
+        """Does nothing: the environments are arrays."""

@@ -1,4 +1,4 @@
-"""Actors that run beside the learner: what they take their policy from, and the streams of samples that they make."""
+"""Actor threads beside the learner: the store of policies that they act with, and the samples that they send."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Ro
 
 
 class Snapshot(NamedTuple):
-    """What actors know of the learner after some number of its iterations."""
+    """A version of the learner's state, for actors."""
 
     version: int
     state: TrainState  # without optimiser state and memory
 
 
 class ParamStore:
-    """The newest versions of the train state, copied to each device that acts.
+    """The newest versions of the train state, on each device that acts.
 
-    Copied, because the learner donates its own to the next update.
+    They are copies, because the learner donates its state to the next update.
     """
 
     def __init__(self, devices: Sequence[Mesh], keep: int = 1) -> None:
-        """``devices`` are meshes of one device each; ``keep`` is how many versions back can be asked for."""
+        """``devices`` are meshes of one device each; ``keep`` older versions stay available."""
         self._devices = list(dict.fromkeys(devices))
         self._versions: collections.deque[dict[Mesh, Snapshot]] = collections.deque(maxlen=keep + 1)
         self._changed = threading.Condition()
         self.version = -1
 
     def publish(self, state: TrainState) -> None:
-        """Makes ``state`` the newest version; the first is version 0."""
+        """Copies ``state`` as the newest version; the first is version 0."""
         slim = _copied(state._replace(opt_state=(), memory=()))
         version = self.version + 1
         copies = {device: Snapshot(version, meshes.put(slim, device, meshes.REPLICATED)) for device in self._devices}
@@ -64,12 +64,12 @@ class ParamStore:
             return self._versions[-1][device]
 
     def wake(self) -> None:
-        """Has those who wait look whether they should stop."""
+        """Wakes waiting threads so that they check whether to stop."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for(self, version: int, device: Mesh, stopping: threading.Event) -> Snapshot | None:
-        """One version, as soon as there is it; None if the stop comes first."""
+        """Waits for a version; None if the pool is stopped first."""
         with self._changed:
             while self.version < version:
                 if stopping.is_set():
@@ -84,17 +84,17 @@ def _copied(tree: PyTree) -> PyTree:
 
 
 class Sample(NamedTuple):
-    """What one actor sends at a time."""
+    """A rollout of one actor, or what was made of it."""
 
     actor: int
     version: int  # of the policy that acted
-    content: PyTree  # a rollout, or what was made of it
+    content: PyTree  # what the actor's ``Deliver`` made of the rollout
     episodes: EpisodeStats  # of the episodes that ended in the rollout
     env_steps: int  # valid ones of the rollout
 
 
 class Actor(Protocol):
-    """Fills rollouts of its share of the environments, on a device of its own."""
+    """Fills rollouts from its share of the environments, on one device."""
 
     def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
         """As ``HostActor.rollout``."""
@@ -104,19 +104,19 @@ class Actor(Protocol):
 
 
 Deliver = Callable[[Snapshot, Rollout, np.int32], PyTree]
-"""``(snapshot, rollout, number) -> content``: what an actor makes of a rollout before it sends it; no other rollout of
-the run has that number."""
+"""``(snapshot, rollout, number) -> content``: an actor's last work on a rollout before it sends it; no other rollout
+has that ``number``."""
 
 
 class ActorJob(NamedTuple):
-    """What all actors of a pool do together."""
+    """The task that all actors of a pool share."""
 
     algorithm: Algorithm
     source: EnvSource
     num_envs: int
     rollout_length: int
     seed: int
-    stop: Callable[[], bool] = lambda: False  # whether whoever waits for samples is to wait no longer
+    stop: Callable[[], bool] = lambda: False  # returns True when waiting for samples should end
 
 
 class PoolOptions(NamedTuple):
@@ -126,22 +126,22 @@ class PoolOptions(NamedTuple):
     meshes: tuple[Mesh, ...] = ()
     """Of one device each; actors take them in turn."""
     lag: int | None = None
-    """Versions that the policy stays behind the learner, exactly; None: it is the newest there is."""
+    """Versions by which the policy lags behind the learner, exactly; None: it is the newest."""
     max_lag: int | None = None
-    """Samples of a policy that is more versions behind are dropped; None: none."""
+    """Samples of a policy that lags by more versions are dropped; None: no limit."""
     gather: int | None = None
-    """How many actors' samples suffice once ``gather_deadline`` seconds have passed; None: all."""
+    """Actors whose samples suffice once ``gather_deadline`` seconds have passed; None: all."""
     gather_deadline: float = 1.0
     free_running: bool = False
-    """Learn from the replay memory while there are no new samples."""
+    """Learn from the replay memory while no new sample is there."""
     max_restarts: int = 0
-    """How often an actor's environments are made anew when they fail."""
+    """Times that an actor's failed environments are recreated."""
     in_flight: int = 1
-    """How many samples of an actor may wait while it makes the next; the more, the older they get."""
+    """Samples of an actor that may wait while it fills the next rollout; the more, the older they get."""
 
 
 class ActorPool:
-    """Actors in threads of their own; as a context manager it ends them and their environments."""
+    """Actors, a thread each; as a context manager it ends them and closes their environments."""
 
     def __init__(self, job: ActorJob, options: PoolOptions, store: ParamStore, deliver: Sequence[Deliver]) -> None:
         """``deliver`` has an entry for each actor."""
@@ -158,11 +158,11 @@ class ActorPool:
 
     @property
     def restarts(self) -> int:
-        """How often environments have been made anew."""
+        """Times that environments have been recreated."""
         return sum(env.restarts for env in self._restarting)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds that an actor has spent on each stage, the mean over actors; "start" goes up to its first sample."""
+        """Mean seconds that an actor has spent on each stage; "start" ends with its first sample."""
         names = dict.fromkeys(name for stages in self.stages for name in list(stages.seconds))
         return {
             f"time/actor/{name}_s": sum(stages.seconds.get(name, 0.0) for stages in self.stages) / len(self.stages)
@@ -178,7 +178,7 @@ class ActorPool:
         return host.compile_acting(job.algorithm, on, job.rollout_length, act_key)
 
     def _make(self, index: int, share: Share) -> Actor:
-        """Makes an actor, in the thread that it will run in."""
+        """Makes an actor; called in the thread that will run it."""
         slot, stages = index % len(self._options.meshes), self.stages[index]
         on, programs, job = self._options.meshes[slot], self._programs[slot], self._job
         if self._on_device:
@@ -200,7 +200,7 @@ class ActorPool:
             raise
 
     def _samples(self, index: int, share: Share, deliver: Deliver) -> Iterator[Sample]:
-        """The samples of one actor, for ever."""
+        """The samples of one actor, without end."""
         stages, lag = self.stages[index], self._options.lag
         on = self._options.meshes[index % len(self._options.meshes)]
         with contextlib.closing(self._make(index, share)) as actor:
@@ -225,7 +225,7 @@ class ActorPool:
                     stages.mark("blocked")
 
     def close(self) -> int:
-        """Ends the actors and their environments, and returns how many samples nobody has taken."""
+        """Ends the actors, closes their environments and returns the number of samples that nobody took."""
         self._stopping.set()
         self._store.wake()
         return self.streams.close()
@@ -238,10 +238,10 @@ class ActorPool:
 
 
 class RestartingEnv:
-    """A ``HostEnv`` that is made anew when it fails; the episodes under way are lost, the run is not.
+    """A ``HostEnv`` that recreates its environments when they fail; only the episodes under way are lost.
 
-    To the policy it is a reset that nothing announced: the step that failed is not valid, and its observation is the
-    first of the new environments. What learns from it cuts there, as at a truncation.
+    The policy sees an unannounced reset: the failed step is invalid, and its observation is the first of the new
+    environments. In the training data the episode is truncated there.
     """
 
     def __init__(

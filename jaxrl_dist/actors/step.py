@@ -1,4 +1,4 @@
-"""What acting does alike on device and host."""
+"""Shared by acting on devices and on the host."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from jaxrl_dist.types import Algorithm, Context, PyTree, Rollout, Timestep, Vari
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-    """The policy state with which the next observation is met: back to the start where a new episode begins."""
+    """The policy state for the next observation, reset where a new episode begins."""
     return reset_core(algorithm.feedback(core, action, step), initial_core, step.valid)
 
 
 class Stages:
-    """Where the time of a thread goes: every moment is of one stage, so that they sum to the whole."""
+    """Divides a thread's time into stages, which sum to the whole."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def mark(self, stage: str) -> None:
-        """Says what the time since the last mark was for."""
+        """Adds the time since the last mark to a stage."""
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
 
     def merge(self, stage: str) -> None:
-        """Says that all the time so far was for this."""
+        """Adds all time so far to one stage."""
         self.seconds = {stage: sum(self.seconds.values())}
 
 

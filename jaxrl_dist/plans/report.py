@@ -15,15 +15,18 @@ from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, Tr
 
 
 class IntervalSums(NamedTuple):
-    """What has happened since the last report. A checkpoint between two keeps it for the next one."""
+    """Sums over the interval since the last report, as programs, checkpoints and reports hold them.
+
+    ``HostInterval`` adds them up where iterations begin and end on the host.
+    """
 
     iterations: Array  # int32 scalar
-    learned: Array  # int32 scalar, iterations of these that made updates: a replay memory may still be filling
-    sums: Mapping[str, Array]  # of each metric over the learned ones; scalars
-    episodes: EpisodeStats  # [parts], each the statistics of some of the environments
+    learned: Array  # int32 scalar, iterations that made updates; none while a replay memory fills
+    sums: Mapping[str, Array]  # of each metric, over the iterations that made updates; scalars
+    episodes: EpisodeStats  # [devices], or [1] on the host
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint keeps it: with numbers in hexadecimal, which is exact and knows infinity."""
+        """As a checkpoint stores it: numbers in hexadecimal, which is exact and can write infinity."""
         return {
             "iterations": int(self.iterations),
             "learned": int(self.learned),
@@ -33,12 +36,12 @@ class IntervalSums(NamedTuple):
 
     @staticmethod
     def of(resumed: Checkpoint | None) -> IntervalSums:
-        """What a checkpoint kept, as numpy arrays; of a new run, nothing."""
+        """The sums of a checkpoint, as numpy arrays; zeros for a new run."""
         return IntervalSums.from_json(None if resumed is None else resumed.progress["since"])
 
     @staticmethod
     def from_json(kept: Mapping[str, Any] | None) -> IntervalSums:
-        """The inverse of ``to_json``; None: nothing."""
+        """The inverse of ``to_json``; None: zeros."""
         if kept is None:
             return IntervalSums(np.int32(0), np.int32(0), {}, NO_EPISODES)
         sums = {name: np.float64(float.fromhex(value)) for name, value in kept["sums"].items()}
@@ -50,10 +53,10 @@ NO_EPISODES = EpisodeStats._make(np.array([value], np.float32) for value in (0, 
 
 
 def check_progress(progress: Mapping[str, Any]) -> None:
-    """Checks that what a checkpoint says of a run's progress can be gone on from.
+    """Checks the progress in a checkpoint.
 
     Raises:
-      LookupError, TypeError, ValueError: it cannot.
+      LookupError, TypeError, ValueError: no run can have made it.
     """
     IntervalSums.from_json(progress["since"])
     counts = progress["reported"]
@@ -65,7 +68,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
 
 
 class HostInterval:
-    """Adds up on the host what has happened since the last report."""
+    """Adds up an interval's iterations on the host: the plans' counterpart of the sums that ``on_device`` carries."""
 
     def __init__(self, resumed: Checkpoint | None) -> None:
         since = IntervalSums.of(resumed)
@@ -75,11 +78,11 @@ class HostInterval:
         self._metrics: list[Mapping[str, jax.Array]] = []  # not on the host yet
 
     def ended(self, episodes: EpisodeStats) -> None:
-        """Counts the episodes that ended in some stretch of experience."""
+        """Adds statistics of episodes that have ended."""
         self._episodes.append(episodes)
 
     def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
-        """Counts an iteration; not ``counts``: nothing was learnt, as a replay memory is still filling."""
+        """Adds an iteration's metrics; ``counts`` False: it made no update, as while a replay memory fills."""
         for name in metrics:
             self._sums.setdefault(name, 0.0)
         if counts:
@@ -95,7 +98,7 @@ class HostInterval:
         self._metrics = []
 
     def since(self) -> IntervalSums:
-        """All of it."""
+        """The sums so far."""
         self._fetch()
         self._episodes = [EpisodeStats.stack(self._episodes).merge()]
         return IntervalSums(np.int32(self.iterations), np.int32(self._learned), dict(self._sums), self._episodes[0])
@@ -106,13 +109,13 @@ class HostInterval:
 
 
 _FETCH = 1000
-"""Iterations whose metrics may lie on the devices until they are added up."""
+"""Iterations after which metrics are fetched from the devices."""
 
 
 class Clock:
-    """Wall time of the run, and how much of it was setting up and compiling.
+    """Wall time of the run in seconds, and its share of setting up and compiling.
 
-    The time between its sessions does not count, nor that of evaluations.
+    Time between sessions and time spent on evaluations does not count. ``actors.step.Stages`` divides a thread's time.
     """
 
     def __init__(self, resumed: Checkpoint | None, away: Callable[[], float]) -> None:
@@ -126,7 +129,7 @@ class Clock:
         self._reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
 
     def ready(self, *programs: meshes.Program) -> None:
-        """Says that all is set up but for these programs, which compile when they are first called."""
+        """Ends the set-up; ``programs`` are yet to compile, at their first call."""
         self._programs = programs
         self._setup_seconds = self.wall_time() - self._setup_began
 
@@ -138,7 +141,7 @@ class Clock:
         return self._compiled_before + self._setup_seconds + sum(program.compile_seconds for program in self._programs)
 
     def rates(self, env_steps: int, updates: int) -> dict[str, float | None]:
-        """Times and rates of one report; rates are those of the stretch since the last one, compilation excluded."""
+        """Times and rates of a report; rates are of the interval since the last one, compilation excluded."""
         compile_seconds, last = self._compile_seconds(), self._reported
         steps, made = env_steps - last["env_steps"], updates - last["updates"]
         return {
@@ -148,12 +151,12 @@ class Clock:
         }
 
     def reported(self, iteration: int, env_steps: int, updates: int) -> None:
-        """Says that the interval ended here, and the next one begins."""
+        """Begins the next interval."""
         seconds = self.wall_time() - self._compile_seconds()
         self._reported = {"iteration": iteration, "env_steps": env_steps, "updates": updates, "seconds": seconds}
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+        """As a checkpoint stores it."""
         return {
             "wall_time_s": self.wall_time(),
             "compile_s": self._compile_seconds(),
@@ -162,7 +165,7 @@ class Clock:
 
 
 def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
-    """Means over the episodes that ended, or None where none did."""
+    """Means over the episodes that ended; None if none did."""
     count, total, length, least, most = (float(x) for x in episodes)
     if count == 0:
         return {"episode/count": 0.0} | dict.fromkeys(
@@ -187,12 +190,12 @@ def report(
     extra_metrics: Mapping[str, float | None] = {},
     actor: PyTree = (),
 ) -> Report:
-    """Brings one interval's numbers to the host.
+    """Fetches an interval's numbers to the host.
 
     Args:
-      due: whether the interval is over. It is not where the run ends before: a resumed run makes the report again.
-      extra_metrics: metrics beside those that learning made.
-      actor: what else a checkpoint has to keep of acting.
+      due: whether the interval is complete. If the run ends before, a resumed run makes the report again.
+      extra_metrics: metrics beside those of the learner.
+      actor: the actors' state, for a checkpoint; () if environments live on the host.
     """
     since, updates, iteration = jax.device_get(since), int(state.updates), int(state.iteration)
     rates = clock.rates(env_steps, updates)
@@ -215,15 +218,15 @@ def report(
 
 
 def mean(sums: Mapping[str, Array], count: Array) -> dict[str, float | None]:
-    """The mean of each metric over ``count`` iterations in which something was learnt; None if there were none."""
+    """The mean of each metric over ``count`` iterations that made updates; None if there were none."""
     return {name: float(value / count) if count else None for name, value in sums.items()}
 
 
 def copied(tree: Any, what: str) -> Any:
-    """A copy on the host of what a report offers, as long as training has not gone on.
+    """A copy on the host of arrays that a report refers to.
 
     Raises:
-      RuntimeError: it has, and used the arrays up.
+      RuntimeError: training has gone on and has used them up.
     """
     if any(x.is_deleted() for x in jax.tree.leaves(tree)):
         raise RuntimeError(f"this report is past: ask for report.{what}() before taking the next one")

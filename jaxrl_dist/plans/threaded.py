@@ -107,7 +107,7 @@ def _put(content: list[PyTree], on: Mesh) -> list[PyTree]:
 
 
 def prioritize(job: Job, on: Mesh) -> Deliver:
-    """What finds the initial priorities of the windows in a rollout, on the device that acted."""
+    """Computes the initial priorities of a rollout's windows on the device that acted."""
     program = compile_priority(job.algorithm, on)
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.PRIORITIZE), on, meshes.REPLICATED)
     return lambda snapshot, rollout, number: program(snapshot.state, rollout, key, number)
@@ -172,18 +172,18 @@ def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
 
 
 class Tally(reports.HostInterval):
-    """Counts samples, and what has been learnt from them since the last report."""
+    """The ``HostInterval`` of plans with actor threads: counts samples and their lags as well."""
 
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore) -> None:
         super().__init__(job.resumed)
-        self.env_steps = job.env_steps  # of all samples that were learnt from, or too old
-        self.learning = False  # whether the last iteration made an update
+        self.env_steps = job.env_steps  # of samples that were learnt from or dropped as too old
+        self.learning = False  # the last iteration made an update
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
         self._trained = self._dropped = 0
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learnt from
 
     def fresh(self, sample: Sample) -> bool:
-        """Whether to learn from a sample: whether its policy is not too old. Else it is dropped."""
+        """True if a sample's policy is recent enough to learn from; else the sample is dropped."""
         fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
         if not fresh:
             self._count(sample)
@@ -198,7 +198,7 @@ class Tally(reports.HostInterval):
         return self._store.version - sample.version
 
     def learn(self, samples: Sequence[Sample | None]) -> None:
-        """Begins an iteration: the next version of the policy learns from these."""
+        """Begins an iteration that learns from these samples."""
         self.iterations += 1
         for sample in samples:
             if sample is not None:
@@ -212,17 +212,17 @@ class Tally(reports.HostInterval):
         super().learned(metrics, counts)
 
     def drop(self, samples: int) -> None:
-        """Says that so many were left behind."""
+        """Counts samples that nobody took."""
         self._dropped += samples
 
     def report(
         self, state: TrainState, clock: reports.Clock, stages: Stages, programs: Sequence[Any], *, due: bool
     ) -> Report:
-        """What has happened since the last report.
+        """The report of the interval since the last one.
 
         Args:
           due: as in ``report.report``.
-          stages: of the learner's thread, whose "updating" has the compilation of ``programs`` in it.
+          stages: of the learner's thread; its "updating" includes the compilation of ``programs``.
         """
         pool, lags = self._pool, self._lags
         compiling = sum(program.compile_seconds for program in programs)

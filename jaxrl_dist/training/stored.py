@@ -18,7 +18,6 @@ from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Train, env_name, split_env
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import read_json
-from jaxrl_dist.spaces import describe
 from jaxrl_dist.values import plain
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ _NOT_KEPT = ("algorithm", "run_dir")
 def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
     """A resolved config as ``config.json`` keeps it, with the spaces of its environment if they are known."""
     run = {name: value for name, value in vars(config).items() if name not in _NOT_KEPT}
+    from jaxrl_dist.spaces import describe  # here, not above: it needs numpy
+
     hyperparameters = [field.name for field in dataclasses.fields(config.algorithm) if field.init]
     return {
         "format": FORMAT,
