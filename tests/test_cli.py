@@ -410,7 +410,7 @@ def test_what_needs_no_environment_imports_nothing_heavy(tmp_path: Path) -> None
 
 def test_a_wrong_environment_is_refused_before_training_is_imported(tmp_path: Path) -> None:
     codes = {"list envs": 0, "train ppo --env CartPol-v1": 2}
-    heavy = "jaxrl_dist.training jaxrl_dist.plans orbax"
+    heavy = "jaxrl_dist.training.setup jaxrl_dist.plans orbax"
     assert imported_by(heavy, list(codes), tmp_path) == [f"{command}: {code}" for command, code in codes.items()]
 
 
