@@ -41,8 +41,14 @@ def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
         "algorithm": name_of(config.algorithm),
         "hyperparameters": {name: _in_json(getattr(config.algorithm, name)) for name in hyperparameters},
         "run": {**run, "env": env_name(config.env)},
-        **({} if spec is None else {"spaces": {name: describe(getattr(spec, name)) for name in SPACES}}),
+        **({} if spec is None else {"spaces": _spaces(spec)}),
     }
+
+
+def _spaces(spec: EnvSpec) -> dict[str, str]:
+    from jaxrl_dist.spaces import describe  # here, not above, as it needs numpy
+
+    return {name: describe(getattr(spec, name)) for name in SPACES}
 
 
 def _in_json(value: Any) -> Any:
