@@ -75,13 +75,9 @@ class DQN(
         return preset
 
     def make(self, spec: EnvSpec) -> Algorithm:
+        size = num_actions(self, spec)
         network = networks.q_network(
-            self,
-            spec.observation,
-            num_actions(self, spec),
-            num_atoms=self.num_atoms,
-            dueling=self.dueling,
-            noisy=self.noisy,
+            self, spec.observation, size, num_atoms=self.num_atoms, dueling=self.dueling, noisy=self.noisy
         )
         atoms = jnp.linspace(self.value_min, self.value_max, self.num_atoms)
 
@@ -95,11 +91,8 @@ class DQN(
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             if context.keys is None:
-                return (
-                    distributions.EpsilonGreedy(values(network.apply(variables.params, obs, None)), 0.0).mode(),
-                    core,
-                    {},
-                )
+                q = values(network.apply(variables.params, obs, None))
+                return distributions.EpsilonGreedy(q, 0.0).mode(), core, {}
             noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
             epsilon = core if self.epsilon_ladder else schedule(context.env_step)
@@ -125,8 +118,7 @@ class DQN(
                 rows = jnp.arange(len(online))
                 probs = jax.nn.softmax(bootstrap[rows, best])
                 returned = batch["reward"][:, None] + batch["discount"][:, None] * atoms[None]
-                projected = jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms)
-                projected = jax.lax.stop_gradient(projected)
+                projected = jax.lax.stop_gradient(jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms))
                 losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
                 # Hessel et al. (2018), section 4: the divergence, which is 0 where the target is met.
                 entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
