@@ -8,6 +8,7 @@ CASES = {
     "learners/test_learners.py::test_one_device_is_as_eight[pg-discrete]": "pg",
     "learners/test_learners.py::test_one_device_is_as_eight[appo]": "ppo, impala",
     "learners/test_learners.py::test_one_device_is_as_eight[sac-discrete]": "sac, dqn",
+    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[colours]": "lives, truncated lives",
     "plans/test_plans.py::test_probe[pg-": "a2c",
     "plans/test_plans.py::test_probe[appo-": "ppo, impala",
     "plans/test_plans.py::test_probe[rainbow-": "dqn",
