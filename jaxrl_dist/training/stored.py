@@ -33,7 +33,6 @@ _NOT_KEPT = ("algorithm", "run_dir")
 def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
     """A resolved config as ``config.json`` keeps it, with the spaces of its environment if they are known."""
     run = {name: value for name, value in vars(config).items() if name not in _NOT_KEPT}
-    from jaxrl_dist.spaces import describe  # here, not above: it needs numpy
 
     hyperparameters = [field.name for field in dataclasses.fields(config.algorithm) if field.init]
     return {
