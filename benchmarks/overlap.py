@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20, help="of each way in a round")
     args, more = parser.parse_known_args()
 
-    more += ["--env", args.env, "--plan", "asynchronous", "--total-env-steps", str(10**12), "--report-interval", "1"]
+    more += ["--env", args.env, "--plan", "asynchronous", "--total-env-steps", str(10**9), "--report-interval", "1"]
     job = setup.prepare(*resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))).job
     assert job.algorithm.replay is None, "this measures plans that learn from each rollout once"
 

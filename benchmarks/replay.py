@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1000, help="of each way in a round, about")
     args, more = parser.parse_known_args()
 
-    more += ["--env", args.env, "--num-devices", "1", "--total-env-steps", str(10**12)]
+    more += ["--env", args.env, "--num-devices", "1", "--total-env-steps", str(10**9)]
     config, source = resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))
     replay = setup.prepare(config, source).job.algorithm.replay
     assert replay is not None, f"{args.algorithm} replays nothing"

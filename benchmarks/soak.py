@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--evaluation-episodes", type=int, default=5)
     args, more = parser.parse_known_args()
 
-    more += ["--env", args.env, "--total-env-steps", str(10**15), "--checkpoint-interval", "0"]
+    more += ["--env", args.env, "--total-env-steps", str(10**9), "--checkpoint-interval", "0"]
     more += ["--checkpoint-minutes", str(args.checkpoint_seconds / 60)]
     more += ["--evaluation-episodes", str(args.evaluation_episodes)]
     more += ["--evaluation-interval", "1"] if args.evaluation_episodes else []

@@ -15,7 +15,6 @@ from jaxrl_dist.checks import (
     check_range,
     check_used,
     did_you_mean,
-    flag,
     parse_bounds,
     parse_devices,
 )
@@ -111,8 +110,6 @@ else:
 
 CONFIG_FILE = "config.json"
 """Where a run directory keeps its configuration."""
-MAX_FLOAT_STEPS = 2**24
-"""Steps up to which 32-bit floats count one by one."""
 
 
 def check_run_dir(run_dir: pathlib.Path) -> None:
@@ -254,12 +251,6 @@ class Train(Generic[Config]):
             steps = self.num_envs * self.rollout_length
             if steps > MAX_STEPS:
                 raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
-            for name in ("epsilon_steps", "learning_starts"):  # a rollout at a time, devices count env steps as floats
-                if getattr(self.algorithm, name, 0) > MAX_FLOAT_STEPS * steps:
-                    raise ConfigError(
-                        f"{flag(name)} must be <= {MAX_FLOAT_STEPS * steps} with {steps} env steps an iteration "
-                        f"(--num-envs x --rollout-length), not {getattr(self.algorithm, name)}"
-                    )
         check_range(self, "checkpoint_interval", low=0, high=10**15)
         check_range(self, "checkpoint_minutes", low=0, high=10**6)
         check_range(self, "keep_checkpoints", low=1, high=10**6)

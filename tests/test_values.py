@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
@@ -143,11 +142,3 @@ class Unknown:
 def test_types_that_cannot_be_looked_up_are_left_alone() -> None:
     config = Unknown(np.int64(3))
     assert plain(config) is config
-
-
-def test_a_schedule_that_devices_cannot_count_is_refused() -> None:
-    fields = {"num_envs": 1, "rollout_length": 1}
-    with pytest.raises(ConfigError, match="--epsilon-steps must be <= 16777216 with 1 env steps an iteration"):
-        Train(DQN(epsilon_steps=50_000_000), env="X", **fields).checked()
-    Train(DQN(epsilon_steps=2**24), env="X", **fields).checked()
-    Train(DQN(epsilon_steps=50_000_000), env="X", num_envs=8, rollout_length=4).checked()

@@ -18,7 +18,7 @@ config = jaxrl_dist.preset(
     num_envs=int(num_envs),
     rollout_length=int(rollout_length),
     report_interval=int(num_envs) * int(rollout_length),
-    total_env_steps=10**12,
+    total_env_steps=10**9,
     evaluation_episodes=0,
     **once,
 )

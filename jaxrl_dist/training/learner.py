@@ -37,18 +37,44 @@ def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
 
 
 def check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
-    """Checks that all that is divided over the devices divides.
+    """Checks that sizes divide over the devices, and that the run's counts fit 32 bits.
 
     Raises:
-      ConfigError: it does not; the message names what does.
+      ConfigError: they do not; the message names sizes that do.
     """
     sizes = algorithm, config.num_envs, config.rollout_length, num_devices
     if config.plan == "gradients":
-        return
-    if algorithm.replay is None:
+        pass  # each actor has one device
+    elif algorithm.replay is None:
         on_policy.check_sizes(*sizes)
     else:
         off_policy.check_sizes(*sizes, spec.frame_stack)
+    check_counts(config, algorithm)
+
+
+MAX_COUNT = 2**31 - 1
+"""Of updates, iterations and steps of an environment, which devices count as int32."""
+
+
+def check_counts(config: Train[Any], algorithm: Algorithm) -> None:
+    """Checks that devices can count the run's updates, iterations and steps of each environment to its end.
+
+    Raises:
+      ConfigError: they cannot; the message names the total that works.
+    """
+    steps = config.num_envs * config.rollout_length
+    if config.plan == "gradients":
+        most = config.num_actors or 1  # each actor's gradient is an update and an iteration
+    elif algorithm.replay is None:
+        most = algorithm.num_epochs * algorithm.num_minibatches
+    else:
+        most = max(off_policy.updates_per_iteration(algorithm.replay, steps), config.rollout_length)
+    works = (MAX_COUNT // most - 1) * steps
+    if config.total_env_steps > works:
+        raise ConfigError(
+            f"--total-env-steps {config.total_env_steps} is more than devices can count: {MAX_COUNT} updates, of which "
+            f"{steps} env steps make {most}; {works} works"
+        )
 
 
 def check_memory(plan: Replay, like: Rollout, num_devices: int, frame_stack: int) -> None:
