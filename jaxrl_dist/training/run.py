@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # its threads must be able to write when those below are closed
+import atexit
 import contextlib
 import dataclasses
 import pathlib
 import shlex
-import threading
 import time
 import warnings
 import weakref
@@ -206,10 +205,13 @@ _UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
 
 
 def _leave_all() -> None:
-    """Ends runs whose reports a program still holds when it ends, while they can still be saved and threads joined."""
+    """Closes the runs whose reports a program still holds when it ends.
+
+    Saving needs a new thread, which Python then no longer starts: a warning says so.
+    """
     for reports in list(_UNFINISHED):
         with contextlib.suppress(Exception):
             reports.close()
 
 
-threading._register_atexit(_leave_all)  # type: ignore[attr-defined]  # atexit's own functions run after threads end
+atexit.register(_leave_all)
