@@ -71,7 +71,7 @@ def asked_policy(asked: Evaluate) -> Policy:
     check_range(asked, "max_steps", low=1, high=10**9)
     own = from_file(asked.algorithm) if asked.algorithm else None
     check_run_dir(pathlib.Path(asked.run_dir))
-    stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # rejects a directory that is no run before JAX is imported
+    stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # fails before JAX is imported
     find_modules(asked.env)
 
     from jaxrl_dist.play.policy import load_policy

@@ -70,7 +70,7 @@ class Curve(NamedTuple):
 
 
 class Middle(NamedTuple):
-    """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64, NaN where no curve has a value."""
+    """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64, NaN where no curve has values."""
 
     x: np.ndarray
     y: np.ndarray

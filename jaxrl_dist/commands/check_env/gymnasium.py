@@ -92,7 +92,7 @@ class _Player:
         self._last: tuple[Any, bytes, str] | None = None
 
     def play(self, seed: int, steps: int) -> list[_Step]:
-        """Plays ``steps`` steps, resetting after each episode; the first entry holds the observation of the first reset."""
+        """Plays ``steps`` steps and resets after each episode; the first entry is the first reset."""
         actions = copy.deepcopy(self.env.action_space)
         actions.seed(0)
         began = time.monotonic()
