@@ -223,7 +223,7 @@ def check_finite(spec: EnvSpec, step: int, field: str, values: np.ndarray) -> No
     """Checks that observations or rewards of host environments are finite; integers always are.
 
     Args:
-      step: counted from the start of the process; the first reset counts as step 0.
+      step: counted since the environments were made; the first reset counts as step 0.
       field: ``observation`` or ``reward``.
       values: ``[B, ...]``.
 

@@ -146,7 +146,7 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
-        # Some environments start from Python numbers: give every leaf a row per environment, as stepping does.
+        # Some environments start from Python numbers: give every leaf a dtype and a row per environment.
         return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
 
     def reset(keys: jax.Array) -> tuple[State, PyTree]:
