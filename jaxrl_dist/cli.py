@@ -1,4 +1,4 @@
-"""The command ``jaxrl-dist``: finds the command that is asked for, and turns errors into one line and an exit code."""
+"""The command line ``jaxrl-dist``: runs a command, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from jaxrl_dist.run.signals import Interrupted
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    0: done; 1: it failed on the way, such as by a full disk, or ``check-env`` or ``doctor`` has found faults; 2: the
-    input cannot be run; 129: SIGHUP; 130: Ctrl-C; 143: SIGTERM. Failures come with one line on stderr, after the
-    traceback of an environment that failed and how to go on with a run that was saved.
+    0: success; 1: the command failed while running, such as on a full disk, or ``check-env`` or ``doctor`` found
+    faults; 2: invalid input; 129: SIGHUP; 130: Ctrl-C; 143: SIGTERM. A failure prints one line to stderr, after the
+    traceback of a failed environment and the command that resumes a saved run.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may hold what a terminal's encoding does not
+    if isinstance(sys.stdout, io.TextIOWrapper):  # file names may hold characters that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
@@ -38,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # whoever read our output has enough, as `head` does
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         from jaxrl_dist.run.console import discard_output
 
         discard_output()
         return 1
     except (OSError, EnvError, DivergedError, CheckpointError) as error:
-        for note in getattr(error, "__notes__", ()):  # an environment's traceback tells its author more than our line
+        for note in getattr(error, "__notes__", ()):  # the author of an environment needs its traceback
             print(note, file=sys.stderr)
         if isinstance(error, OSError) and error.filename:
             return _fail(f"{error.filename}: {error.strerror}", 1)
@@ -84,7 +84,7 @@ def _run(args: list[str]) -> int:
 
 
 def version() -> str:
-    """The version that is installed."""
+    """Returns the installed version."""
     try:
         return importlib.metadata.version("jaxrl-dist")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Playing whole episodes with a trained policy."""
+"""Plays whole episodes with a trained policy."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from jaxrl_dist.memory import frames
 from jaxrl_dist.types import Algorithm, Context, PyTree, Timestep, Variables
 
 MAX_ENVS = 128
-"""That play at once."""
+"""Environments that play at once."""
 MAX_EPISODE_STEPS = 27_000
-"""Of an episode that has no longer limit of its own: 108,000 Atari frames, the longest that the usual time limits allow
-(Machado et al. 2018, section 5)."""
+"""Limit of an episode in env steps, unless the environment sets a longer one: 108,000 Atari frames, the longest of the
+usual time limits (Machado et al. 2018, section 5)."""
 
 
 class Evaluation(NamedTuple):
-    """Raw returns and lengths (in env steps) of whole episodes, and of some that were cut."""
+    """Raw returns and lengths (in env steps) of the episodes played, whole or cut."""
 
     returns: np.ndarray  # [episodes] float64
     lengths: np.ndarray  # [episodes] int64
-    cut: int = 0  # of these, the episodes that had not ended when their steps were used up
+    cut: int = 0  # number of these episodes that were cut at the step limit
 
     def summary(self) -> dict[str, float | int]:
-        """The numbers that a run's summary keeps."""
+        """Returns the numbers stored in a run's summary."""
         return {
             "episodes": len(self.returns),
             "return_mean": float(self.returns.mean()),
@@ -54,17 +54,17 @@ def evaluate(
     num_envs: int = MAX_ENVS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """Plays ``episodes`` greedy episodes once; arguments as those of ``Evaluator`` and its ``play``."""
+    """Plays ``episodes`` greedy episodes once; for the arguments see ``Evaluator`` and ``Evaluator.play``."""
     played = Evaluator(algorithm, source, episodes, seed, max_steps, num_envs).play(variables, progress)
     assert played is not None, "nothing stops it"
     return played
 
 
 class Evaluator:
-    """Plays greedy episodes on one device: the same ones each time, by programs that are compiled the first time.
+    """Plays greedy episodes on one device: the same ones each time, with programs compiled on the first call.
 
-    The number of episodes of each environment is fixed beforehand: taking the first to finish would favour short
-    ones. Atari games are played in full for their own score.
+    Each environment plays a number of episodes fixed in advance: counting the first ones to finish would favour short
+    episodes. Atari games are played in full, for their unclipped score.
     """
 
     def __init__(
@@ -76,18 +76,19 @@ class Evaluator:
         max_steps: int | None = None,
         num_envs: int = MAX_ENVS,
     ) -> None:
-        """``episodes`` is how many to play.
+        """Prepares the evaluation; the first ``play`` compiles it.
 
         Args:
-          seed: of the environments; training with the same seed meets other episodes.
-          max_steps: env steps after which an episode is cut and counts as it stands there: a greedy policy that walks
-            in circles may never end it. None: ``MAX_EPISODE_STEPS``, or the environment's own limit if that is longer.
-          num_envs: how many environments training has on the host: there are no more here, because there may be no room
-            for them. With fewer environments than episodes, each plays several in turn; which episodes those are
-            depends on this number.
+          episodes: number of episodes to play.
+          seed: seed of the environments; training with the same seed sees other episodes.
+          max_steps: env steps after which an episode is cut and counted with its return so far: a greedy policy that
+            walks in circles may never end it. None: ``MAX_EPISODE_STEPS``, or the environment's time limit if longer.
+          num_envs: number of environments in training. On the host, evaluation makes no more than that, because more
+            may not fit into memory. With fewer environments than episodes, each plays several in turn; which episodes
+            they play depends on this number.
         """
         self._algorithm, self._source, self._episodes = algorithm, source, episodes
-        most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure ones are a few numbers each
+        most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure environments take little memory
         self._num_envs = min(episodes, most)
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
         self._seed = int(jax.random.bits(rng.stream(seed, rng.Stream.EVALUATE))) & 0x7FFFFFFF
@@ -100,7 +101,7 @@ class Evaluator:
 
         @jax.jit
         def learn_outcome(core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: Timestep) -> PyTree:
-            _, obs = frames.push(stacks, step.obs)  # not kept: ``act`` will push it
+            _, obs = frames.push(stacks, step.obs)  # stacks are discarded: ``act`` pushes this frame itself
             return after_step(algorithm, core, start, action, step._replace(obs=obs))
 
         self._act, self._learn_outcome = act, learn_outcome
@@ -116,16 +117,16 @@ class Evaluator:
         """Plays the episodes.
 
         Args:
-          progress: hears how many are done.
-          stop: whether to give up, which is asked before each step.
-          watch: sees the environments at the start and after each step, with the indices of those whose first
-            episode that step was of; they are made to be drawn.
+          progress: called with the number of finished episodes.
+          stop: called before each step; True ends the evaluation.
+          watch: called at the start and after each step with the environments, which can be drawn, and the indices of
+            those in their first episode.
 
         Returns:
-          None if it was stopped.
+          The evaluation; None if it was stopped.
 
         Raises:
-          ConfigError: the environment is to be watched and cannot be drawn.
+          ConfigError: ``watch`` is given and the environment cannot be drawn.
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
@@ -138,7 +139,7 @@ class Evaluator:
         lengths: list[list[int]] = [[] for _ in range(num_envs)]
         done, cut = np.zeros(num_envs, int), 0
         running = np.zeros((2, num_envs))  # return and length of the episodes under way
-        counted = np.zeros((2, num_envs))  # of what was cut off them, and counts as episodes of its own
+        counted = np.zeros((2, num_envs))  # return and length that cut episodes have already been credited with
         with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
             obs, core = env.reset(), start
             progress(0)

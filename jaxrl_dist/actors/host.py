@@ -1,4 +1,4 @@
-"""Acting on environments that live on the host: one jitted call and one environment step at a time."""
+"""Acts on host environments: alternates one jitted call and one environment step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from jaxrl_dist.types import Algorithm, Array, Context, EpisodeStats, PyTree, Ro
 
 
 class HostActor:
-    """Fills rollouts that lie on the mesh from environments on the host.
+    """Fills rollouts on the mesh from environments on the host.
 
-    Each observation is sent to the devices once, where the same call that chooses the action also stores it; only
-    the action comes back. Frames are stacked there.
+    The host sends each observation to the devices once. One call on the devices stacks its frames, stores it and
+    chooses the action; only the action is sent back.
     """
 
     def __init__(
@@ -35,7 +35,12 @@ class HostActor:
         share: Share | None = None,
         stages: Stages | None = None,
     ) -> None:
-        """``programs`` are ``compile_acting``'s for the same algorithm, mesh and length; ``share`` None: all."""
+        """Resets the environments.
+
+        Args:
+          programs: from ``compile_acting`` with the same algorithm, mesh and length.
+          share: the actor's part of the run's environments; None: all of them.
+        """
         self.stages = stages or Stages()
         self._env = env
         self._length = rollout_length
@@ -78,26 +83,25 @@ class HostActor:
         return rollout, EpisodeStats.stack(episodes).merge(), valid_steps
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         self._env.close()
 
 
 class Programs(NamedTuple):
-    """The compiled halves of an acting step; the buffer, the policy state and the stacks are donated along."""
+    """The compiled programs of acting; ``act`` donates the buffer, the policy state and the stacks."""
 
     allocate: meshes.Program  # (variables, stacks, obs, core) -> buffer
     act: meshes.Program
     """``(variables, buffer, core, stacks, initial_core, obs, outcome, t, iteration, env_step, first) -> ...,
-    action``; ``first`` is the number, among all of the run, of the first environment."""
+    action``; ``first`` is the index of the actor's first environment within the run."""
     close_rollout: meshes.Program  # (buffer, core, stacks, initial_core, obs, outcome) -> rollout, core
 
 
 def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_key: jax.Array) -> Programs:
-    """What acting compiles, once for all actors on a mesh.
+    """Compiles the programs of acting, once for all actors on a mesh.
 
-    ``outcome`` is ``[4, B]`` float32: reward, terminated, truncated and valid of the step before.
-
-    ``obs`` comes as the environment gives it, and ``stacks`` are those before it.
+    In the programs, ``outcome`` is ``[4, B]`` float32: reward, terminated, truncated and valid of the previous step.
+    ``obs`` is the observation as the environment returns it, and ``stacks`` are the stacks without it.
     """
 
     def allocate(variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree) -> Rollout:
@@ -107,7 +111,7 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
     def record(
         buffer: Rollout, core: PyTree, initial_core: PyTree, obs: PyTree, outcome: jax.Array, t: jax.Array
     ) -> tuple[Rollout, PyTree]:
-        """Stores what step ``t - 1`` led to, if this rollout has one, and the observation it ended in."""
+        """Stores the observation of step ``t``, and the outcome of step ``t - 1`` if it belongs to this rollout."""
         last = jnp.maximum(t - 1, 0)
         reward, *flags = outcome
         terminated, truncated, valid = (flag > 0 for flag in flags)
@@ -115,7 +119,7 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
         action = jax.tree.map(lambda x: x[last], buffer.action)
         after = after_step(algorithm, core, initial_core, action, step)
         core = jax.tree.map(lambda new, old: jnp.where(t > 0, new, old), after, core)
-        # At t = 0 this writes what the last rollout has already stored; the next call writes over it.
+        # At t = 0 this writes the last outcome of the previous rollout to row 0; the next call overwrites it.
         buffer = buffer._replace(
             obs=buffer.obs.at[t].set(obs),
             reward=buffer.reward.at[last].set(reward),
@@ -152,7 +156,7 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
     def close_rollout(
         buffer: Rollout, core: PyTree, stacks: PyTree, initial_core: PyTree, obs: PyTree, outcome: jax.Array
     ) -> tuple[Rollout, PyTree]:
-        # The stacks stay as they were: the next rollout begins with this observation, and pushes it again.
+        # The pushed stacks are discarded: the next rollout begins with this observation and pushes it again.
         _, obs = frames.push(stacks, obs)
         buffer, core = record(buffer, core, initial_core, obs, outcome, jnp.int32(rollout_length))
         return buffer._replace(final_core=core), jax.tree.map(jnp.copy, core)

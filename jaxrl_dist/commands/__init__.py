@@ -1,6 +1,6 @@
-"""The commands of ``jaxrl-dist``: a module each, whose ``run(args)`` carries it out and returns the exit code.
+"""The commands of ``jaxrl-dist``: one module each, whose ``run(args)`` runs the command and returns the exit code.
 
-They import nothing heavy before they need it, so that ``--help`` and a rejected flag are fast.
+They import heavy libraries late, so ``--help`` and a rejected flag are fast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from jaxrl_dist.config import split_env
 
 COMMANDS = ("train", "resume", "evaluate", "video", "plot", "check-env", "doctor", "list")
-"""Each is a module of this package, with ``_`` for ``-``."""
+"""Each is a module of this package, with ``_`` in place of ``-``."""
 HELP = """\
 usage: jaxrl-dist COMMAND ...
 
@@ -34,13 +34,13 @@ algorithms: {algorithms}
 
 
 def help_text() -> str:
-    """What ``jaxrl-dist --help`` prints."""
+    """Returns the text of ``jaxrl-dist --help``."""
     from jaxrl_dist.algorithms import ALGORITHMS, PRESETS
 
     return HELP.format(algorithms=", ".join([*ALGORITHMS, *PRESETS]))
 
 
 def find_modules(env: str | None) -> None:
-    """Where ``--env`` names a module, the current directory is searched first, as by ``python -m``."""
+    """Puts the current directory first on the module path, as ``python -m`` does, if ``--env`` names a module."""
     if env is not None and split_env(env)[1]:
         sys.path.insert(0, os.getcwd())

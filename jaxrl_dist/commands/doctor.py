@@ -1,7 +1,7 @@
-"""``jaxrl-dist doctor``: whether this machine can train, on what, and what is missing.
+"""``jaxrl-dist doctor``: checks whether this machine can train, on which devices, and what is missing.
 
-All that is imported or computed runs in processes of its own, side by side: a library that crashes or hangs is a line
-of the answer, not the end of it.
+Imports and computations run in separate processes, side by side: a library that crashes or hangs costs one line of the
+report, not the report.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from jaxrl_dist.config import BACKENDS
 from jaxrl_dist.machine import container_limit
 
 SECONDS = 120.0
-"""In which a probe must answer; on an idle machine they take two or three."""
+"""Time limit of a probe; an idle machine needs two or three seconds."""
 LITTLE_DISK = 10**9
-"""Bytes free under which there is a note: a checkpoint holds a replay memory of up to 2 GB."""
+"""Free bytes below which a note is printed: a checkpoint holds a replay memory of up to 2 GB."""
 PACKAGE = "jaxrl-dist"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "gymnasium")
-"""Shown in any case; the rest is read from what the package says it requires."""
+"""Always shown; the other libraries come from the package's metadata."""
 
 
 class Answer(NamedTuple):
-    """What there is, and what follows from it."""
+    """The report on this machine."""
 
     facts: list[tuple[str, str]]
-    """Names and values, in the order in which they are to be shown."""
+    """Names and values, in the order of display."""
     problems: list[str]
-    """Each is a reason why nothing can be trained."""
+    """Reasons why this machine cannot train."""
     notes: list[str]
-    """What is missing and need not be there."""
+    """Missing parts that training can do without."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Doctor:
-    """Says whether this machine can train, on which devices, with which libraries, and what is missing."""
+    """Checks whether this machine can train, on which devices, with which libraries, and what is missing."""
 
 
 def run(args: Sequence[str]) -> int:
-    """``doctor``; the exit code is 1 if nothing can be trained here."""
+    """Runs ``doctor``; returns 1 if this machine cannot train."""
     flags.check_flags(args, ())
     flags.run_tyro(Doctor, args, prog="jaxrl-dist doctor")
     answer = examine()
@@ -71,7 +71,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def examine() -> Answer:
-    """Looks at this machine; takes seconds and raises nothing."""
+    """Examines this machine; takes seconds and raises nothing."""
     answer = Answer([], [], [])
     with concurrent.futures.ThreadPoolExecutor() as pool:
         probes = {name: pool.submit(probe, name) for name in ("devices", *BACKENDS)}
@@ -86,7 +86,7 @@ def examine() -> Answer:
 
 
 def requirements() -> dict[str, list[str]]:
-    """The packages that each extra asks for, those that are always needed under ``""``."""
+    """Returns the packages that each extra requires, and under ``""`` those that are always required."""
     found: dict[str, list[str]] = {"": list(LIBRARIES)}
     try:
         stated = importlib.metadata.requires(PACKAGE) or []
@@ -185,20 +185,20 @@ def _backends(answer: Answer, found: dict[str, dict[str, Any]]) -> None:
     for name, result in found.items():
         shown = "cannot be imported" if name in broken else f"imported, {counted(result['ids'], 'environment')}"
         answer.facts.append((f"backend {name}", shown))
-    told = " ".join(answer.problems)  # where JAX does not work, no backend that needs it does
+    told = " ".join(answer.problems)  # a JAX that does not work breaks backends too: report the error once
     lines = [f"{name} cannot be imported: {error}" for name, error in broken.items() if error not in told]
     (answer.problems if len(broken) == len(found) else answer.notes).extend(lines)
 
 
 def probe(name: str) -> dict[str, Any]:
-    """What ``PROBES[name]`` says in a process of its own.
+    """Runs ``main`` for ``name``, which is ``devices`` or a backend, in a separate process.
 
     Returns:
-      Its answer, with the last line on its stderr as ``said``; only an ``error`` of one line where there is none.
+      Its answer, with the last line of its stderr as ``said``; if it gave none, only ``error``, one line.
     """
     command = [sys.executable, "-P", "-m", "jaxrl_dist.commands.doctor", name]
     paths = os.pathsep.join(path or "." for path in sys.path)
-    # A GPU's memory may be in use by a run, and is not to be reserved for a look at it.
+    # A run may be using the GPU's memory, so the probe must not reserve it.
     env = {**os.environ, "PYTHONPATH": paths, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=SECONDS)
@@ -216,7 +216,7 @@ def probe(name: str) -> dict[str, Any]:
 
 
 def look_at_devices() -> dict[str, Any]:
-    """Each local device of JAX: what it is, its memory in bytes, and the error of a tiny jitted computation."""
+    """Returns JAX's local devices: kind, memory in bytes, and the error of a tiny jitted computation, if any."""
     import jax
     import numpy as np
 
@@ -236,19 +236,19 @@ def look_at_devices() -> dict[str, Any]:
 
 
 def look_at_backend(name: str) -> dict[str, Any]:
-    """Imports what the environments of a backend need, and counts those."""
+    """Imports a backend and counts its environments."""
     return {"ids": len(importlib.import_module(f"jaxrl_dist.envs.{name}").ids())}
 
 
 def main() -> None:
-    """``python -m jaxrl_dist.commands.doctor PROBE``: prints the answer as a line of JSON."""
+    """Runs ``python -m jaxrl_dist.commands.doctor PROBE``: prints the answer as one line of JSON."""
     name = sys.argv[1]
     try:
         found = look_at_devices() if name == "devices" else look_at_backend(name)
     except BaseException as error:
         found = {"error": machine.no_devices() or machine.line_of(error)}
     print(f"\n{json.dumps(found)}", flush=True)
-    os._exit(0)  # some libraries crash while Python shuts down, which says nothing about training
+    os._exit(0)  # some libraries crash while Python shuts down, which does not affect training
 
 
 if __name__ == "__main__":

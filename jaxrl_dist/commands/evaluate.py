@@ -25,7 +25,7 @@ FLAGS = ("episodes", "seed", "env", "env_options", "algorithm", "max_steps")
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Plays greedy episodes with the policy that a run has trained, or has so far."""
+    """Plays greedy episodes with the policy of a finished or unfinished run."""
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
     """Directory of the run, such as runs/NAME."""
@@ -34,17 +34,17 @@ class Evaluate:
     seed: int = 0
     """Seed of the environments."""
     env: str | None = None
-    """Environment to play instead of the run's; to be named again if it is of the form my_module:make."""
+    """Environment to play instead of the run's; required again if it has the form my_module:make."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Options of the environment, instead of the run's."""
+    """Options of the environment instead of the run's."""
     algorithm: str | None = None
-    """File of the algorithm, if the run is of one of your own."""
+    """File of the algorithm, if the run trained your own."""
     max_steps: int | None = None
     """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
 
 
 def run(args: Sequence[str]) -> int:
-    """``evaluate RUN_DIR [FLAGS]``."""
+    """Runs ``evaluate RUN_DIR [FLAGS]``."""
     flags.check_flags(args, FLAGS)
     asked = flags.run_tyro(Evaluate, args, prog="jaxrl-dist evaluate")
     if not asked.run_dir:
@@ -62,16 +62,16 @@ def run(args: Sequence[str]) -> int:
 
 
 def asked_policy(asked: Evaluate) -> Policy:
-    """The policy of a run that is to play.
+    """Loads the policy of the run that the user named.
 
     Raises:
-      ConfigError: it is no run, or has no policy.
+      ConfigError: the directory is no run, or has no policy.
     """
     check_range(asked, "seed", low=0, high=2**31 - 1)
     check_range(asked, "max_steps", low=1, high=10**9)
     own = from_file(asked.algorithm) if asked.algorithm else None
     check_run_dir(pathlib.Path(asked.run_dir))
-    stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # refuses what is no run before JAX is imported
+    stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # fails before JAX is imported
     find_modules(asked.env)
 
     from jaxrl_dist.play.policy import load_policy

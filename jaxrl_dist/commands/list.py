@@ -1,4 +1,4 @@
-"""``jaxrl-dist list algorithms|envs|plans``."""
+"""``jaxrl-dist list algorithms|envs|plans``: prints the algorithms, environments or plans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxrl_dist.errors import ConfigError
 
 
 def run(args: Sequence[str]) -> int:
-    """Prints what there is of one kind."""
+    """Runs ``list KIND``."""
     what = " ".join(args)
     kinds = ("algorithms", "envs", "plans")
     if what not in kinds:

@@ -1,4 +1,4 @@
-"""This machine: its files, its packages, its accelerators, and why JAX does not use them."""
+"""Examines this machine: its packages, its accelerators, and why JAX does not use them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import shutil
 import sys
 
 PLUGINS = {"cuda12": "jax-cuda12-plugin", "cuda13": "jax-cuda13-plugin", "tpu": "libtpu"}
-"""What the extras of JAX's own name bring."""
+"""JAX's extras, and the package that each one adds."""
 ROOT = pathlib.Path("/")
-"""Where ``dev``, ``proc`` and ``sys`` are looked for."""
+"""Directory that holds ``dev``, ``proc`` and ``sys``."""
 GOOGLE, TPUS = "0x1ae0", {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x0083", "0x007c"}
-"""PCI vendor and devices of TPUs, as in ``jax/_src/hardware_utils.py``."""
+"""PCI vendor and device ids of TPUs, as in ``jax/_src/hardware_utils.py``."""
 CUDA12_DRIVER, CUDA13_DRIVER = 525, 580
-"""The oldest drivers that they run with (https://docs.jax.dev/en/latest/installation.html)."""
+"""The oldest NVIDIA drivers that support CUDA 12 and 13 (https://docs.jax.dev/en/latest/installation.html)."""
 
 
 def version(package: str) -> str | None:
-    """The version of an installed package, or None."""
+    """Returns the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -29,12 +29,12 @@ def version(package: str) -> str | None:
 
 
 def install(*packages: str) -> str:
-    """The command that installs packages into this Python."""
+    """Returns the command that installs packages into this Python."""
     return shlex.join([sys.executable, "-m", "pip", "install", *packages])
 
 
 def read(path: str) -> str:
-    """A text file below ``ROOT``; empty where it cannot be read."""
+    """Reads a text file below ``ROOT``; empty if it cannot be read."""
     try:
         return (ROOT / path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -42,12 +42,12 @@ def read(path: str) -> str:
 
 
 def nvidia() -> bool:
-    """Whether the machine has an NVIDIA GPU."""
+    """Returns True if the machine has an NVIDIA GPU."""
     return any((ROOT / "dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
 
 
 def tpu() -> bool:
-    """Whether the machine has a TPU."""
+    """Returns True if the machine has a TPU."""
     devices = (ROOT / "sys/bus/pci/devices").glob("*")
     places = [f"sys/bus/pci/devices/{device.name}" for device in devices]
     return any(
@@ -56,13 +56,13 @@ def tpu() -> bool:
 
 
 def driver() -> int | None:
-    """The major version of the NVIDIA driver, where it says."""
+    """Returns the major version of the NVIDIA driver, or None if it is unknown."""
     match = re.search(r"^NVRM version:.*?\s(\d+)\.\d+", read("proc/driver/nvidia/version"), re.MULTILINE)
     return int(match[1]) if match else None
 
 
 def without_gpu(said: str = "") -> str:
-    """Why JAX does not use the NVIDIA GPU, and what helps; ``said`` is what it has printed."""
+    """Explains why JAX does not use the NVIDIA GPU, and how to fix it; ``said`` is JAX's own message."""
     number = driver()
     if number is not None and number < CUDA12_DRIVER:
         return f"its driver {number} is older than {CUDA12_DRIVER}, which CUDA 12 needs"
@@ -72,20 +72,20 @@ def without_gpu(said: str = "") -> str:
 
 
 def without_tpu(said: str = "") -> str:
-    """The same of the TPU."""
+    """Explains why JAX does not use the TPU, and how to fix it; ``said`` is JAX's own message."""
     if version(PLUGINS["tpu"]):
         return f"libtpu is installed, so another process may hold it{said and f': {said}'}"
     return install_plugin("tpu")
 
 
 def install_plugin(extra: str) -> str:
-    """How to install what an extra of JAX's brings, for the JAX that is there."""
+    """Explains how to install the plugin of a JAX extra for the installed JAX version."""
     installed = version("jax")
     return f"install its plugin by: {install(f'jax[{extra}]' + (f'=={installed}' if installed else ''))}"
 
 
 def no_devices() -> str | None:
-    """Why JAX has no device at all, not even the CPU, and what helps, in one line; None where it has one."""
+    """Explains in one line why JAX has no device, not even a CPU, and how to fix it; None if it has one."""
     try:
         import jax
 
@@ -108,5 +108,5 @@ def no_devices() -> str | None:
 
 
 def line_of(error: BaseException) -> str:
-    """An exception as one line."""
+    """Formats an exception as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,4 +1,4 @@
-"""``jaxrl-dist plot``: learning curves of finished and running runs, over their seeds."""
+"""``jaxrl-dist plot``: plots learning curves of finished and running runs, aggregated over seeds."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
     import numpy as np
 
 POINTS = 200
-"""Of the axis on which the curves of several seeds are put together."""
+"""Points of the axis on which the curves of several seeds are aggregated."""
 CONFIDENCE = 0.95
-"""Of the interval around their interquartile mean."""
+"""Confidence level of the interval around their interquartile mean."""
 AXES = {"steps": ("env_steps", "environment steps"), "time": ("wall_time_s", "seconds since the start")}
-"""What the horizontal axis may show: the field of ``metrics.jsonl`` and the label."""
+"""Choices for the horizontal axis: the field of ``metrics.jsonl`` and the label."""
 SAME_CURVE = {*RESUMABLE, "seed", "run_dir"}
-"""Fields of ``Train`` in which the runs of a group may differ: none of them changes how a run learns."""
+"""Fields of ``Train`` in which the runs of a group may differ: only the seed changes how a run learns."""
 LARGEST = 1e100
-"""Numbers beyond it are not drawn: sums and differences of them would overflow."""
+"""Larger numbers are rejected: their sums and differences would overflow."""
 _MAX_METRICS = 2**31  # bytes
-_LEGEND_WIDTH = 84  # characters, which fit under the axes
+_LEGEND_WIDTH = 84  # characters that fit below the axes
 _LABEL_WIDTH = 400  # characters: a config.json from elsewhere may hold any text
 
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Draws learning curves of runs, over the seeds of each configuration."""
+    """Plots learning curves of runs, aggregated over the seeds of each configuration."""
 
     run_dirs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN_DIR ...")]] = ()
-    """Directories of runs; the seeds of a configuration are put together, and runs without a value are left out."""
+    """Directories of runs; seeds of one configuration form a group, and runs without a value are skipped."""
     out: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "curves.png"
-    """The picture to write, in the format of its ending: png, pdf, svg ..."""
+    """The image file to write; its extension sets the format: png, pdf, svg ..."""
     metric: str = "episode/return"
     """A metric of metrics.jsonl."""
     x: Literal["steps", "time"] = "steps"
-    """What the horizontal axis shows: environment steps or seconds."""
+    """Horizontal axis: environment steps or seconds."""
 
 
 def run(args: Sequence[str]) -> int:
-    """``plot RUN_DIR ... [-o FILE]``."""
+    """Runs ``plot RUN_DIR ... [-o FILE]``."""
     flags.check_flags(args, ("out", "metric", "x"))
     asked = flags.run_tyro(Plot, args, prog="jaxrl-dist plot")
 
@@ -70,7 +70,7 @@ class Curve(NamedTuple):
 
 
 class Middle(NamedTuple):
-    """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64, NaN where no curve reaches."""
+    """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64, NaN where no curve has values."""
 
     x: np.ndarray
     y: np.ndarray
@@ -79,17 +79,17 @@ class Middle(NamedTuple):
 
 
 class NoValueError(ConfigError):
-    """A run has no value of a metric, so far or at all."""
+    """A run has no value of the metric, or none yet."""
 
 
 def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
-    """One metric of a run's ``metrics.jsonl``, without the reports in which it is null.
+    """Reads one metric from a run's ``metrics.jsonl``, skipping reports in which it is null.
 
-    A last line that is cut off, as that of a run that is being written or was killed may be, is left out.
+    An incomplete last line is skipped: the run may still be writing it, or may have been killed.
 
     Raises:
-      ConfigError: there is no such file, or it is damaged; the message names the line.
-      NoValueError: it has no report yet, or no such metric, or the metric never had a value.
+      ConfigError: the file is missing or damaged; the message names the line.
+      NoValueError: the file has no report yet, or no such metric, or the metric never had a value.
     """
     import numpy as np
 
@@ -126,8 +126,8 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
 
 
 def _lines(path: pathlib.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The reports in ``metrics.jsonl``, each with the number of its line."""
-    *whole, last = content.split(b"\n")  # without an end, the last may be cut off
+    """Yields the reports in ``metrics.jsonl``, each with its line number."""
+    *whole, last = content.split(b"\n")  # the last line has no newline, so it may be incomplete
     for number, text in enumerate([*whole, last], 1):
         try:
             line = json.loads(text)
@@ -150,10 +150,10 @@ def _shown(value: Any) -> str:
 
 
 def middle(curves: Sequence[Curve]) -> Middle:
-    """The interquartile mean over seeds and its bootstrap interval, point by point.
+    """Computes the interquartile mean over seeds and its bootstrap interval, point by point.
 
     Source: Agarwal et al. (2021), https://arxiv.org/abs/2108.13264, section 4.3; the interval is the percentile
-    bootstrap over seeds. Curves are interpolated linearly; where one has not begun or has ended, the others count.
+    bootstrap over seeds. Curves are interpolated linearly; each point uses only the curves that reach it.
     """
     import numpy as np
     from scipy import stats
@@ -179,14 +179,14 @@ def _iqm(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def group(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Puts runs together that differ in nothing that changes how they learn, except their seed.
+    """Groups runs that differ only in the seed and in settings that do not change learning.
 
     Args:
       configs: ``config.json`` of each run, by its directory.
 
     Returns:
-      The directories of each group, by a label: the algorithm, the environment if there are several, and the settings
-      in which groups of the same algorithm and environment differ.
+      The directories of each group, by its label: the algorithm, the environment if the runs have several, and the
+      settings in which groups of the same algorithm and environment differ.
     """
     kinds: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for name, config in configs.items():
@@ -218,14 +218,14 @@ def plot(
     metric: str = "episode/return",
     x: str = "steps",
 ) -> None:
-    """Draws a metric of runs: thin lines for seeds, and for each group of them its middle and interval.
+    """Plots a metric of runs: a thin line per seed, and the interquartile mean and interval of each group.
 
     Args:
-      out: the picture to write, in the format of its ending (png, pdf, svg ...).
+      out: the image file to write; its extension sets the format (png, pdf, svg ...).
       x: ``steps`` or ``time``.
 
     Raises:
-      ConfigError: what is no run, a metric that it does not have, or a picture that cannot be written.
+      ConfigError: a directory is no run, no run has the metric, or the image cannot be written.
     """
     if x not in AXES:
         raise ConfigError(f"--x {x} is none of {', '.join(AXES)}{did_you_mean(x, AXES)}")
@@ -250,7 +250,7 @@ def plot(
 
 
 def _draw(groups: Mapping[str, Sequence[Curve]], metric: str, x: str, out: str | pathlib.Path) -> None:
-    from matplotlib.figure import Figure  # not pyplot, whose backend belongs to the caller, as a notebook's does
+    from matplotlib.figure import Figure  # not pyplot: its backend belongs to the caller, such as a notebook
 
     fig = Figure(figsize=(7, 4.2), layout="constrained")
     ax = fig.subplots()
@@ -271,7 +271,7 @@ def _draw(groups: Mapping[str, Sequence[Curve]], metric: str, x: str, out: str |
     title = None
     if any(len(curves) > 1 for curves in groups.values()):
         title = f"interquartile mean and {CONFIDENCE:.0%} bootstrap interval over seeds"
-    # Below the axes, which keep their size: the figure grows by the lines of the legend.
+    # The legend is below the axes. The figure grows by its lines, so the axes keep their size.
     columns = max(1, _LEGEND_WIDTH // (max(map(len, labels)) + 8))
     lines = sum(label.count("\n") + 1 for label in labels) / columns + 2
     fig.set_figheight(4.2 + 0.17 * lines)
@@ -284,7 +284,7 @@ def _draw(groups: Mapping[str, Sequence[Curve]], metric: str, x: str, out: str |
 
 
 def _read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
-    """A run's ``config.json``, in which all that ``group`` needs is there."""
+    """Reads a run's ``config.json``, and checks that it has every entry that ``group`` needs."""
     from jaxrl_dist.run.files import read_json
 
     path = run_dir / CONFIG_FILE

@@ -1,4 +1,4 @@
-"""``jaxrl-dist resume``: goes on with a run."""
+"""``jaxrl-dist resume``: resumes a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Goes on with a run from the newest of its checkpoints that is whole. What no fil
 
 
 def run(args: Sequence[str]) -> int:
-    """``resume RUN_DIR [FLAGS]``."""
+    """Runs ``resume RUN_DIR [FLAGS]``."""
     allowed = (*RESUMABLE, "env", "quiet")
     if any(arg in ("-h", "--help") for arg in args):
         print(HELP.format(flags=" ".join(map(flag, allowed))), end="")

@@ -1,4 +1,4 @@
-"""``jaxrl-dist train``: trains, and shows how the run goes."""
+"""``jaxrl-dist train``: trains and shows progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(args: Sequence[str]) -> int:
-    """``train ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file."""
+    """Runs ``train ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file."""
     algorithm: Any = args[0] if args and not args[0].startswith("-") else None
     args = list(args[1:] if algorithm else args)
     own = from_file(algorithm) if algorithm is not None and algorithm.endswith(".py") else None
@@ -51,7 +51,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _train(name: str, algorithm: str | type, fields: Mapping[str, Any], stop: signals.Stop, *, quiet: bool) -> None:
-    """Trains with these fields of ``Train`` and hyperparameters; ``name`` is what people call the algorithm."""
+    """Trains with these fields of ``Train`` and hyperparameters; ``name`` is the algorithm's display name."""
     config, source = resolved(Train(algorithm), fields)
 
     from jaxrl_dist.run import files
@@ -65,14 +65,14 @@ def _train(name: str, algorithm: str | type, fields: Mapping[str, Any], stop: si
 
 
 def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
-    """Carries a run out and shows it; ``name`` is what people call its algorithm.
+    """Executes a run and shows its progress; ``name`` is the algorithm's display name.
 
     Raises:
-      Interrupted: a signal has ended it.
+      Interrupted: a signal ended the run.
     """
     from jaxrl_dist.run.console import Display, played
 
-    if stop():  # before anything was begun
+    if stop():  # the signal arrived before the run began
         raise stop.interrupted()
     if not quiet:
         stop.notice = (
@@ -90,7 +90,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
     except OSError as error:
         if not stop() or error.errno != errno.EIO or error.filename:
             raise
-        raise stop.interrupted() from None  # SIGHUP came as the terminal was closed; all is saved
+        raise stop.interrupted() from None  # SIGHUP: the terminal has closed, and the run is saved
     if stop():
         run_dir = shlex.quote(str(config.run_dir))
         if last.env_steps < config.total_env_steps:

@@ -16,20 +16,20 @@ from jaxrl_dist.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Video(evaluate.Evaluate):
-    """Films greedy episodes, the first that ``evaluate`` with the same seed plays, as an animated GIF."""
+    """Films greedy episodes as an animated GIF: the first ones that ``evaluate`` plays with the same seed."""
 
     out: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE.gif")]] = ""
     """The file to write."""
     episodes: int = 1
     """Number of episodes to play, one after the other."""
     fps: int = 30
-    """Pictures a second, one for each step."""
+    """Frames per second; each step is one frame."""
     max_steps: int | None = 1000
     """Env steps after which an episode is cut; None: as in evaluate."""
 
 
 def run(args: Sequence[str]) -> int:
-    """``video RUN_DIR FILE.gif [FLAGS]``."""
+    """Runs ``video RUN_DIR FILE.gif [FLAGS]``."""
     flags.check_flags(args, (*evaluate.FLAGS, "fps"))
     asked = flags.run_tyro(Video, args, prog="jaxrl-dist video")
     if not asked.run_dir or not asked.out:

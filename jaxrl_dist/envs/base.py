@@ -1,4 +1,4 @@
-"""What every environment backend offers: a vector of environments that reset on the next step."""
+"""The interface of every environment backend: a vector of environments that reset on the next step."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Ti
 
 
 class DeviceEnv(NamedTuple):
-    """Environments that run inside a jitted program, as pure functions over a batch of any size."""
+    """Environments as pure functions over a batch of any size, for use in a jitted program."""
 
     spec: EnvSpec
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
     """``(keys [B]) -> (state, obs [B, ...])``."""
     step: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Timestep, EpisodeStats]]
-    """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; ``episodes`` holds one entry per
-    environment, ``[B]``, with ``episodes`` 1 where one ended in this step."""
+    """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; The statistics
+    have one entry per environment, ``[B]``; their count ``episodes`` is 1 where an episode ended in this step."""
 
 
 class Wrappers(NamedTuple):
-    """What stands between an environment and a policy, on every backend alike; fields as those of ``Train``."""
+    """Settings of the wrappers between environment and policy, the same for every backend; fields as in ``Train``."""
 
     frame_stack: int | None = None
     action_repeat: int = 1
     time_limit: int | None = None
 
     def limit(self, own: int | None) -> int | None:
-        """The time limit in env steps, where the environment's ``own`` is in its steps."""
+        """Returns the time limit in env steps; ``own`` is the environment's limit, in its unrepeated steps."""
         own = None if own is None else -(-own // self.action_repeat)
         return min((limit for limit in (own, self.time_limit) if limit is not None), default=None)
 
     @property
     def own_limit(self) -> int | None:
-        """The time limit in the environment's own steps."""
+        """The time limit in the environment's unrepeated steps."""
         return None if self.time_limit is None else self.time_limit * self.action_repeat
 
 
@@ -50,7 +50,7 @@ UNWRAPPED = Wrappers()
 
 
 class Share(NamedTuple):
-    """Which of a run's environments an actor has: ``first .. first + size - 1`` of ``total``."""
+    """An actor's part of a run's environments: ``first .. first + size - 1`` of ``total``."""
 
     first: int
     size: int
@@ -58,24 +58,24 @@ class Share(NamedTuple):
 
     @classmethod
     def all(cls, num_envs: int) -> Share:
-        """That of an actor that has them all."""
+        """Returns the share of an actor that has all environments."""
         return cls(0, num_envs, num_envs)
 
     def seeds(self, seed: int) -> list[int]:
-        """A seed for each of its environments, by their numbers among all of the run; below 2^31."""
+        """Returns one seed per environment, below 2^31, which depends on the environment's index within the run."""
         words = np.random.SeedSequence(seed).generate_state(self.total) & 0x7FFFFFFF
         return [int(word) for word in words[self.first : self.first + self.size]]
 
     def initial_core(self, algorithm: Algorithm) -> PyTree:
-        """The policy state ``[size, ...]`` with which their episodes begin."""
+        """Returns the policy state ``[size, ...]`` at the start of their episodes."""
         core = algorithm.initial_core(self.total)
         return jax.tree.map(lambda x: jnp.copy(x[self.first : self.first + self.size]), core)
 
 
 class HostEnv(Protocol):
-    """A batch of environments that lives on the host and is stepped with numpy arrays.
+    """A batch of environments on the host, stepped with numpy arrays.
 
-    Where ``spec.frame_stack`` is more than 1, its observations are single frames, ``frames.Frame``, or stacks already.
+    If ``spec.frame_stack`` is more than 1, the observations are either single frames, ``frames.Frame``, or full stacks.
     """
 
     spec: EnvSpec
@@ -88,24 +88,24 @@ class HostEnv(Protocol):
         """Steps all environments; arrays as in ``DeviceEnv.step``.
 
         Raises:
-          ValueError: an action lies outside the action space; the message names environment and step.
-          EnvError: an environment's own code failed, or gave what is no finite number.
+          ValueError: an action is outside the action space; the message names environment and step.
+          EnvError: an environment's own code failed, or returned NaN or infinity.
           TimeoutError: an environment has not answered in time.
         """
 
     def close(self) -> None:
-        """Ends the environments and their threads."""
+        """Closes the environments and ends their threads."""
 
 
 class DrawnEnv(HostEnv, Protocol):
-    """A ``HostEnv`` that can be drawn, where it was made to be."""
+    """A ``HostEnv`` that can be drawn, if it was made with ``drawn=True``."""
 
     def render(self, index: int) -> np.ndarray:
-        """A picture of one environment as it is now, ``[H, W, 3]`` uint8.
+        """Draws one environment in its current state, ``[H, W, 3]`` uint8.
 
         Raises:
-          ConfigError: it cannot be drawn.
-          TimeoutError: it has not answered in time.
+          ConfigError: the environment cannot be drawn.
+          TimeoutError: the environment has not answered in time.
         """
 
 
@@ -115,15 +115,15 @@ def space_of(
     what: str,
     kinds: Sequence[str] = ("Discrete", "MultiDiscrete", "MultiBinary", "Box"),
 ) -> Space:
-    """A space as policies see it; numbers of 64 bits become 32.
+    """Converts a space to the form that policies see; 64-bit numbers become 32-bit.
 
     Args:
-      name: of the environment, with its backend.
+      name: the environment's name, with its backend.
       what: ``observations`` or ``actions``.
-      kinds: those that the backend's adapter handles.
+      kinds: kinds of spaces that the backend's adapter supports.
 
     Raises:
-      ConfigError: it is of another kind.
+      ConfigError: the space is of another kind.
     """
     if space.kind not in kinds:
         others = "wrappers such as FlattenObservation make a Box of others"
@@ -139,15 +139,15 @@ def space_of(
     low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
     if np.issubdtype(dtype, np.integer):
         low, high = (np.clip(bound, np.iinfo(dtype).min, np.iinfo(dtype).max) for bound in (low, high))
-    with np.errstate(over="ignore"):  # what does not fit float32 is infinite
+    with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
         return Box(tuple(space.shape), dtype, low.astype(dtype), high.astype(dtype))
 
 
 def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Array, Array, Array]:
-    """``(valid, terminated, truncated)`` of a step, by the convention of ``Timestep``; all are ``[B]`` bool.
+    """Returns ``(valid, terminated, truncated)`` of a step, by the convention of ``Timestep``; all are ``[B]`` bool.
 
     Args:
-      resetting: where the step before has ended an episode, so that this one is spent on the reset.
+      resetting: True where the previous step ended an episode, so this step is the reset.
     """
     valid = ~resetting
     terminated = terminated & valid
@@ -155,10 +155,10 @@ def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Arra
 
 
 def awaited(wait: Callable[[float], Any], seconds: float) -> Any:
-    """What ``wait`` gives within so many seconds, or what is false.
+    """Calls ``wait`` until its result is true or ``seconds`` have passed, and returns the last result.
 
-    It waits in naps. Where this process is stopped meanwhile, as by Ctrl-Z, that costs one nap and not all of the time:
-    what it waits for may have been stopped with it.
+    It waits in short naps. If this process is stopped meanwhile, as by Ctrl-Z, it loses one nap and not the whole time:
+    the other side may have been stopped with it.
     """
     for _ in range(NAPS):
         if answer := wait(seconds / NAPS):
@@ -167,22 +167,22 @@ def awaited(wait: Callable[[float], Any], seconds: float) -> Any:
 
 
 NAPS = 20
-"""Into which ``awaited`` divides its time."""
+"""Number of naps into which ``awaited`` divides its time."""
 
 
 class EpisodeCounter:
-    """Adds up the episodes under way in ``B`` environments on the host."""
+    """Adds up returns and lengths of the running episodes in ``B`` host environments."""
 
     def __init__(self, num_envs: int) -> None:
         self._return = np.zeros(num_envs, np.float32)
         self._length = np.zeros(num_envs, np.int32)
 
     def add(self, reward: np.ndarray, valid: np.ndarray, over: np.ndarray) -> EpisodeStats:
-        """Counts one step, and gives the statistics ``[B]`` of the episodes that it ended.
+        """Adds one step and returns the statistics ``[B]`` of the episodes that ended in it.
 
         Args:
-          reward: ``[B]``, raw; counts where ``valid``.
-          over: ``[B]`` bool, where an episode has ended.
+          reward: ``[B]``, raw; ignored where not ``valid``.
+          over: ``[B]`` bool, True where an episode has ended.
         """
         self._return += np.where(valid, reward, 0)
         self._length += valid
@@ -199,10 +199,10 @@ class EpisodeCounter:
 
 
 def checked_action(spec: EnvSpec, action: np.ndarray, step: int) -> np.ndarray:
-    """Clips continuous actions ``[B, ...]`` to their bounds; an environment might accept anything, or die of it.
+    """Clips continuous actions ``[B, ...]`` to their bounds; an environment may not check them, or may crash.
 
     Raises:
-      ValueError: an action is not finite, or not one of the discrete ones.
+      ValueError: an action is not finite, or outside a discrete space.
     """
     space, action = spec.action, np.asarray(action)
     if isinstance(space, Box):
@@ -220,15 +220,15 @@ def checked_action(spec: EnvSpec, action: np.ndarray, step: int) -> np.ndarray:
 
 
 def check_finite(spec: EnvSpec, step: int, field: str, values: np.ndarray) -> None:
-    """Checks what environments on the host gave back at a step; whole numbers are finite always.
+    """Checks that observations or rewards of host environments are finite; integers always are.
 
     Args:
-      step: counted from the start of this session; the first reset counts as step 0.
+      step: counted since the environments were made; the first reset counts as step 0.
       field: ``observation`` or ``reward``.
       values: ``[B, ...]``.
 
     Raises:
-      EnvError: NaN or infinity; names the first environment.
+      EnvError: a value is NaN or infinity; the message names the first such environment.
     """
     if values.dtype.kind in "biu" or np.isfinite(values).all():
         return
@@ -237,7 +237,7 @@ def check_finite(spec: EnvSpec, step: int, field: str, values: np.ndarray) -> No
 
 
 def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = None) -> EnvError:
-    """The error of environment ``index`` that gave NaN or infinity; ``value`` is what it gave, where it is at hand."""
+    """Returns the error for environment ``index`` that gave NaN or infinity; ``value`` is that value, if known."""
     kind = "an observation" if field == "observation" else f"a {field}"
     shown = "" if value is None else f": {' '.join(str(value).split())[:80]}"
     return EnvError(
@@ -246,10 +246,10 @@ def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = No
 
 
 def parse_option(env: str, key: str, text: str, default: Any) -> Any:
-    """Reads the text of one ``--env-options`` entry as the type of its default.
+    """Parses the text of one ``--env-options`` entry as the type of its default.
 
     Raises:
-      ConfigError: the text is no such value.
+      ConfigError: the text is no value of this type.
     """
     kind = type(default)
     try:
@@ -271,7 +271,7 @@ def parse_option(env: str, key: str, text: str, default: Any) -> Any:
 
 
 def parse_options(env: str, options: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads ``--env-options`` by the names and types of an environment's defaults.
+    """Parses ``--env-options`` by the names and types of an environment's defaults.
 
     Raises:
       ConfigError: an unknown name or an unreadable value.

@@ -1,4 +1,4 @@
-"""Pictures of gymnax environments, which draw none themselves: of their states, or of observations that are images."""
+"""Draws gymnax environments, which have no renderer, from their states or from observations that are images."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jaxrl_dist.spaces import channels_first
 from jaxrl_dist.types import EnvSpec
 
 WIDTH, HEIGHT = 300, 200
-"""Pixels of what is drawn by lines."""
+"""Size in pixels of line drawings."""
 SIDE = 240
-"""Pixels that the longer side of a smaller image is brought near to."""
+"""Small images are enlarged until their longer side is close to this many pixels."""
 _BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 160, 160)
 
 
 def draw(spec: EnvSpec, state: Any, obs: np.ndarray) -> np.ndarray:
-    """A picture of one environment, ``[H, W, 3]`` uint8.
+    """Draws one environment, ``[H, W, 3]`` uint8.
 
     Args:
-      state: gymnax's own.
-      obs: the observation, a single one where policies see stacks.
+      state: gymnax's state of the environment.
+      obs: the observation; a single frame if policies see stacks.
 
     Raises:
-      ConfigError: it is none of classic control, and its observations are no images.
+      ConfigError: the environment is not of classic control, and its observations are no images.
     """
     if spec.family == "classic_control":
         for fields, picture in _PICTURES.items():
@@ -41,7 +41,7 @@ def draw(spec: EnvSpec, state: Any, obs: np.ndarray) -> np.ndarray:
 
 
 def _image(obs: np.ndarray) -> np.ndarray:
-    """An image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, enlarged; channels that are no colours each get one."""
+    """Enlarges an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; gives each channel that is no colour a colour."""
     from matplotlib import colormaps
 
     obs = obs[..., None] if obs.ndim == 2 else np.moveaxis(obs, 0, 2) if channels_first(obs.shape) else obs
@@ -56,7 +56,7 @@ def _image(obs: np.ndarray) -> np.ndarray:
 
 
 def _lines(*lines: tuple[list[tuple[float, float]], tuple[int, int, int], int], dots: Any = ()) -> np.ndarray:
-    """Lines, each of points, a colour and a width in pixels, and dots of a point, a colour and a radius."""
+    """Draws lines (points, colour, width in pixels) and dots (point, colour, radius in pixels)."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
@@ -69,7 +69,7 @@ def _lines(*lines: tuple[list[tuple[float, float]], tuple[int, int, int], int], 
 
 
 def _cart_pole(x: float, angle: float) -> np.ndarray:
-    """``x`` in metres, of which 4.8 are seen; the angle in radians from upright, positive to the right."""
+    """Draws ``x`` in metres, with 4.8 m visible, and the angle in radians from upright, positive to the right."""
     x, ground, pole = WIDTH / 2 + x * WIDTH / 4.8, 0.75 * HEIGHT, 80
     tip = x + pole * math.sin(angle), ground - pole * math.cos(angle)
     return _lines(
@@ -81,14 +81,14 @@ def _cart_pole(x: float, angle: float) -> np.ndarray:
 
 
 def _pendulum(angle: float) -> np.ndarray:
-    """The angle in radians from upright, positive to the left, as Gymnasium draws it."""
+    """Draws the angle in radians from upright, positive to the left, as Gymnasium does."""
     x, y, length = WIDTH / 2, HEIGHT / 2, 80
     tip = x - length * math.sin(angle), y - length * math.cos(angle)
     return _lines(([(x, y), tip], _RED, 12), dots=[(tip, _RED, 6), ((x, y), _BLACK, 4)])
 
 
 def _acrobot(first: float, second: float) -> np.ndarray:
-    """Angles in radians: of the first link from hanging down, of the second from the first. The line is the goal."""
+    """Draws angles in radians, ``first`` from hanging down and ``second`` from the first link. The line is the goal."""
     x, y, length = WIDTH / 2, HEIGHT / 2, 45
     middle = x + length * math.sin(first), y + length * math.cos(first)
     tip = middle[0] + length * math.sin(first + second), middle[1] + length * math.cos(first + second)
@@ -101,7 +101,7 @@ def _acrobot(first: float, second: float) -> np.ndarray:
 
 
 def _mountain_car(position: float) -> np.ndarray:
-    """A position between -1.2 and 0.6; the goal is near 0.5."""
+    """Draws a car at a position between -1.2 and 0.6; the goal is near 0.5."""
 
     def place(x: float) -> tuple[float, float]:
         return (x + 1.2) / 1.8 * WIDTH, HEIGHT * (0.55 - 0.35 * math.sin(3 * x))
@@ -121,4 +121,4 @@ _PICTURES: dict[tuple[str, ...], Any] = {
     ("joint_angle1", "joint_angle2"): _acrobot,
     ("position",): _mountain_car,
 }
-"""What draws an environment of classic control, by the fields of its state that it shows."""
+"""The drawing function of each classic control environment, by the state fields that it shows."""

@@ -1,4 +1,4 @@
-"""EnvPool environments: C++ environments on the host, stepped from a thread of their own."""
+"""EnvPool environments: C++ environments on the host, stepped from a separate thread."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ ATARI_PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 ATARI_TRAINING_ONLY = {"episodic_life": False, "reward_clip": False}
-"""What evaluation switches off: it plays full games for their own score."""
+"""Options that evaluation turns off, to play full games for their unclipped score."""
 
 _RESERVED = {"num_envs", "batch_size", "seed", "env_seed", "base_path", "max_num_players", "gym_reset_return_info"}
 _POSITIVE = {"frame_skip", "img_height", "img_width", "noop_max", "size", "stack_num"}
-"""Options of which 0 ends the whole process."""
+"""Options whose value 0 crashes the process."""
 _MAX_THREADS = 1024
-"""Where the system refuses a thread, EnvPool ends the whole process."""
+"""Limit on threads: EnvPool crashes the process when the system refuses a thread."""
 NO_LIMIT = 2**31 - 1
-"""How EnvPool spells that episodes have no time limit."""
+"""EnvPool's value for no time limit."""
 
 
 def _registry() -> Any:
-    import envpool  # here, not above: it takes two seconds, which a gymnax run need not wait
+    import envpool  # imported here: it takes two seconds, which a gymnax run need not wait for
 
     return envpool.registration.registry
 
@@ -73,9 +73,9 @@ _ALONE = threading.Lock()
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Without those of gymnasium that float64 bounds lose precision.
+    """Hides gymnasium's warnings that float64 bounds lose precision.
 
-    In one thread at a time: the filters are the process's, and what two threads put back in turn is a mixture.
+    Runs in one thread at a time: warning filters belong to the process, so two threads would restore a mixture.
     """
     with _ALONE, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -83,15 +83,15 @@ def _without_warnings() -> Iterator[None]:
 
 
 def ids() -> list[str]:
-    """The ids that EnvPool has, in its order."""
+    """Returns EnvPool's ids, in its order."""
     return list(_registry().specs)
 
 
 def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED) -> EnvSpec:
-    """What EnvPool says of ``env_id`` under the given keyword arguments; makes no environment.
+    """Reads the spec of ``env_id`` with the given keyword arguments, without making an environment.
 
     Raises:
-      ConfigError: spaces that no policy here handles.
+      ConfigError: the options are invalid, no policy here supports the spaces, or there are several players.
     """
     registry = _registry()
     with _without_warnings():
@@ -121,12 +121,12 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
 def options(
     env_id: str, texts: Mapping[str, str], preset: str | None, wrappers: Wrappers = UNWRAPPED, *, training: bool
 ) -> dict[str, Any]:
-    """EnvPool's keyword arguments from ``--env-options`` and ``--atari-preset``; what the user names wins.
+    """Builds EnvPool's keyword arguments; ``--env-options`` override ``--atari-preset``.
 
-    Of the wrappers, it has options for the time limit and, on Atari, the frames in a stack.
+    Two wrappers become options: the time limit and, on Atari, the number of frames in a stack.
 
     Raises:
-      ConfigError: unknown option, a preset for an environment that is not Atari, or contradictions.
+      ConfigError: unknown option, a preset for an environment that is not Atari, or contradictory settings.
     """
     registry = _registry()
     config = registry.make_spec(env_id).config
@@ -158,12 +158,12 @@ def options(
 
 
 def _check_range(name: str, key: str, value: Any, default: Any) -> None:
-    """Refuses numbers that EnvPool does not look at before it builds arrays, threads and pictures by them.
+    """Checks numbers that EnvPool uses unchecked for the sizes of arrays, threads and images.
 
     Raises:
-      ConfigError: there are none so many, or too many.
+      ConfigError: the number is too small or too large.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or default < 0:  # a default of -1 stands for none
+    if not isinstance(value, int) or isinstance(value, bool) or default < 0:  # a default of -1 means no value
         return
     low = 1 if key in _POSITIVE else 0
     if value < low:
@@ -174,20 +174,20 @@ def _check_range(name: str, key: str, value: Any, default: Any) -> None:
 
 
 def default_preset(env_id: str) -> str | None:
-    """The Atari preset of an environment for which none is named; None where it is not Atari's."""
+    """Returns the default Atari preset; None if the environment is not Atari."""
     return "baselines" if family(env_id) == "atari" else None
 
 
 def family(env_id: str) -> str:
-    """``atari``, ``mujoco``, ``classic_control`` ...: the package that EnvPool keeps the environment in."""
+    """Returns EnvPool's package of the environment: ``atari``, ``mujoco``, ``classic_control`` ..."""
     return str(_registry().specs[env_id][0]).split(".")[1]
 
 
 class EnvPool:
     """``num_envs`` EnvPool environments: a ``HostEnv``.
 
-    EnvPool resets on the next step by itself. Its calls run in one thread of their own, because it does not see
-    Ctrl-C while it steps; the caller waits with a time-out. Atari's stacks of frames are left to be made elsewhere.
+    EnvPool resets on the next step by itself. Its calls run in a separate thread, because it ignores Ctrl-C while it
+    steps; the caller waits with a time-out. Atari frames are stacked elsewhere.
     """
 
     def __init__(
@@ -200,12 +200,14 @@ class EnvPool:
         *,
         drawn: bool = False,
     ) -> None:
-        """``seeds`` has one for each environment; ``options`` are EnvPool's own.
+        """Makes the environments.
 
         Args:
-          timeout: seconds in which each call must come back.
-          wrappers: of these, actions are repeated here; ``options`` hold the time limit.
-          drawn: whether they are to be drawn.
+          seeds: one per environment.
+          options: EnvPool's keyword arguments, including the time limit.
+          timeout: seconds within which each call must return.
+          wrappers: only ``action_repeat`` is applied here.
+          drawn: whether ``render`` will be called.
         """
         self.spec = spec(env_id, options, wrappers)
         self._action_repeat = wrappers.action_repeat
@@ -218,7 +220,7 @@ class EnvPool:
             options["render_mode"] = "rgb_array"
 
         def make() -> Any:
-            with _without_warnings():  # the spaces are built, with warnings, when first looked at
+            with _without_warnings():  # the spaces are built on first access, with warnings
                 envs = _registry().make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **options)
                 _ = envs.observation_space, envs.action_space
             return envs
@@ -246,7 +248,7 @@ class EnvPool:
         valid, terminated, truncated = outcome(self._ended, terminated, truncated)
         self._ended = terminated | truncated
         raw_reward, over = reward, self._ended
-        if self.spec.family == "atari":  # info carries the unclipped reward, and whether the game, not a life, is over
+        if self.spec.family == "atari":  # info holds the unclipped reward, and whether the whole game is over
             raw_reward, over = info["reward"], truncated | (terminated & (info["terminated"] != 0))
         episodes = self._episodes.add(raw_reward, valid, over)
         reward = np.where(valid, reward, 0).astype(np.float32)
@@ -270,7 +272,7 @@ class EnvPool:
             del self._envs  # EnvPool's own threads end with the last reference
 
     def _advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """EnvPool's step, as often as actions are repeated, by those whose episode goes on."""
+        """Steps EnvPool once per repeat of the action; environments whose episode has ended wait."""
         obs, reward, terminated, truncated, info = self._envs.step(action)
         if self._action_repeat == 1:
             return obs, reward, terminated, truncated, info
@@ -287,24 +289,24 @@ class EnvPool:
             obs[ids], more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
             reward[ids] += more
             for name, x in info.items():
-                x[ids] = news[name] + (x[ids] if name == "reward" else 0)  # Atari's own, unclipped
+                x[ids] = news[name] + (x[ids] if name == "reward" else 0)  # Atari's unclipped reward adds up
         return obs, reward, terminated, truncated, info
 
     def _observation(self, obs: np.ndarray, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
-        # A copy, always: EnvPool may reuse its buffers while a device still reads them.
+        # Always copy: EnvPool may reuse its buffers while a device still reads them.
         obs = np.array(obs, dtype=self.spec.observation.dtype)
         check_finite(self.spec, self._steps, "observation", obs)
         if self.spec.frame_stack == 1:
             return obs
-        # EnvPool's own stacks run on over a lost life and begin anew with the game. So does this clock, but for a game
-        # that ends among the no-ops of a reset, which shows in the lives alone.
+        # EnvPool's own stacks continue over a lost life and restart with each game, as does ``elapsed_step``. The
+        # exception is a game that ends during the no-ops of a reset: only the number of lives shows it.
         fresh = (info["elapsed_step"] == 0) | (resetting & (info["lives"] > self._lives))
         self._lives = info["lives"].copy()
         return Frame(obs, fresh)
 
 
 class _Worker:
-    """A daemon thread that runs one call at a time and hands back its result or its exception."""
+    """A daemon thread that runs one call at a time and returns its result or raises its exception."""
 
     def __init__(self, name: str, timeout: float) -> None:
         self.hangs = False
@@ -325,7 +327,7 @@ class _Worker:
         """Runs ``function`` in the thread.
 
         Raises:
-          TimeoutError: it did not come back in time.
+          TimeoutError: the function did not return in time.
         """
         future: Future[Any] = Future()
         self._calls.put((function, future))

@@ -1,4 +1,4 @@
-"""Gymnasium environments, registered ones and the user's own: their names, options and spaces."""
+"""Finds Gymnasium environments, registered ones and the user's own, and reads their options and spaces."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from jaxrl_dist.types import EnvSpec
 
 
 def ids() -> list[str]:
-    """The ids in Gymnasium's registry, in its order; not all have what they need installed."""
-    import gymnasium  # here, not above: it takes half a second, which other backends need not wait
+    """Returns the ids in Gymnasium's registry, in its order; some need libraries that may not be installed."""
+    import gymnasium  # imported here: it takes half a second, which other backends need not wait for
 
-    # Those left out run any environment of the older Gym that an option names: code that a file could choose.
+    # The excluded ids run any older Gym environment that an option names, so a file could choose code to run.
     return [name for name in gymnasium.registry if not name.startswith(("GymV21", "GymV26"))]
 
 
@@ -42,24 +42,24 @@ def look(
     workers: Literal["threads", "processes"],
     adapt: Callable[[Any], Found],
 ) -> Description | Found:
-    """Makes a first environment and closes it again.
+    """Makes an environment, reads its description and closes it.
 
     Args:
       env_id: ``ID`` of Gymnasium's registry, or ``MODULE:NAME``: a function or class of the module that makes an
-        environment, or an id that importing it registers.
+        environment, or an id that the module registers on import.
       texts: ``--env-options``.
-      timeout: seconds.
-      workers: where it is made: in a thread, or in a process, which may die of it.
-      adapt: what becomes of a gymnax-style environment; for those, workers are threads.
+      timeout: seconds for making the environment.
+      workers: where to make it: in a thread, or in a process, which survives a crash.
+      adapt: converts a gymnax-style environment; those need ``threads``.
 
     Returns:
-      What a ``gymnasium.Env`` says of itself, or what ``adapt`` gives.
+      The description of a ``gymnasium.Env``, or the result of ``adapt``.
 
     Raises:
-      ConfigError: there is none of that name or with these options, a library that it needs is not installed, or it is
+      ConfigError: no environment has this name and these options, a library that it needs is not installed, or it is
         of another kind.
-      EnvError: its code raised something else.
-      TimeoutError: it did not come back in time.
+      EnvError: its code raised another error.
+      TimeoutError: making it took too long.
     """
     name = f"gymnasium:{env_id}"
     made: list[Any] = []
@@ -95,7 +95,7 @@ def look(
 def _in_time(
     name: str, timeout: float, function: Callable[[], Found], then: Callable[[], None] = lambda: None
 ) -> Found:
-    """What the function gives, which runs the user's code and may hang: in a thread, in which ``then`` follows."""
+    """Runs ``function``, user code that may hang, and after it ``then`` in a thread; returns the function's result."""
     from gymnasium.error import Error
 
     answer: Future[Found] = Future()
@@ -122,10 +122,10 @@ def _in_time(
 
 
 def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
-    """What an algorithm may know of an environment.
+    """Builds the spec of an environment for algorithms.
 
     Raises:
-      ConfigError: its spaces are such as no policy handles.
+      ConfigError: no policy supports its spaces.
     """
     name = f"gymnasium:{env_id}"
     observation, action = space_of(made.observation, name, "observations"), space_of(made.action, name, "actions")
@@ -136,20 +136,20 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
 
 
 def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Keyword arguments from ``--env-options``.
+    """Parses ``--env-options`` into keyword arguments.
 
-    They are read as the type of the argument's default; where it has none, as the first of int, float, bool and str
-    that fits.
+    Each text is parsed as the type of the argument's default; without a default, as the first of int, float, bool and
+    str that fits.
 
     Raises:
-      ConfigError: no such environment, no such option, one that is missing, or an unreadable value.
-      Exception: whatever importing the environment's module raises.
+      ConfigError: unknown environment, unknown option, missing option, or invalid value.
+      Exception: any error from importing the environment's module.
     """
     name = f"gymnasium:{env_id}"
     function, defaults = _function(env_id)
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some that are written in C have none
+    except ValueError:  # some functions written in C have no signature
         parameters = inspect.signature(lambda **options: None).parameters.values()
     named = [x for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     defaults = {x.name: x.default for x in named} | defaults
@@ -168,11 +168,11 @@ def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What makes the environment, and arguments whose defaults its signature does not show.
+    """Returns the function that makes the environment, and the defaults that its signature does not show.
 
     Raises:
-      ConfigError: there is no such environment.
-      Exception: whatever importing its module raises.
+      ConfigError: unknown environment.
+      Exception: any error from importing its module.
     """
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
@@ -182,7 +182,7 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         function, name = creator(env_id)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks another
+            raise  # the module exists, but lacks another module
         near = did_you_mean(module, BACKENDS)
         raise ConfigError(
             f"--env {env_id}: unknown backend {module!r}{near}, and no module of that name can be imported"
@@ -192,7 +192,7 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     if name in gymnasium.registry:
         spec = gymnasium.registry[name]
         entry = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-        limit = spec.max_episode_steps or -1  # Gymnasium's spelling of none
+        limit = spec.max_episode_steps or -1  # Gymnasium's value for no limit
         return entry or gymnasium.make, {"max_episode_steps": limit, **spec.kwargs}
     near = did_you_mean(name, [key for key, value in vars(sys.modules[module]).items() if callable(value)])
     raise ConfigError(f"--env {env_id}: the module {module} has no function {name!r}{near}")

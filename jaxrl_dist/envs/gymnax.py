@@ -1,4 +1,4 @@
-"""gymnax environments, with next-step autoreset, as pure functions over a batch."""
+"""gymnax environments as pure functions over a batch, with next-step autoreset."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ class State(NamedTuple):
 
     env: PyTree
     obs: PyTree
-    ended: jax.Array  # bool: the next step is spent on a reset
+    ended: jax.Array  # bool: the next step is a reset
     episode_return: jax.Array  # float32
     episode_length: jax.Array  # int32
 
 
 def ids() -> list[str]:
-    """The ids that gymnax has, in its order."""
-    import gymnax  # here, not above: it takes two seconds, which an EnvPool run need not wait
+    """Returns gymnax's ids, in its order."""
+    import gymnax  # imported here: it takes two seconds, which an EnvPool run need not wait for
 
     return list(gymnax.registered_envs)
 
 
 def make(env_id: str, options: Mapping[str, str], wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
-    """The gymnax environment ``env_id``; ``options`` sets fields of its parameters or constructor arguments.
+    """Makes the gymnax environment ``env_id``; ``options`` set fields of its parameters or constructor arguments.
 
     Raises:
-      ConfigError: unknown option, or spaces that no policy here handles.
+      ConfigError: unknown option, or no policy here supports the spaces.
     """
     env, params = native(env_id, options)
     return from_gymnax(env, params, env_id, _family(env), wrappers)
 
 
 def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
-    """gymnax's own object and its parameters; as ``make``.
+    """Makes gymnax's environment object and its parameters; arguments as in ``make``.
 
     Raises:
       ConfigError: unknown option.
@@ -68,7 +68,7 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
 
     try:
         env, params = gymnax.make(env_id)
-    except OSError as error:  # some download their data when they are made
+    except OSError as error:  # some environments download data in their constructor
         raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
     arguments = {
         name: parameter.default
@@ -90,10 +90,10 @@ def _family(env: Any) -> str:
 
 
 def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
-    """The environment that ``native.is_gymnax`` recognised, after a first step has been traced.
+    """Adapts the object that ``native.is_gymnax`` recognised, and traces a first step to check it.
 
     Raises:
-      ConfigError: spaces that no policy here handles.
+      ConfigError: no policy here supports the spaces.
       EnvError: its code fails in a compiled program.
     """
     env, params = made if isinstance(made, tuple) else (made, None)
@@ -113,7 +113,7 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
 
 
 def masked(env: Any, params: Any, action: Space) -> bool:
-    """Whether a gymnax-style environment says which actions are legal: by a method, in its state or in its info."""
+    """Returns True if a gymnax-style environment has an action mask: as a method, in its state or in its info."""
     names = {name for name in MASKS if hasattr(env, name)}
 
     def step(key: jax.Array, action: jax.Array) -> None:
@@ -130,11 +130,11 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
     """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
-    Resets run only when some environment needs one, which makes stepping up to twice as fast. Of the wrappers, frames
-    are not stacked here.
+    Resets run only when an environment needs one, which makes stepping up to twice as fast. Frames are stacked
+    elsewhere.
 
     Raises:
-      ConfigError: spaces that no policy here handles.
+      ConfigError: no policy here supports the spaces.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     obs, _ = jax.eval_shape(lambda k: env.reset_env(k, params), key)
@@ -146,7 +146,7 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
-        # Some environments start from Python numbers: give every leaf the dtype and shape that stepping keeps.
+        # Some environments start from Python numbers: give every leaf a dtype and a row per environment.
         return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
 
     def reset(keys: jax.Array) -> tuple[State, PyTree]:
@@ -168,7 +168,7 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
         def again(now: tuple[PyTree, ...], key: jax.Array) -> tuple[tuple[PyTree, ...], None]:
             *_, reward, terminated, truncated = now
             obs, state, more, *flags = step_once(key, now[1], action)
-            over = terminated | truncated  # then nothing is done any more
+            over = terminated | truncated  # the episode has ended: keep its outcome
             new = obs, state, reward + more, *flags
             return jax.tree.map(lambda x, y: jnp.where(over, x, jnp.asarray(y).astype(x.dtype)), now, new), None
 
@@ -201,7 +201,7 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
 
 
 def ended_episodes(ended: jax.Array, episode_return: jax.Array, episode_length: jax.Array) -> EpisodeStats:
-    """The statistics ``[B]`` of the episodes that ended in this step."""
+    """Returns the statistics ``[B]`` of the episodes that ended in this step."""
     return EpisodeStats(
         episodes=ended.astype(jnp.float32),
         return_sum=jnp.where(ended, episode_return, 0.0),
@@ -212,7 +212,7 @@ def ended_episodes(ended: jax.Array, episode_return: jax.Array, episode_length: 
 
 
 def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
-    """Chooses rows of ``x`` where ``condition [B]`` holds, else of ``y``."""
+    """Takes rows of ``x`` where ``condition [B]`` is True, else of ``y``."""
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - 1)), a.astype(b.dtype), b)
@@ -221,10 +221,10 @@ def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
 
 
 def space(native: Any, env_id: str, what: str, value: Any = None) -> Space:
-    """A gymnax space as policies see it; ``value``'s dtype and shape win over what the space says of itself.
+    """Converts a gymnax space to the form that policies see; dtype and shape of ``value`` override the space's own.
 
     Raises:
-      ConfigError: it is of a kind that no policy handles.
+      ConfigError: no policy supports this kind of space.
     """
     known = plain(native)
     if value is not None and known.kind == "Box":
@@ -235,14 +235,15 @@ def space(native: Any, env_id: str, what: str, value: Any = None) -> Space:
 class HostGymnax:
     """gymnax environments stepped from the host, one jitted call a step: a ``HostEnv``.
 
-    The keys are those that the compiled rollout uses, so both give the same experience for the same actions.
+    It uses the keys of the compiled rollout, so both give the same experience for the same actions.
     """
 
     def __init__(self, env: DeviceEnv, num_envs: int, key: jax.Array, first: int = 0) -> None:
-        """``key`` is the key of the environment stream; the states live on JAX's default device.
+        """Compiles the programs; the states stay on JAX's default device.
 
         Args:
-          first: the number, among all of the run, of the first environment.
+          key: the key of the environment stream.
+          first: the index of the first environment within the run.
         """
         self.spec = env.spec
         self.num_envs = num_envs
@@ -266,7 +267,7 @@ class HostGymnax:
         return step, episodes
 
     def render(self, index: int) -> np.ndarray:
-        state = self._state if self.spec.frame_stack == 1 else self._state[0]  # beside it lie the stacks
+        state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second
         env_state, obs = jax.tree.map(lambda x: np.asarray(x[index]), (state.env, state.obs))
         return draw(self.spec, env_state, obs)
 
@@ -274,9 +275,9 @@ class HostGymnax:
         self._state = None
 
 
-@functools.lru_cache(maxsize=8)  # so that environments which are made anew, as for each evaluation, compile once
+@functools.lru_cache(maxsize=8)  # environments recreated for each evaluation compile once
 def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
-    """What resets and steps: ``(key, first) -> (state, obs)`` and ``(state, action, key, first, steps) -> ...``."""
+    """Compiles reset ``(key, first) -> (state, obs)`` and step ``(state, action, key, first, steps) -> ...``."""
 
     def keys(key: jax.Array, first: jax.Array, steps: jax.Array | int) -> jax.Array:
         return rng.per_index(jax.random.fold_in(key, steps), first + jnp.arange(num_envs, dtype=jnp.int32))

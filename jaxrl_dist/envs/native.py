@@ -1,6 +1,6 @@
-"""Environments of the user's: what their names stand for, and what they say of themselves.
+"""Finds, makes and describes the user's environments.
 
-It imports neither JAX nor the rest of the package, because worker processes need it.
+This module imports neither JAX nor the rest of the package, because worker processes import it.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ MASKS = (
     *("action_mask", "action_masks", "legal_actions", "legal_action_mask", "avail_actions"),
     *("get_action_mask", "get_legal_actions", "get_avail_actions"),
 )
-"""Where environments say which actions are legal: keys of their infos, their methods, fields of their states."""
+"""Names under which environments offer action masks: keys of infos, methods, or fields of states."""
 
 
 MASKS_IGNORED = "it says which actions are legal, and action masks are not supported yet: illegal ones will be tried"
 
 
 def creator(env: str) -> tuple[Any, str]:
-    """What ``MODULE:NAME`` stands for, after importing the module; and ``NAME``.
+    """Imports the module of ``MODULE:NAME`` and returns its attribute ``NAME``, and ``NAME``.
 
-    None for an ``ID``, and for one that the module, being imported, may have registered.
+    The attribute is None for an ``ID``, and for an id that the module may have registered on import.
     """
     module, _, name = env.rpartition(":")
     return (getattr(importlib.import_module(module), name, None) if module else None), name
 
 
 def construct(env: str, options: Mapping[str, Any]) -> Any:
-    """What an environment's name makes, of whatever kind.
+    """Makes the environment of this name, of any kind.
 
     Raises:
-      Exception: whatever the environment raises.
+      Exception: any error that the environment raises.
     """
     import gymnasium
 
     function, name = creator(env)
     if callable(function):
         return function(**options)
-    # What Gymnasium's checker warns of is checked here at every step.
+    # This package checks at every step what Gymnasium's checker would warn about.
     return gymnasium.make(name, **{"disable_env_checker": True, **options})
 
 
 class PlainSpace(NamedTuple):
-    """A space of Gymnasium's or gymnax's, in types that JSON can spell once arrays are lists."""
+    """A Gymnasium or gymnax space, in types that JSON can store once arrays are lists."""
 
     kind: str
     """The name of its class."""
@@ -57,11 +57,11 @@ class PlainSpace(NamedTuple):
     """Bounds of a ``Box``."""
     high: Any = None
     sizes: Any = None
-    """How many values each component of a discrete space has."""
+    """Number of values of each component of a discrete space."""
 
 
 def plain(space: Any) -> PlainSpace:
-    """What is known of a space; of kinds that no policy handles, the name."""
+    """Converts a space; of kinds that no policy supports, keeps only the name."""
     kind = type(space).__name__
     if kind == "Box":
         return PlainSpace(kind, tuple(space.shape), np.dtype(space.dtype).name, space.low, space.high)
@@ -75,25 +75,25 @@ def plain(space: Any) -> PlainSpace:
 
 
 class Description(NamedTuple):
-    """What the caller must know of an environment, in types that JSON can spell once arrays are lists."""
+    """The properties of an environment, in types that JSON can store once arrays are lists."""
 
     kind: str
     """The name of its class."""
     gymnasium: bool
-    """Whether it is a ``gymnasium.Env``; of others the rest is unknown."""
+    """Whether it is a ``gymnasium.Env``; if not, the fields after ``gymnax`` are unset."""
     gymnax: bool
-    """Whether it is a gymnax-style environment, alone or with its parameters as in ``(env, params)``."""
+    """Whether it is a gymnax-style environment, or a pair ``(env, params)``."""
     observation: PlainSpace = PlainSpace("")
     action: PlainSpace = PlainSpace("")
     family: str = ""
     time_limit: int | None = None
-    """In steps of the environment's own."""
+    """In the environment's unrepeated steps."""
     masked: bool = False
-    """Whether it has a method that says which actions are legal."""
+    """Whether it has a method for action masks."""
 
 
 def describe(made: Any) -> Description:
-    """What was made under an environment's name."""
+    """Describes the object that an environment's constructor returned."""
     import gymnasium
 
     kind = type(made).__name__
@@ -106,7 +106,7 @@ def describe(made: Any) -> Description:
 
 
 def is_gymnax(made: Any) -> bool:
-    """Whether an object is a gymnax-style environment, alone or with its parameters as in ``(env, params)``."""
+    """Returns True if an object is a gymnax-style environment, or a pair ``(env, params)``."""
     env = made[0] if isinstance(made, tuple) and len(made) == 2 else made
     return not isinstance(env, type) and hasattr(env, "reset_env") and hasattr(env, "step_env")
 

@@ -1,4 +1,4 @@
-"""Environments by name: gymnax, EnvPool and Gymnasium behind one spec and one autoreset convention."""
+"""Finds environments by name: gymnax, EnvPool and Gymnasium share one spec and one autoreset convention."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ BACKENDS = {name: _MODULES[name] for name in config.BACKENDS}
 
 
 class EnvSource(NamedTuple):
-    """An environment that can be made as often as needed, on the device or on the host."""
+    """Makes an environment any number of times, on the device or on the host."""
 
     spec: EnvSpec
-    """With all wrappers."""
+    """The spec with all wrappers applied."""
     options: Mapping[str, str]
     atari_preset: str | None = None
     workers: Literal["threads", "processes"] = "threads"
     timeout: float = 120.0
     wrappers: Wrappers = UNWRAPPED
     pure: DeviceEnv | None = None
-    """The environment itself, where it is pure functions, with all wrappers."""
+    """The environment as pure functions with all wrappers; None if it runs on the host only."""
 
     @property
     def is_pure(self) -> bool:
-        """Whether it is pure functions, which run on any device; else it lives on the host."""
+        """Whether the environment is pure functions, which run on any device; if not, it runs on the host."""
         return self.pure is not None
 
     def device(self) -> DeviceEnv:
-        """The environment as pure functions.
+        """Returns the environment as pure functions.
 
         Raises:
           ConfigError: the backend runs on the host only.
@@ -53,15 +53,16 @@ class EnvSource(NamedTuple):
         return self.pure
 
     def host(self, share: Share | int, seed: int, *, training: bool = True, drawn: bool = False) -> DrawnEnv:
-        """Environments on the host; those for evaluation play full Atari games.
+        """Makes environments on the host.
 
         Args:
-          share: which of a run's environments, or how many there are if it is all of them. An environment's seed
-            depends on ``seed`` and on its number among all of the run, and not on the share.
-          drawn: whether they are to be drawn.
+          share: the part of the run's environments to make, or a number to make all. An environment's seed depends on
+            ``seed`` and on its index within the run, not on the share.
+          training: False for evaluation, which plays full Atari games.
+          drawn: whether ``render`` will be called.
 
         Raises:
-          ConfigError: they are to be drawn and cannot be.
+          ConfigError: ``drawn`` is set and the environment cannot be drawn.
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
@@ -88,21 +89,23 @@ def find(
     timeout: float = 120.0,
     wrappers: Wrappers = UNWRAPPED,
 ) -> EnvSource:
-    """The environment that ``[gymnax:|envpool:|gymnasium:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME`` names.
+    """Finds an environment by ``[gymnax:|envpool:|gymnasium:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``.
 
-    Without a prefix it is gymnax's if that has the id, else EnvPool's, else Gymnasium's. ``MODULE:NAME`` imports the
-    module, and is code that runs: take it from the user, never from a file. What it makes says which kind it is.
-    EnvPool's Atari environments take the ``baselines`` preset unless another is named.
+    Without a prefix, the first of gymnax, EnvPool and Gymnasium that has the id provides it. ``MODULE:NAME`` imports
+    and runs code: take it from the user, never from a file. The object that it makes determines the backend. EnvPool's
+    Atari environments use the ``baselines`` preset by default.
 
     Args:
-      env: a name, or a gymnax-style environment itself; see ``native.is_gymnax``.
-      workers: what steps Gymnasium environments.
-      timeout: seconds in which an environment on the host must answer.
-      wrappers: what stands between the environment and a policy.
+      env: a name, or a gymnax-style environment object; see ``native.is_gymnax``.
+      options: ``--env-options``.
+      atari_preset: ``baselines`` or ``machado``, for EnvPool's Atari environments.
+      workers: step Gymnasium environments in threads or in processes.
+      timeout: seconds within which an environment on the host must answer.
+      wrappers: settings of the wrappers between environment and policy.
 
     Raises:
-      ConfigError: no such environment, an option it does not have, spaces that no policy handles, or observations that
-        cannot be stacked.
+      ConfigError: unknown environment, unknown option, no policy supports the spaces, or the observations cannot be
+        stacked.
       EnvError: an environment's own code failed.
       TimeoutError: a Gymnasium environment has not answered in time.
     """
@@ -125,21 +128,21 @@ def find(
 
 
 class Place(NamedTuple):
-    """Where an environment's name leads."""
+    """The backend and id of an environment's name."""
 
     backend: str
-    """Of a module's function ``gymnasium``, before it is known what it makes."""
+    """For ``MODULE:NAME`` it is ``gymnasium`` until the environment is made."""
     name: str
     """``ID`` or ``MODULE:NAME``."""
     made_by: str | None = None
-    """The backend that the user says a module's function makes environments of; None: either."""
+    """The backend that the user named as a prefix of ``MODULE:NAME``; None: either."""
 
 
 def locate(env: str) -> Place:
-    """Finds the backend of a name; imports no module of the user's.
+    """Finds the backend of a name, without importing the user's module.
 
     Raises:
-      ConfigError: there is no such environment.
+      ConfigError: unknown environment.
     """
     prefix, module, env_id = split_env(env)
     if module == OBJECT:
@@ -191,10 +194,10 @@ def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> Devi
 
 
 def _checked(spec: EnvSpec) -> EnvSpec:
-    """The spec, if options have not made nonsense of it.
+    """Returns the spec after checking that options have left it valid.
 
     Raises:
-      ConfigError: episodes of no step, or observations of no number.
+      ConfigError: the time limit is below one step, or observations are empty.
     """
     if spec.max_episode_steps is not None and spec.max_episode_steps < 1:
         raise ConfigError(f"{spec.backend}:{spec.id}: a time limit of {spec.max_episode_steps} steps; 1 or more works")

@@ -1,4 +1,4 @@
-"""Environments of which a policy sees the newest observations, not the newest alone."""
+"""Wraps environments so that a policy sees a stack of the newest observations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 def stacked(env: EnvSpec | DeviceEnv, frame_stack: int) -> EnvSpec | DeviceEnv:
-    """An environment, or what is known of it, with stacks for observations; one that has such stacks stays as it is.
+    """Gives an environment or a spec stacked observations; if it has this stack already, returns it unchanged.
 
     Raises:
-      ConfigError: its observations are no arrays of numbers, or the layout of an image would be lost.
+      ConfigError: the observations are no arrays of numbers, or stacking makes an image's channel axis ambiguous.
     """
     if isinstance(env, DeviceEnv):
         return _pure(env, _spec(env.spec, frame_stack)) if frame_stack > 1 else env
@@ -28,7 +28,7 @@ def stacked(env: EnvSpec | DeviceEnv, frame_stack: int) -> EnvSpec | DeviceEnv:
 
 
 def unstacked(spec: EnvSpec) -> EnvSpec:
-    """The spec of which ``stacked`` has made this one."""
+    """Returns the spec before ``stacked``."""
     if spec.frame_stack == 1:
         return spec
     space = spec.observation
@@ -68,7 +68,7 @@ def _pure(env: DeviceEnv, spec: EnvSpec) -> DeviceEnv:
 
 
 class Stacked:
-    """A ``HostEnv`` that hands over its observations as frames; an episode begins a stack anew."""
+    """A ``HostEnv`` that returns its observations as ``Frame``; each episode starts a new stack."""
 
     def __init__(self, env: DrawnEnv, spec: EnvSpec) -> None:
         self.spec, self.num_envs = spec, env.num_envs

@@ -27,36 +27,36 @@ from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.types import EnvSpec, EpisodeStats, Timestep
 
 START_SECONDS = 60.0
-"""In which a worker process must be up, on a machine that is busy; its environments' own time counts from there."""
+"""Time limit for the start of a worker process on a busy machine; ``timeout`` counts from then on."""
 CLOSE_SECONDS = 5.0
-"""In which environments must close; one second where they have stopped answering before."""
+"""Time limit for closing environments; one second if they have stopped answering before."""
 
 
 def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], *how: Any) -> Gymnasium:
-    """As ``Gymnasium``, of environments that are to be drawn.
+    """Makes ``Gymnasium`` with environments that can be drawn.
 
     Raises:
-      ConfigError: they cannot be.
+      ConfigError: they cannot be drawn.
     """
     function, _ = creator(spec.id)
     parameters = inspect.signature(function).parameters if callable(function) else {}
     named = any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters.values())
-    if named or not callable(function):  # others may know how to draw without being told
+    if named or not callable(function):  # other functions may draw without the argument
         options = {"render_mode": "rgb_array", **options}
     try:
         return Gymnasium(spec, seeds, options, *how)
-    except EnvError as error:  # without these options one has been made before
+    except EnvError as error:  # making one without render_mode has worked before
         hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
         raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}{hint}") from error
 
 
 def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:
-    """Makes one environment in a worker process, and closes it.
+    """Makes one environment in a worker process, reads its description and closes it.
 
     Raises:
       ConfigError: a library that it needs is not installed.
-      EnvError: its code raised something else, or ended the process.
-      TimeoutError: it did not come back in time.
+      EnvError: its code raised another error, or ended the process.
+      TimeoutError: making it took too long.
     """
     name = f"gymnasium:{env_id}"
     worker = _Worker(range(1), *_process([env_id, options]))
@@ -83,7 +83,7 @@ def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description
 
 
 def warn_of_closing(name: str, answer: bytes | None) -> None:
-    """Warns of a ``close`` that raised something, by ``worker.closed``'s answer, or that has not come back: None."""
+    """Warns if ``close`` raised an error, as ``worker.closed`` reports it, or has not returned (``answer`` None)."""
     if answer != b"":
         late = f"has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
         told = late if answer is None else f"raises {json.loads(answer)['error']}"
@@ -91,10 +91,10 @@ def warn_of_closing(name: str, answer: bytes | None) -> None:
 
 
 def _process(asked: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """A worker process, and the connection over which it has been told what to do."""
-    # Not by multiprocessing: it would import the caller's script once more in each process, and forking a process that
-    # runs JAX's threads may hang. In a session of its own, so that no signal to the caller's process group reaches it
-    # before it can look after itself.
+    """Starts a worker process and sends it ``asked``; returns the connection to it and the process."""
+    # Not by multiprocessing: it would import the caller's script again in each process, and forking a process that runs
+    # JAX's threads may hang. A new session keeps signals to the caller's process group from the worker before it has
+    # installed its handlers.
     ours, theirs = multiprocessing.Pipe()
     with theirs:
         process = subprocess.Popen(
@@ -115,7 +115,7 @@ class _Worker(NamedTuple):
     runner: threading.Thread | subprocess.Popen[bytes]
 
     def receive(self, seconds: float) -> bytes | None:
-        """The next answer; None if it does not come in time.
+        """Returns the next answer; None if it does not arrive in time.
 
         Raises:
           EOFError, OSError: the worker has ended.
@@ -123,12 +123,12 @@ class _Worker(NamedTuple):
         return self.connection.recv_bytes() if awaited(self.connection.poll, seconds) else None
 
     def stop(self) -> None:
-        """Tells the worker to close its environments and to end."""
+        """Asks the worker to close its environments and end."""
         with contextlib.suppress(OSError):  # it may have ended already
             self.connection.send_bytes(b"")
 
     def last_words(self, patience: float) -> bytes | None:
-        """The answer with which the worker ends, after those that nobody has taken; None if it does not end in time."""
+        """Returns the worker's last answer, skipping unread ones; None if it does not end in time."""
         deadline, answer = time.monotonic() + patience, b""
         with contextlib.suppress(EOFError, OSError):
             while self.connection.poll(max(0.0, deadline - time.monotonic())):
@@ -137,7 +137,7 @@ class _Worker(NamedTuple):
         return answer
 
     def join(self, patience: float) -> None:
-        """Waits until the worker has ended; a thread that hangs in foreign code is left behind, a process is killed."""
+        """Waits until the worker has ended; abandons a thread that hangs, and kills a process."""
         if isinstance(self.runner, threading.Thread):
             self.runner.join(patience)
             return
@@ -150,7 +150,7 @@ class _Worker(NamedTuple):
         self.runner.stdin.close()
 
     def end(self) -> str:
-        """How a worker that is gone has ended."""
+        """Describes how a dead worker ended."""
         if isinstance(self.runner, threading.Thread):
             return "has ended"
         code = self.runner.wait(CLOSE_SECONDS)
@@ -160,9 +160,8 @@ class _Worker(NamedTuple):
 class Gymnasium:
     """``num_envs`` Gymnasium environments: a ``HostEnv``.
 
-    As many workers as there are CPU cores, each with a share of the environments. Data goes through memory that they
-    share with the caller; over a pipe go the calls, and what went wrong. After an error, all that is left is
-    ``close``.
+    One worker per CPU core steps a share of the environments. Data goes through shared memory; calls and errors go
+    through a pipe. After an error, only ``close`` works.
     """
 
     def __init__(
@@ -175,13 +174,14 @@ class Gymnasium:
         wrappers: Wrappers = UNWRAPPED,
         warns: bool = False,
     ) -> None:
-        """``seeds`` has one for each environment.
+        """Makes the environments.
 
         Args:
+          seeds: one per environment.
           options: keyword arguments of the environment.
-          timeout: seconds in which each call of an environment must come back.
-          wrappers: of these, frames are not stacked here.
-          warns: whether to warn of action masks that come with the first observations.
+          timeout: seconds within which each call of an environment must return.
+          wrappers: applied here, except ``frame_stack``.
+          warns: whether to warn of action masks in the info of the first reset.
 
         Raises:
           EnvError: an environment cannot be made.
@@ -280,12 +280,12 @@ class Gymnasium:
             warn_of_closing(self._name, failures[0])
 
     def _advance(self) -> None:
-        """Steps each environment, or resets it where the last step has ended its episode."""
+        """Steps each environment, or resets it if the last step ended its episode."""
         if self._pending or not self._workers:
             raise RuntimeError(f"{self._name}: these environments have failed or are closed; make new ones")
         self._records["reset"][:] = self._ended
         for worker in self._workers:
-            with contextlib.suppress(OSError):  # one that has died is met below
+            with contextlib.suppress(OSError):  # ``_collect`` reports a dead worker
                 worker.connection.send_bytes(env_worker.GO)
         self._collect(self._timeout)
         self._check()
@@ -294,16 +294,16 @@ class Gymnasium:
         """Waits until every worker has answered once.
 
         Raises:
-          EnvError: an environment has raised something, or a worker process has died.
+          EnvError: an environment raised an error, or a worker process died.
           TimeoutError: an environment takes longer than ``limit`` seconds.
         """
         began = now = time.monotonic()
-        stopped = nap = 0.0  # seconds in which this process was stopped, as by Ctrl-Z, and maybe its workers with it
+        stopped = nap = 0.0  # ``stopped``: seconds that this process, and perhaps its workers, spent stopped
         self._pending = list(self._workers)
         while self._pending:
             before, now = now, time.monotonic()
             stopped += max(0.0, now - before - nap)
-            # A worker's environments come one after the other, and each has the full time.
+            # A worker steps its environments one after the other, and each has the full time limit.
             turned = [max(began, self._since(worker).max()) for worker in self._pending]
             patience = min(turned) + limit + stopped - now
             nap = min(max(patience, 0.0), 1.0)
@@ -334,10 +334,10 @@ class Gymnasium:
         return EnvError(f"{self._name}: {text}")
 
     def _check(self) -> None:
-        """Looks at what the environments gave back.
+        """Checks observations and rewards.
 
         Raises:
-          EnvError: something that is no finite number, or an observation outside a discrete space.
+          EnvError: a number is not finite, or an observation is outside a discrete space.
         """
         obs, space = self._records["obs"], self.spec.observation
         check_finite(self.spec, self._steps, "observation", obs)

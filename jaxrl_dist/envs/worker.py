@@ -1,6 +1,6 @@
-"""The loop that makes and steps Gymnasium environments, in a thread or in a process of its own.
+"""The loop that makes and steps Gymnasium environments, in a thread or in a worker process.
 
-It imports neither JAX nor what does, so that a worker process starts fast and stays small.
+This module never imports JAX, so a worker process starts fast and stays small.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from jaxrl_dist.envs.native import MASKS, construct, describe
 
 GO = b"go"
-"""What the caller sends for a step of every environment; what is neither this nor ``DRAW`` closes them all."""
+"""Message that steps every environment; any message except this and ``DRAW`` closes them all."""
 DRAW = b"draw "
-"""What it sends, with the index of an environment behind it, for a picture."""
+"""Message, followed by the index of an environment, that requests a picture."""
 
 
 class Task(NamedTuple):
-    """What one worker has to do, in types that JSON can spell."""
+    """The task of one worker, in types that JSON can store."""
 
     env: str
     """``ID`` of Gymnasium's registry or ``MODULE:NAME``."""
@@ -37,25 +37,25 @@ class Task(NamedTuple):
     first: int
     """Index of the worker's first environment; the others follow."""
     seeds: list[int]
-    """One for each of its environments, for the first reset."""
+    """One per environment, for the first reset."""
     fields: list[Any]
-    """Those of ``record_fields``."""
+    """From ``record_fields``."""
     action_repeat: int = 1
     time_limit: int | None = None
-    """In steps of the environment's own."""
+    """In the environment's unrepeated steps."""
 
 
 Records = Mapping[str, np.ndarray]
-"""What caller and worker share, one row for each environment of the vector.
+"""The memory shared by caller and worker, one row per environment of the vector.
 
-The caller writes ``action`` and ``reset``. The worker writes what the step leads to, in ``masked`` whether the info of
-a reset holds an action mask, and in ``since`` when it turned to this environment (``time.monotonic``, a clock that all
+The caller writes ``action`` and ``reset``. The worker writes the outcome of the step, ``masked`` (whether the info of a
+reset holds an action mask) and ``since`` (when it started on this environment, by ``time.monotonic``, a clock that all
 processes share).
 """
 
 
 def record_fields(observation: Any, action: Any) -> list[Any]:
-    """Names, dtypes and shapes of an environment's record, for spaces with ``dtype`` and ``shape``."""
+    """Returns names, dtypes and shapes of an environment's record, for spaces with ``dtype`` and ``shape``."""
     return [
         ["since", "f8", []],
         ["obs", observation.dtype.str, list(observation.shape)],
@@ -69,21 +69,21 @@ def record_fields(observation: Any, action: Any) -> list[Any]:
 
 
 def record_dtype(fields: list[Any]) -> np.dtype:
-    """The numpy dtype of ``record_fields``."""
+    """Returns the numpy dtype of ``record_fields``."""
     return np.dtype([(name, dtype, tuple(shape)) for name, dtype, shape in fields], align=True)
 
 
 def open_records(descriptor: int, fields: list[Any]) -> Records:
-    """The records in a memory file; they keep it open."""
+    """Maps the records in a memory file; they keep it open."""
     records = np.frombuffer(mmap.mmap(descriptor, 0), record_dtype(fields))
     return {name: records[name] for name, *_ in fields}
 
 
 def _number(what: str, value: Any) -> Any:
-    """A reward, or a flag, if it is one number.
+    """Returns a reward or flag after checking that it is one number.
 
     Raises:
-      TypeError: it is something else, such as a text, which Python would take for a number or for true.
+      TypeError: the value is something else, such as a string, which Python might convert to a number or True.
     """
     if isinstance(value, bool | np.bool_ | int | float):
         return value
@@ -101,7 +101,7 @@ def _flag(what: str, value: Any) -> bool:
 
 
 class _Env:
-    """One environment, which resets where its record says so."""
+    """One environment, which resets when its record requests it."""
 
     def __init__(self, env: Any, seed: int, index: int, records: Records, action_repeat: int) -> None:
         self._env, self._index, self._records, self._action_repeat = env, index, records, action_repeat
@@ -128,11 +128,11 @@ class _Env:
         records["terminated"][index], records["truncated"][index] = terminated, truncated
 
     def picture(self) -> bytes:
-        """Its shape in JSON, a line of its own, and behind it the bytes ``[H, W, 3]``.
+        """Draws the environment: returns a JSON line with the shape, then the bytes ``[H, W, 3]``.
 
         Raises:
           TypeError: the environment draws something else.
-          Exception: whatever it raises.
+          Exception: any error that the environment raises.
         """
         drawn = self._env.render()
         if not (isinstance(drawn, np.ndarray) and drawn.dtype == np.uint8 and drawn.shape[2:] == (3,)):
@@ -141,16 +141,16 @@ class _Env:
         return json.dumps({"shape": drawn.shape}).encode() + b"\n" + drawn.tobytes()
 
     def _native(self, action: Any) -> Any:
-        """A copy of the action, as the environment's own space has it."""
+        """Returns a copy of the action, converted to the environment's action space."""
         space = self._action
         action = action.astype(space.dtype).reshape(space.shape)
-        return action + space.start if hasattr(space, "start") else action  # discrete spaces may begin anywhere
+        return action + space.start if hasattr(space, "start") else action  # discrete spaces may start at any number
 
     def _checked(self, observation: np.ndarray) -> np.ndarray:
-        """The observation, discrete ones counted from 0.
+        """Returns the observation; discrete ones count from 0.
 
         Raises:
-          ValueError: it is not of the environment's own space.
+          ValueError: shape or dtype differ from the environment's observation space.
         """
         space, dtype = self._observation, observation.dtype
         if observation.shape != space.shape or (
@@ -164,11 +164,11 @@ class _Env:
 
 
 def serve(connection: Connection, task: Task, records: Records) -> None:
-    """Makes the environments of a task, then steps them each time the caller says so, and in the end closes them.
+    """Makes the environments of a task, steps them at each message of the caller, and closes them at the end.
 
-    Sends an empty message when it is up, when the environments are made, after each step and when they are closed;
-    instead of one of the latter, what ``failure_of`` gives, and after one in making or stepping only closing is left. A
-    picture is answered as ``_Env.picture`` or, in the same way, by an error.
+    Sends an empty message when the worker is up, when the environments are made, after each step and when they are
+    closed. On an error it sends ``failure_of`` instead; after an error before closing it only closes. It answers a
+    request to draw with ``_Env.picture`` or, in the same way, with an error.
     """
     from gymnasium.wrappers import TimeLimit
 
@@ -182,7 +182,7 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
             records["since"][index] = time.monotonic()
             try:
                 work(index)
-            except BaseException as error:  # SystemExit too: what an environment does ends no worker
+            except BaseException as error:  # SystemExit too: an environment must not end the worker
                 return failure_of(error, index=index, doing=doing(index))
         return b""
 
@@ -195,7 +195,7 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
             env = made[-1] = TimeLimit(env, task.time_limit)
         envs[index] = _Env(env, task.seeds[index - task.first], index, records, task.action_repeat)
 
-    # The other end may close at any time: then there is nobody to tell.
+    # The caller may close its end at any time: then errors have no recipient.
     with connection:
         with contextlib.suppress(EOFError, OSError):
             connection.send_bytes(b"")
@@ -221,13 +221,13 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
 
 
 def failure_of(error: BaseException, **where: Any) -> bytes:
-    """What was raised, in JSON: ``error`` in a line, ``traceback``, and ``where``."""
+    """Encodes an exception as JSON: ``error`` in one line, ``traceback``, and the items of ``where``."""
     line = " ".join(traceback.format_exception_only(error)[-1].split())
     return json.dumps({**where, "error": line, "traceback": traceback.format_exc()}).encode()
 
 
 def closed(env: Any) -> bytes:
-    """Closes an environment, and gives what ``failure_of`` says if it raises, else nothing."""
+    """Closes an environment; returns ``failure_of`` its error, or an empty message."""
     try:
         env.close()
     except BaseException as error:
@@ -238,8 +238,8 @@ def closed(env: Any) -> bytes:
 def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
     """Makes one environment and closes it.
 
-    Sends an empty message when it is up, a ``Description`` in JSON or what ``failure_of`` gives, with ``missing`` for
-    whether something is not installed, and at last what ``closed`` gives.
+    Sends an empty message when the worker is up, then a ``Description`` in JSON or ``failure_of`` the error, with
+    ``missing`` True if a library is not installed, and at last the result of ``closed``.
     """
     import gymnasium
 
@@ -257,25 +257,25 @@ def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the other end of its standard input closes, even while an environment hangs."""
+    """Ends this process when its standard input is closed, even while an environment hangs."""
     os.read(0, 1)
     os._exit(1)
 
 
 def main() -> None:
-    """``python -m jaxrl_dist.envs.worker CONNECTION [MEMORY]``, file descriptors; over the first comes a task.
+    """Runs ``python -m jaxrl_dist.envs.worker CONNECTION [MEMORY]``; both are file descriptors.
 
-    Without ``MEMORY`` it is the arguments of ``look``.
+    Reads a ``Task`` from the connection; without ``MEMORY``, the arguments of ``look``.
     """
-    # Whoever stops a run may signal all of its processes: a terminal, GNU timeout, systemd, Slurm. The parent decides,
-    # and this process ends after it. A handler and not SIG_IGN, which programs started by an environment would inherit.
+    # A terminal, GNU timeout, systemd or Slurm may signal all processes of a run. The parent decides, and this process
+    # ends after it. A handler, not SIG_IGN: programs started by an environment would inherit SIG_IGN.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, lambda *_: None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     descriptor, *memory = map(int, sys.argv[1:])
     connection = Connection(descriptor)
     asked = json.loads(connection.recv_bytes())
-    import gymnasium  # noqa: F401  before it says that it is up: this is not the environments' time
+    import gymnasium  # noqa: F401  imported before the worker is up, so it does not count as the environments' time
 
     if memory:
         task = Task(**asked)

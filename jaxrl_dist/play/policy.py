@@ -1,4 +1,4 @@
-"""A trained policy, taken out of its run directory to be used anywhere."""
+"""Loads a trained policy from its run directory, for use in any program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxrl_dist.types import Context, PyTree, Variables
 
 
 class Policy:
-    """``(obs, core, key) -> (action, core)``; see ``__call__``."""
+    """A trained policy: ``(obs, core, key) -> (action, core)``; see ``__call__``."""
 
     def __init__(self, config: Train[Any], source: EnvSource, variables: Variables) -> None:
         self.config = config
@@ -32,20 +32,20 @@ class Policy:
         self._act = jax.jit(self._choose)
 
     def initial_core(self, num_envs: int) -> PyTree:
-        """The policy state with which an episode begins, for a batch of ``num_envs``; ``()`` if it has none."""
+        """Returns the policy state at the start of an episode, for a batch of ``num_envs``; ``()`` if it has none."""
         return self.algorithm.initial_core(num_envs)
 
     def __call__(self, obs: PyTree, core: PyTree = None, key: jax.Array | None = None) -> tuple[jax.Array, PyTree]:
         """Chooses actions for a batch of observations.
 
         Args:
-          obs: ``[B, ...]`` as the environment gives them.
-          core: what the last call returned; None, the same as ``initial_core(B)``, where all episodes begin.
-          key: a scalar key to sample actions with; None for greedy ones.
+          obs: ``[B, ...]`` as the environment returns them.
+          core: the policy state from the last call; None is ``initial_core(B)``, for the start of all episodes.
+          key: a scalar key to sample actions; None for greedy actions.
 
         Returns:
           Actions ``[B, ...]`` within the environment's bounds, and the policy state for the next call. Where an
-          episode has ended, its row of the state is to be replaced by that of ``initial_core``.
+          episode has ended, the caller replaces its row of the state by that of ``initial_core``.
 
         Raises:
           ValueError: ``obs`` is no batch of the environment's observations, or ``key`` is no key.
@@ -65,7 +65,7 @@ class Policy:
         max_steps: int | None = None,
         progress: Callable[[int], None] = lambda done: None,
     ) -> Evaluation:
-        """Plays greedy episodes, as the command ``evaluate`` does; arguments and errors as those of ``Evaluator``."""
+        """Plays greedy episodes like the command ``evaluate``; for arguments and errors see ``Evaluator``."""
         assert self.config.num_envs is not None, "the preset has it"
         what = self.algorithm, self.variables, self.source, episodes, seed
         return evaluate(*what, max_steps=max_steps, num_envs=self.config.num_envs, progress=progress)
@@ -82,7 +82,7 @@ class Policy:
 
 
 def _checked_key(key: Any) -> jax.Array:
-    """A key; one of the old style, such as ``jax.random.PRNGKey(0)``, becomes one of today's."""
+    """Returns a typed key; converts an old-style key such as ``jax.random.PRNGKey(0)``."""
     if isinstance(key, jax.Array) and key.shape == () and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     if isinstance(key, jax.Array | np.ndarray) and key.ndim == 1 and key.dtype == np.uint32:
@@ -98,17 +98,17 @@ def load_policy(
     env_options: dict[str, str] | None = None,
     torso: Any = None,
 ) -> Policy:
-    """Loads the policy that a run has trained, or that its newest checkpoint has.
+    """Loads the trained policy of a run, or the policy of its newest checkpoint.
 
     Args:
-      algorithm: the config class that was trained, if it is not one of ours. No file can name code to run.
-      env: the environment, if another than the run's is meant, or the run's is one that no file can hold: an object,
-        or of the form ``my_module:make``.
-      env_options: the environment's options, if others than the run's are meant.
-      torso: the network of your own that was trained, if there was one.
+      algorithm: the config class that was trained, if it is not built in. A stored file never names code to run.
+      env: the environment, if it differs from the run's, or if no file can store the run's: an object, or the form
+        ``my_module:make``.
+      env_options: the environment's options, if they differ from the run's.
+      torso: your own network, if the run trained one.
 
     Raises:
-      ConfigError: ``run_dir`` holds no trained variables, is damaged, or its environment cannot be found here.
+      ConfigError: ``run_dir`` has no trained variables or is damaged, or its environment cannot be found.
     """
     check_run_dir(pathlib.Path(run_dir))
     config = stored_config(run_dir, algorithm, env, torso)

@@ -1,4 +1,4 @@
-"""Films of a trained policy at play."""
+"""Films a trained policy."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ def record(
     *,
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Evaluation, int]:
-    """Plays greedy episodes and writes them, one after the other, as an animated GIF.
+    """Plays greedy episodes and writes them, one after the other, to an animated GIF.
 
-    They are the first that an evaluation with this seed plays.
+    An evaluation with the same seed plays these episodes first.
 
     Args:
-      out: the file to write, which must end in ``.gif``.
-      episodes: how many, at most 128.
-      fps: pictures a second; GIF counts in hundredths of a second, and shows the nearest that they make.
-      max_steps: as of ``Evaluator``.
-      progress: hears how many episodes are played.
+      out: the file to write; it must end in ``.gif``.
+      episodes: number of episodes, at most 128.
+      fps: frames per second, rounded to the nearest rate that GIF's hundredths of a second allow.
+      max_steps: as for ``Evaluator``.
+      progress: called with the number of finished episodes.
 
     Returns:
-      What was played, and the number of pictures.
+      The evaluation, and the number of frames.
 
     Raises:
-      ConfigError: the environment cannot be drawn, or the file has no place or is no GIF.
-      OSError: the file cannot be written; what was there before is still there.
+      ConfigError: the environment cannot be drawn, the file's directory is missing, or the file does not end in
+        ``.gif``.
+      OSError: the file cannot be written; an older file stays unchanged.
     """
     from PIL import Image
 
@@ -52,7 +53,7 @@ def record(
     pictures: list[list[Any]] = [[] for _ in range(episodes)]
 
     def watch(env: DrawnEnv, indices: np.ndarray) -> None:
-        for index in indices:  # with a palette of their own, and a third as large
+        for index in indices:  # a palette per picture cuts it to a third of the memory
             image = Image.fromarray(env.render(int(index)))
             pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
 
@@ -60,7 +61,7 @@ def record(
     played = evaluator.play(policy.variables, progress, watch=watch)
     assert played is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)
-    partial = out.with_name(f".{out.name}.new")  # so that what stands there is replaced by a whole film or not at all
+    partial = out.with_name(f".{out.name}.new")  # an older film is replaced only by a complete one
     try:
         first.save(partial, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
         partial.replace(out)

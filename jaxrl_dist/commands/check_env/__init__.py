@@ -1,4 +1,4 @@
-"""``jaxrl-dist check-env``: checks an environment of the user's own, and says what is wrong with it, a line a fault."""
+"""``jaxrl-dist check-env``: checks the user's environment and prints one line per fault."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class CheckEnv:
-    """Plays an environment at random and says what is wrong with it, a line for each fault."""
+    """Plays an environment with random actions and prints one line per fault."""
 
     env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]] = ""
-    """Environment such as my_module:make, a function or class of yours; see train's --env."""
+    """Environment such as my_module:make, your own function or class; see train's --env."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment."""
     env_timeout: float = 120.0
-    """Seconds in which each of its calls must come back."""
+    """Seconds within which each of its calls must return."""
 
 
 def run(args: Sequence[str]) -> int:
-    """``check-env ENV [FLAGS]``; the exit code is 1 if there are faults."""
+    """Runs ``check-env ENV [FLAGS]``; returns 1 if the environment has faults."""
     flags.check_flags(args, ("env_options", "env_timeout"))
     asked = flags.run_tyro(CheckEnv, args, prog="jaxrl-dist check-env")
     if not asked.env:
@@ -51,15 +51,15 @@ def run(args: Sequence[str]) -> int:
 
 
 def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> Findings:
-    """Plays a Gymnasium or gymnax-style environment at random, and looks at all that it gives back.
+    """Plays a Gymnasium or gymnax-style environment with random actions and checks everything it returns.
 
     Args:
       env: its name, as for ``envs.find``.
       options: ``--env-options``.
-      timeout: seconds in which each of its calls must come back.
+      timeout: seconds within which each of its calls must return.
 
     Raises:
-      ConfigError: there is no environment of that name and with these options, or it is one of EnvPool's.
+      ConfigError: no environment has this name and these options, or EnvPool provides it.
     """
     from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
     from jaxrl_dist.envs import gymnasium, gymnax

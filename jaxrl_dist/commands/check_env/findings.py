@@ -1,4 +1,4 @@
-"""What a check has found so far, and the looks at all that both kinds of environments give back."""
+"""The findings of a check, and the checks common to Gymnasium and gymnax-style environments."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from jaxrl_dist.envs.native import MASKS, MASKS_IGNORED
 from jaxrl_dist.errors import ConfigError
 
 STEPS = 1000
-"""That are played; fewer of an environment that takes longer than ``SECONDS`` for them."""
+"""Env steps to play; a slow environment plays fewer, and stops after ``SECONDS``."""
 SECONDS = 10.0
 
 
 class Findings(NamedTuple):
-    """What a check has found."""
+    """The result of a check."""
 
     faults: list[str]
     notes: list[str]
-    """What is no fault, and may not be meant."""
+    """Remarks that are no faults, but probably not intended."""
     steps: int
     episodes: int
 
 
 class Stop(Exception):
-    """Nothing more can be found out."""
+    """The check cannot continue."""
 
 
 class Check:
-    """What is found, and what is being called."""
+    """Collects findings, and knows which call is in progress and since when."""
 
     def __init__(self) -> None:
         self.faults: dict[str, str] = {}
@@ -43,17 +43,17 @@ class Check:
         self.doing, self.since = "", time.monotonic()
 
     def fault(self, kind: str, text: str) -> None:
-        """Notes a fault; of one kind, only the first."""
+        """Records a fault; keeps only the first of each kind."""
         self.faults.setdefault(kind, " ".join(text.split())[:400])
 
     def stop(self, kind: str, text: str) -> Stop:
-        """The same, to be raised."""
+        """Records a fault and returns the exception that ends the check."""
         self.fault(kind, text)
         return Stop()
 
     @contextlib.contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        """Makes a fault of whatever is raised within, and an end of the check."""
+        """Records an exception raised inside as a fault, and ends the check."""
         self.doing, self.since = doing, time.monotonic()
         try:
             yield
@@ -64,14 +64,14 @@ class Check:
             raise self.stop(doing, f"{doing} raises {type(error).__name__}{': ' if line else ''}{line}") from None
 
     def call(self, doing: str, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-        """Calls the environment."""
+        """Calls a function of the environment inside ``during``."""
         with self.during(doing):
             return function(*args, **keywords)
 
-    # --- What both kinds give back ----------------------------------------------------------------------
+    # --- Checks of returned values ----------------------------------------------------------------------
 
     def observation(self, where: str, obs: Any, space: Any) -> None:
-        """Looks at an observation: that it is of its space, which has ``shape`` and ``dtype``."""
+        """Checks that an observation belongs to its space, which has ``shape`` and ``dtype``."""
         x, what = np.asarray(obs), f"the observation of {where}"
         if x.dtype == object or x.dtype.kind in "US":
             self.fault("observation", f"{what} is a {type(obs).__name__}, not an array of numbers")
@@ -85,7 +85,7 @@ class Check:
             self.fault("range", f"{what} lies outside its space: {outside}")
 
     def number(self, what: str, x: Any) -> None:
-        """Looks at a reward."""
+        """Checks that a reward is one finite number."""
         if not isinstance(x, Real) and not (isinstance(x, np.ndarray | jax.Array) and x.shape == ()):
             shape = f" of shape {x.shape}" if hasattr(x, "shape") else ""
             self.fault("reward", f"{what} is a {type(x).__name__}{shape}, not a number")
@@ -93,18 +93,18 @@ class Check:
             self.fault("finite reward", f"{what} is {float(x)}")
 
     def masked(self, masked: bool) -> None:
-        """Notes action masks, once."""
+        """Adds the note on action masks, once."""
         if masked and MASKS_IGNORED not in self.notes:
             self.notes.append(MASKS_IGNORED)
 
     def info(self, where: str, info: Any) -> None:
-        """Looks at an info."""
+        """Checks that an info is a dict, and looks for action masks in it."""
         self.masked(isinstance(info, dict) and any(name in info for name in MASKS))
         if not isinstance(info, dict):
             self.fault(f"info {where}", f"{where}'s info is a {type(info).__name__}, not a dict")
 
     def ends(self, lengths: list[int], both: int) -> None:
-        """Looks at how episodes end: ``both`` of them as terminated and truncated at once."""
+        """Checks how episodes end: ``both`` of them ended as terminated and truncated at once."""
         self.episodes = len(lengths)
         if not lengths:
             text = f"no episode has ended within {self.steps} steps of random actions; a time limit makes sure of it"
@@ -120,7 +120,7 @@ def shown(x: Any) -> str:
 
 
 def _outside(x: np.ndarray, space: Any) -> str:
-    """Where an observation lies outside a space of Gymnasium's or gymnax's; nothing if it does not."""
+    """Describes where an observation is outside a Gymnasium or gymnax space; empty if it is inside."""
     if hasattr(space, "low"):
         low, high = (np.broadcast_to(np.asarray(bound), x.shape) for bound in (space.low, space.high))
         bad = (x < low) | (x > high)

@@ -1,4 +1,4 @@
-"""Plays an environment of Gymnasium's, twice with the same seed and once with another."""
+"""Plays a Gymnasium environment, twice with the same seed and once with another."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
 
 
 def _same(x: PyTree, y: PyTree) -> bool:
-    """Whether two trees of numbers are equal, bit for bit; NaN is NaN."""
+    """Returns True if two trees of numbers are equal bit for bit; NaN equals NaN."""
     pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
     return all(np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
 class _Player:
-    """Plays an environment of Gymnasium's at random, always by the same actions."""
+    """Plays a Gymnasium environment with random actions, the same ones each time."""
 
     def __init__(self, check: Check, env: Any) -> None:
         self.env = env
@@ -92,7 +92,7 @@ class _Player:
         self._last: tuple[Any, bytes, str] | None = None
 
     def play(self, seed: int, steps: int) -> list[_Step]:
-        """The first observation of an episode, and all that follows; ends are followed by a reset."""
+        """Plays ``steps`` steps and resets after each episode; the first entry is the first reset."""
         actions = copy.deepcopy(self.env.action_space)
         actions.seed(0)
         began = time.monotonic()
@@ -112,7 +112,7 @@ class _Player:
         return played
 
     def reset(self, seed: int | None) -> Any:
-        """The first observation of a new episode."""
+        """Resets the environment and returns its first observation."""
         check = self._check
         keywords = {} if seed is None else {"seed": seed}
         out = check.call(f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords)
@@ -142,7 +142,7 @@ class _Player:
         return _Step(self._seen("step", obs), number, bool(np.any(terminated)) or bool(np.any(truncated)))
 
     def _seen(self, where: str, obs: Any) -> Any:
-        """A copy of an observation, after a look at it and at whether the one before is still what it was."""
+        """Checks an observation, and that the previous one has not changed since; returns a copy."""
         check = self._check
         if self._last is not None:
             before, content, whose = self._last

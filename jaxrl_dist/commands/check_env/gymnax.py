@@ -71,7 +71,7 @@ def check_gymnax(check: Check, made: Any, name: str) -> None:
 
 
 def _twice(check: Check, env: Any, what: str, function: Callable[..., Any], *args: Any) -> Any:
-    """What a method gives in Python; it must give the same again, and the same once more when compiled."""
+    """Returns the result of a method in Python, after checking that a second and a compiled call give the same."""
     result = check.call(what, function, *args)
     again = check.call(what, function, *args)
     compiled = check.call(f"{what} under jax.jit", jax.jit(lambda *args: _arrays(function(*args))), *args)
@@ -103,7 +103,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _compare(check: Check, what: str, first: PyTree, later: PyTree) -> None:
-    """Looks at whether a step keeps structure, shapes and dtypes, as a compiled loop needs."""
+    """Checks that a step keeps structure, shapes and dtypes, as a compiled loop requires."""
     before, after = (str(jax.tree.structure(tree)) for tree in (first, later))
     if before != after:
         check.fault("structure", f"{what} of step_env is {shown(after)}, that of reset_env {shown(before)}")
@@ -117,7 +117,7 @@ def _compare(check: Check, what: str, first: PyTree, later: PyTree) -> None:
 
 
 def _an_action(space: Space, key: jax.Array) -> jax.Array:
-    """One at random; of a component without bounds, some number within 1000 of 0."""
+    """Returns a random action; components without bounds are within 1000 of 0."""
     if isinstance(space, Box):
         low, high = (np.clip(bound, -1e3, 1e3) for bound in (space.low, space.high))
         return jax.random.uniform(key, space.shape, jnp.float32, low, high).astype(space.dtype)
