@@ -27,10 +27,10 @@ from jaxrl_dist import cli, rng
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.envs import stacks
 from jaxrl_dist.envs.base import Wrappers
-from jaxrl_dist.envs.gymnax import RESET
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
+from jaxrl_dist.rng import RESET
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import Algorithm, Context, Timestep
 

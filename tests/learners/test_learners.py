@@ -115,7 +115,7 @@ def test_one_device_is_as_eight(name: str) -> None:
     one = updated(algorithm, rollouts, 1, env=env)
     assert one[0].updates == 2 * (2 if algorithm.replay else algorithm.num_epochs * algorithm.num_minibatches)
     assert one[0].iteration == 2 and one[0].env_step == 2 * NUM_STEPS * NUM_ENVS
-    for num_devices in {"ppo-continuous": (4,), "dqn": (2,)}.get(name, (8,)):
+    for num_devices in {"ppo": (2, 8), "ppo-continuous": (4,), "dqn": (2, 8)}.get(name, (8,)):
         assert_close(updated(algorithm, rollouts, num_devices, env=env), one)
 
 
