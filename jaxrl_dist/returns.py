@@ -1,15 +1,15 @@
 """Returns and advantages of rollouts: GAE, n-step returns, lambda returns and V-trace.
 
-The functions of rollouts take time-major arrays in this order:
+Functions of rollouts take time-major arrays in this order:
 
 * ``reward [T, B]`` float32, ``terminated``, ``truncated``, ``valid`` ``[T, B]`` bool: as in ``types.Rollout``;
 * ``values [T + 1, B]`` float32, where ``values[t]`` estimates the value of ``obs[t]``. The successor of step ``t`` is
-  always ``obs[t + 1]``, so ``values[t]`` of a reset step is the value of the observation that its episode ended on;
+  always ``obs[t + 1]``, so ``values[t]`` of a reset step is the value of the episode's final observation;
 * ``discount``: a scalar, a float or traced.
 
-A step that terminated bootstraps with 0 (whether or not it was truncated too), one that was truncated with
-``values[t + 1]``, and so does the last step of the rollout; nothing accumulates over the end of an episode. A step that
-is not ``valid`` influences nothing but through that bootstrap: its own advantage is 0 and its own return its value.
+A terminated step bootstraps with 0, even if it is also truncated. A truncated step and the last step of the rollout
+bootstrap with ``values[t + 1]``. Nothing accumulates across the end of an episode. An invalid step influences others
+only through such a bootstrap: its own advantage is 0, and its own return is its value.
 
 No gradient flows through the results: they are targets.
 """
@@ -41,7 +41,7 @@ def gae(
     discount: Scalar,
     gae_lambda: Scalar,
 ) -> jax.Array:
-    """Generalized advantage estimates ``[T, B]``; add ``values[:-1]`` for returns, as ``lambda_returns`` does.
+    """Computes generalized advantage estimates ``[T, B]``; add ``values[:-1]`` for returns, as ``lambda_returns`` does.
 
     Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", eq. 16
     (https://arxiv.org/abs/1506.02438).
@@ -59,7 +59,7 @@ def lambda_returns(
     discount: Scalar,
     gae_lambda: Scalar,
 ) -> jax.Array:
-    """Lambda returns ``[T, B]``: with ``gae_lambda`` 1 Monte-Carlo returns that bootstrap where the rollout ends.
+    """Computes lambda returns ``[T, B]``; ``gae_lambda = 1`` gives Monte-Carlo returns, bootstrapped at the rollout's end.
 
     Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq. 12.3
     (http://incompleteideas.net/book/the-book-2nd.html).
@@ -77,7 +77,7 @@ def n_step(
     discount: Scalar,
     n: int,
 ) -> jax.Array:
-    """Returns ``[T, B]`` over ``n`` steps, or as many as remain of the episode or the rollout.
+    """Computes n-step returns ``[T, B]``, shorter at the end of an episode or of the rollout.
 
     Takes ``min(n, T)`` passes over the data. Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq. 7.1
     (http://incompleteideas.net/book/the-book-2nd.html).
@@ -113,18 +113,18 @@ def vtrace(
     clip_c: Scalar = 1.0,
     clip_pg_rho: Scalar | None = 1.0,
 ) -> VTrace:
-    """V-trace targets and policy-gradient advantages, both ``[T, B]``.
+    """Computes V-trace targets and policy-gradient advantages, both ``[T, B]``.
 
     Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures"
     (https://arxiv.org/abs/1802.01561): ``vs`` is eq. 1 with ``gae_lambda`` as in its remark 2, ``pg_advantages`` is
     ``rho (r + discount v' - V)`` of section 4.2, where ``v'`` mixes the successor's ``vs`` and value by ``gae_lambda``
-    as rlax does. On policy the two are thus ``lambda_returns`` and ``gae`` for every ``gae_lambda``.
+    as in rlax. On-policy, the two equal ``lambda_returns`` and ``gae`` for every ``gae_lambda``.
 
     Args:
-      log_rhos: ``[T, B]`` float32, log of target policy's over behaviour policy's probability of the action.
-      clip_rho: rho-bar of eq. 1, which fixes what the values converge to.
-      clip_c: c-bar of eq. 1, which bounds how far a later error travels back.
-      clip_pg_rho: the bound on rho in the policy gradient; None leaves rho out, for losses that weigh by it themselves.
+      log_rhos: ``[T, B]`` float32, log ratio of the action's probability under the target and the behaviour policy.
+      clip_rho: rho-bar of eq. 1, which sets the fixed point of the values.
+      clip_c: c-bar of eq. 1, which limits how far errors propagate back.
+      clip_pg_rho: the bound on rho in the policy gradient; None omits rho, for losses that apply it themselves.
     """
     chex.assert_equal_shape([reward, log_rhos])
     td_errors, discounts = _td_errors(reward, terminated, truncated, valid, values, discount)
@@ -146,7 +146,7 @@ def _td_errors(
     values: jax.Array,
     discount: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
-    """One-step errors, 0 on reset steps, and the discounts of what follows, 0 where nothing may; both ``[T, B]``."""
+    """Returns one-step errors, 0 on reset steps, and discounts of the next error, 0 at episode ends; both ``[T, B]``."""
     chex.assert_equal_shape([reward, terminated, truncated, valid, values[1:]])
     bootstrap = jnp.where(terminated, 0.0, values[1:])
     td_errors = jnp.where(valid, reward + discount * bootstrap - values[:-1], 0.0)
@@ -173,7 +173,7 @@ def window_return(
     valid: jax.Array,
     discount: Scalar,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The return of a window's first step as far as its episode goes, and where to bootstrap it.
+    """Computes the return of a window's first step up to the end of its episode, and the step to bootstrap from.
 
     Args:
       reward: ``[n, N]``, windows of ``n`` steps, as are ``terminated``, ``truncated`` and ``valid``.
@@ -181,10 +181,10 @@ def window_return(
     Returns:
       ``(reward [N], discount [N], last [N])``: the n-step return is ``reward + discount * V(obs[last + 1])``, where
       ``last`` is the step (int32) at which the episode or the window ends and ``discount`` is 0 if it terminated there.
-      With ``n = 1`` the one-step target (Sutton & Barto 2018, equation 7.1, cut at the end of the episode).
+      ``n = 1`` gives the one-step target (Sutton & Barto 2018, equation 7.1, cut at the end of the episode).
     """
     chex.assert_equal_shape([reward, terminated, truncated, valid])
-    # An environment that was lost and made anew resets without having said that its episode ends.
+    # A recreated environment resets without ending its episode.
     lost = jnp.concatenate([valid[:-1] & ~valid[1:], jnp.zeros_like(valid[:1])])
     ended = terminated | truncated | lost
     num_steps = len(reward)
@@ -202,9 +202,9 @@ def window_return(
 
 
 def project(support: jax.Array, probs: jax.Array, atoms: jax.Array) -> jax.Array:
-    """Moves a distribution over values ``support [K]`` onto ``atoms [L]``, which rise: probabilities ``[L]``.
+    """Projects a distribution over values ``support [K]`` onto ascending ``atoms [L]``; returns probabilities ``[L]``.
 
-    Each value is clipped to the range of the atoms and its probability shared by its two neighbours, the nearer one
+    Each value is clipped to the range of the atoms. Its two neighbouring atoms share its probability, the nearer one
     getting more. Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning", eq. 7
     (https://arxiv.org/abs/1707.06887).
 

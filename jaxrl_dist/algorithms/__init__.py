@@ -1,4 +1,4 @@
-"""Algorithms by name; each lives in a file of its own and is imported only when it is asked for."""
+"""Algorithms by name. Each has its own file, which is imported only when a run needs the algorithm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALGORITHMS = {
     "td3": "TD3",
     "sac": "SAC",
 }
-"""The file (without ``.py``) and the config class in it."""
+"""The module and the config class of each algorithm."""
 
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,20 +60,22 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "learning_rate": 3e-4,
             "epsilon_end": 0.05,
             "epsilon_steps": 50_000,
-            # Without a memory its experience is correlated. This steadies it more than a target does, which then only
-            # slows it down (Gallici et al. 2024, section 3).
+            # Without replay, experience is correlated. Layer normalisation stabilises learning more than a target
+            # network, which would only slow it down (Gallici et al. 2024, section 3).
             "layer_norm": True,
         },
     ),
 }
-"""Names for an algorithm under a plan: the algorithm, and what differs from its own preset."""
+"""Named presets: the algorithm, and the flags that differ from the algorithm's own preset."""
 
 
 def config_class(name: str | type, own: type | None = None) -> Any:
-    """The config dataclass of an algorithm: ``own`` if it has that name, else ours; of a class, the class itself.
+    """Returns an algorithm's config dataclass: ``own`` if it has that name, else the built-in one.
+
+    A class is returned unchanged.
 
     Raises:
-      ConfigError: there is no such algorithm.
+      ConfigError: the algorithm is unknown.
     """
     if isinstance(name, type):
         return name
@@ -92,35 +94,35 @@ def config_class(name: str | type, own: type | None = None) -> Any:
 
 
 def name_of(config: Any) -> str:
-    """The name of the algorithm that a config or its class belongs to; for one that is not ours, that of its class."""
+    """Returns the algorithm's name for a config or config class; for the user's own algorithm, the class name."""
     kind = config if isinstance(config, type) else type(config)
     package, _, file = kind.__module__.rpartition(".")
     return file if package == __name__ and ALGORITHMS.get(file) == kind.__name__ else kind.__name__
 
 
 def from_file(path: str) -> type:
-    """The config class in a Python file of the user's: the one dataclass in it that has a ``make``.
+    """Returns the config class in the user's Python file: its only dataclass with a ``make`` method.
 
-    It runs the file, and finds the modules beside it, as Python does with a script: take the path from the user, never
-    from a file.
+    Executes the file like a script, which can import the modules beside it. The path must therefore come from the
+    user, never from a file.
 
     Raises:
-      ConfigError: there is no such file, it cannot be run, or it holds no algorithm or several.
+      ConfigError: the file is missing, fails to run, or does not hold exactly one algorithm.
     """
     file = pathlib.Path(path).resolve()
     if not file.is_file():
         raise ConfigError(f"there is no file {path}")
-    name = f"algorithm_of_{file.stem}"  # so that it takes no other module's place
+    name = f"algorithm_of_{file.stem}"  # avoids replacing another module
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, "its name ends in .py"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look up annotations
+    sys.modules[name] = module  # dataclasses look up annotations here
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        line = getattr(error, "lineno", None)  # a syntax error's
+        line = getattr(error, "lineno", None)  # only syntax errors have one
         for frame in frames if line is None else ():
             line = frame.lineno if frame.filename == str(file) else line
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error

@@ -13,7 +13,7 @@ from jaxrl_dist.types import Algorithm, EnvSpec
 
 @dataclasses.dataclass(frozen=True)
 class A2C(ActorCriticConfig, learning_rate=7e-4):
-    """Advantage actor-critic (Mnih et al. 2016): one update on each rollout, by RMSProp."""
+    """Advantage actor-critic (Mnih et al. 2016): one RMSProp update per rollout."""
 
     rms_decay: float = 0.99
     """Decay of RMSProp's running mean of squared gradients (section 8 of the supplement)."""
@@ -31,9 +31,9 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
         preset: dict[str, Any] = {"rollout_length": 16}
-        if isinstance(spec.action, spaces.Box):  # unscaled, Pendulum's returns of -1000 drown the policy's gradient
+        if isinstance(spec.action, spaces.Box):  # unscaled, Pendulum's returns of -1000 drown the policy gradient
             preset |= {"learning_rate": 2e-3, "scale_rewards": True, "gae_lambda": 0.95, "entropy_coefficient": 0.0}
-        elif not isinstance(spec.observation, spaces.Box):  # tables of states with rare rewards
+        elif not isinstance(spec.observation, spaces.Box):  # tabular states with rare rewards
             preset |= {"learning_rate": 2e-3, "scale_rewards": True}
         return preset
 

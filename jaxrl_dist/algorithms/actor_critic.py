@@ -1,4 +1,4 @@
-"""What the on-policy actor-critics share: flags, the policy, and how a rollout becomes examples of its inputs."""
+"""Shared by the on-policy actor-critics: flags, the policy, and the conversion of rollouts to training examples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Vari
 
 @dataclasses.dataclass(frozen=True)
 class ActorCriticConfig(NetworkConfig):
-    """How an actor-critic learns."""
+    """Flags of actor-critic learning."""
 
     learning_rate: float = 1e-3
     """Step size of the optimiser."""
@@ -27,7 +27,7 @@ class ActorCriticConfig(NetworkConfig):
     entropy_coefficient: float = 0.01
     """Weight of the entropy bonus."""
     max_gradient_norm: float = 0.5
-    """Gradients with a larger global norm are scaled down to it."""
+    """Largest global norm of a gradient; larger gradients are scaled down."""
 
     def validate(self) -> None:
         super().validate()
@@ -37,7 +37,7 @@ class ActorCriticConfig(NetworkConfig):
         check_range(self, "value_coefficient", "entropy_coefficient", low=0)
 
     def optimizer(self, method: Callable[..., optax.GradientTransformation], **options: Any) -> Any:
-        """``method(step_size, **options)`` with the annealed step size, on clipped gradients."""
+        """Returns ``method(step_size, **options)`` with the annealed step size, applied to clipped gradients."""
         step_size = self.learning_rate
         if self.anneal_updates is not None:
             step_size = optax.linear_schedule(step_size, 0.0, self.anneal_updates)
@@ -54,21 +54,21 @@ class ActorCritic(NamedTuple):
     window: int | None
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
     values: Callable[[Variables, Rollout], jax.Array]
-    """``(variables, rollout) -> [T + 1, B]``: the values found while acting, and that of the last observation."""
+    """``(variables, rollout) -> [T + 1, B]``: the values computed while acting, then that of the last observation."""
     examples: Callable[..., dict[str, PyTree]]
     """``(rollout, **fields [T, B, ...]) -> batch``, environment-major: transitions ``[B * T, ...]``, or with a
-    recurrent core sequences ``[B, T, ...]``. Beside the fields it holds ``obs``, ``action``, ``valid`` and ``core``."""
+    recurrent core sequences ``[B, T, ...]``. It also holds ``obs``, ``action``, ``valid`` and ``core``."""
     evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]
     """``(params, batch) -> (distribution, value)``, shaped as the batch's fields."""
     unroll: Callable[[PyTree, Rollout], tuple[distributions.Distribution, jax.Array]]
-    """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` by these parameters, whichever acted."""
+    """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` under these parameters, not the acting ones."""
 
 
 def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
-    """Builds policy and value for an environment: separate torsos for vectors, one for images.
+    """Builds policy and value for an environment: separate torsos for vectors, a shared one for images.
 
     Raises:
-      ConfigError: spaces that the networks or distributions do not handle.
+      ConfigError: the networks or distributions do not support the spaces.
     """
     head = distributions.policy_head(spec.action)
     shared = torsos.choose_torso(config.torso, spec.observation) != "mlp"
@@ -120,7 +120,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
 def policy_gradient(
     net: ActorCritic, config: ActorCriticConfig, gae_lambda: float | jax.Array
 ) -> tuple[Callable[..., PyTree], Callable[..., tuple[jax.Array, jax.Array, Aux]]]:
-    """Postprocessor and loss of ``-log pi(a|s) A``, a squared value error and an entropy bonus.
+    """Returns the postprocessor and the loss: ``-log pi(a|s) A``, a squared value error and an entropy bonus.
 
     Sources: Williams (1992), REINFORCE with a baseline; Mnih et al. (2016), section 4.3.
     """

@@ -1,8 +1,8 @@
-"""Asynchronous proximal policy optimisation: PPO's loss on V-trace's estimates.
+"""Asynchronous proximal policy optimisation: PPO's loss on V-trace estimates.
 
 Sources: Schulman et al. (2017), https://arxiv.org/abs/1707.06347, and Espeholt et al. (2018),
-https://arxiv.org/abs/1802.01561, put together as in RLlib's and Sample Factory's (Petrenko et al. 2020,
-https://arxiv.org/abs/2006.11751, section 3.4) APPO.
+https://arxiv.org/abs/1802.01561, combined as in the APPO of RLlib and of Sample Factory (Petrenko et al. 2020,
+https://arxiv.org/abs/2006.11751, section 3.4).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jaxrl_dist.types import Algorithm, EnvSpec, Rollout, Variables
 
 @dataclasses.dataclass(frozen=True)
 class APPO(PPO):
-    """Asynchronous PPO: the clipped loss on V-trace's estimates, which allow for a policy that lags behind."""
+    """Asynchronous PPO: the clipped loss on V-trace estimates, which correct for policy lag."""
 
     clip_rho: float = 1.0
     """Largest importance weight of a value error (rho-bar of V-trace, Espeholt et al. 2018, equation 1)."""
     clip_c: float = 1.0
-    """Largest importance weight along a trace (c-bar of the same)."""
+    """Largest importance weight along a trace (c-bar of V-trace)."""
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class APPO(PPO):
     def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
         distribution, values = net.unroll(variables.params, rollout)
         log_rhos = distribution.log_prob(rollout.action) - rollout.extras["log_prob"]
-        # The loss weighs by its own, clipped ratio to the policy that acted.
+        # The loss applies the importance ratio itself, clipped.
         vs, advantage = returns.vtrace(
             *rollout.outcomes, values, log_rhos, self.discount, self.gae_lambda, self.clip_rho, self.clip_c, None
         )

@@ -1,4 +1,4 @@
-"""Deep Q-learning (Mnih et al. 2015) and what Rainbow (Hessel et al. 2018) adds to it, each as an option."""
+"""Deep Q-learning (Mnih et al. 2015), with Rainbow's extensions (Hessel et al. 2018) as options."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ class DQN(
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
     target_period: int = 250
-    """Updates between two copies of the parameters to the target network."""
+    """Updates between copies of the parameters to the target network."""
     epsilon_start: float = 1.0
     """Probability of a random action at the start."""
     epsilon_end: float = 0.01
-    """Probability of a random action from ``epsilon_steps`` on."""
+    """Probability of a random action after ``epsilon_steps``."""
     epsilon_steps: int = 10_000
-    """Env steps over which it falls linearly."""
+    """Env steps over which epsilon falls linearly."""
     epsilon_ladder: bool = False
-    """Each environment keeps an epsilon of its own instead, from 0.4 down to 0.00066 (Horgan et al. 2018, Ape-X)."""
+    """Give each environment its own constant epsilon, from 0.4 down to 0.00066 (Horgan et al. 2018, Ape-X)."""
     max_gradient_norm: float = 10.0
-    """Gradients with a larger global norm are scaled down to it."""
+    """Largest global norm of a gradient; larger gradients are scaled down."""
     double: bool = True
-    """The online network chooses the action whose target value counts (van Hasselt et al. 2016, equation 4)."""
+    """Choose the bootstrap action with the online network (van Hasselt et al. 2016, equation 4)."""
     dueling: bool = False
     """Separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9)."""
     num_atoms: int = 1
-    """Atoms of the distribution of returns (Bellemare et al. 2017, C51: 51); 1: only its mean."""
+    """Atoms of the return distribution (Bellemare et al. 2017, C51: 51); 1: only its mean."""
     value_min: float = -10.0
-    """Least return that the atoms stand for."""
+    """Return of the lowest atom."""
     value_max: float = 10.0
-    """Largest return that the atoms stand for."""
+    """Return of the highest atom."""
     noisy: bool = False
-    """Noisy layers explore (Fortunato et al. 2018), beside what epsilon does."""
+    """Explore with noisy layers (Fortunato et al. 2018), in addition to epsilon."""
 
     def validate(self) -> None:
         super().validate()
@@ -69,8 +69,8 @@ class DQN(
         """Flags that differ from the defaults above for this kind of environment."""
         preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 4}
         if spec.family == "classic_control":
-            # Once a policy never fails, a memory of its latest steps alone, or many updates on them, lets the values of
-            # failures drift until it fails again.
+            # Once the policy never fails, a memory with only its latest steps, or many updates on them, lets the values
+            # of failures drift until the policy fails again.
             preset |= {"replay_capacity": 1_000_000, "replay_ratio": 0.125, "target_period": 500}
         return preset
 
@@ -82,7 +82,7 @@ class DQN(
         atoms = jnp.linspace(self.value_min, self.value_max, self.num_atoms)
 
         def values(outputs: jax.Array) -> jax.Array:
-            """Action values ``[N, A]`` of what the network puts out ``[N, A, atoms]``."""
+            """Converts network outputs ``[N, A, atoms]`` to action values ``[N, A]``."""
             if self.num_atoms == 1:
                 return outputs[..., 0]
             return jnp.sum(jax.nn.softmax(outputs) * atoms.reshape(1, 1, -1), axis=-1)
@@ -120,7 +120,7 @@ class DQN(
                 returned = batch["reward"][:, None] + batch["discount"][:, None] * atoms[None]
                 projected = jax.lax.stop_gradient(jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms))
                 losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
-                # Hessel et al. (2018), section 4: the divergence, which is 0 where the target is met.
+                # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the prediction equals the target.
                 entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
                 priority = jnp.maximum(losses - entropy, 0.0)
             metrics = {"loss/q": losses, "q/mean": q}

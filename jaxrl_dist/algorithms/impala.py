@@ -13,15 +13,15 @@ from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, Variable
 
 @dataclasses.dataclass(frozen=True)
 class IMPALA(ActorCriticConfig):
-    """An actor-critic that corrects for actors that lag behind by V-trace (Espeholt et al. 2018).
+    """An actor-critic that corrects for policy lag with V-trace (Espeholt et al. 2018).
 
-    The optimiser is Adam; the paper has RMSProp.
+    The optimiser is Adam; the paper uses RMSProp.
     """
 
     trace_lambda: float = 1.0
     """Decay of the corrections along a trace (remark 2)."""
     correction: bool = True
-    """Correct for the lag; without, experience is taken as if the newest policy had made it."""
+    """Correct for policy lag; if off, all experience counts as the newest policy's."""
     clip_rho: float = 1.0
     """Largest importance weight of a value error and of the policy's gradient (rho-bar of equation 1)."""
     clip_c: float = 1.0
@@ -38,7 +38,7 @@ class IMPALA(ActorCriticConfig):
         preset: dict[str, Any] = {"plan": "asynchronous", "num_envs": 16, "rollout_length": 16}
         if spec.family == "atari":  # table G.1, with fewer environments
             preset |= {"num_envs": 32, "rollout_length": 20, "learning_rate": 6e-4, "report_interval": 6_400}
-        else:  # the gradient of values far from 1 would drown the policy's, as both are clipped together
+        else:  # both gradients are clipped together, and that of large values would drown the policy's
             preset |= {"scale_rewards": True}
         return preset
 

@@ -20,11 +20,11 @@ class PPO(ActorCriticConfig):
     num_epochs: int = 4
     """Passes over each rollout."""
     num_minibatches: int = 4
-    """Updates that each pass is divided into."""
+    """Minibatches, and so updates, of each pass."""
     clip_epsilon: float = 0.2
-    """How far the probability ratio may move from 1 before its gradient is cut (equation 7)."""
+    """Clip range of the probability ratio around 1 (equation 7)."""
     value_clip_epsilon: float | None = None
-    """How far a value may move from the one found while acting before its gradient is cut; None: no limit."""
+    """Clip range of a value around its estimate while acting; None: no clipping."""
     normalize_advantages: bool = True
     """Shift and scale the advantages of each rollout to mean 0 and standard deviation 1."""
 
@@ -39,37 +39,37 @@ class PPO(ActorCriticConfig):
         """Flags that differ from the defaults above for this kind of environment."""
         preset: dict[str, Any] = {}
         if spec.family == "atari":
-            # Schulman et al. (2017), table 5, but for what CleanRL's ppo_atari_envpool does since.
+            # Schulman et al. (2017), table 5, with the later changes of CleanRL's ppo_atari_envpool.
             preset |= {"num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "clip_epsilon": 0.1}
             preset |= {"value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10}
         elif spec.family == "minatar":
-            # PureJaxRL's, without the annealing; large batches allow, and these games want, a large step size.
+            # PureJaxRL's flags without annealing. These games need a large step size, which large batches allow.
             preset |= {"num_envs": 64, "rollout_length": 128, "learning_rate": 5e-3, "num_minibatches": 8}
             preset |= {"activation": "relu"}
         elif spec.family == "bsuite":
-            # From few episodes at a time the policy settles too soon; and a recurrent core needs as many sequences to
-            # fill its minibatches, on eight devices too.
+            # With few episodes at a time the policy converges too early. A recurrent core also needs this many
+            # sequences to fill its minibatches on eight devices.
             preset |= {"num_envs": 32}
         elif not isinstance(spec.observation, spaces.Box):
-            # Tables of states with rare rewards: without large batches and more entropy the policy learns to stay away
-            # from penalties, and never sees the goal.
+            # Tabular states with rare rewards: without large batches and more entropy the policy only learns to avoid
+            # penalties and never reaches the goal.
             preset |= {"num_envs": 32, "rollout_length": 128, "num_minibatches": 8}
             preset |= {"entropy_coefficient": 0.03, "scale_rewards": True}
         elif isinstance(spec.action, spaces.Box):
-            # Schulman et al. (2017), table 3. Returns far from 1 would drown the policy's gradient in the value's.
+            # Schulman et al. (2017), table 3. Unscaled, large returns would drown the policy gradient.
             preset |= {"num_envs": 8, "rollout_length": 128, "learning_rate": 3e-4, "num_epochs": 10}
             preset |= {"entropy_coefficient": 0.0, "scale_rewards": True}
             if spec.family == "classic_control":
-                # With 8 and 0.99 a greedy policy, which no noise moves on, may hold Pendulum sideways for good.
+                # With 8 environments and a discount of 0.99, the greedy policy may hold Pendulum sideways forever.
                 preset |= {"num_envs": 16, "num_minibatches": 8, "discount": 0.95}
             elif spec.family == "mujoco":
-                # Andrychowicz et al. (2021), sections 3.2 and 3.3: with a deviation of 0.5 and normalised observations.
+                # Andrychowicz et al. (2021), sections 3.2 and 3.3: standard deviation 0.5, normalised observations.
                 preset |= {"num_envs": 64, "rollout_length": 32, "num_minibatches": 32}
                 preset |= {"normalize_observations": True, "initial_std": 0.5}
         return preset
 
     def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
-        """Advantages and value targets, ``[T, B]`` each."""
+        """Returns advantages and value targets, ``[T, B]`` each."""
         values = net.values(variables, rollout)
         advantage = returns.gae(*rollout.outcomes, values, self.discount, self.gae_lambda)
         return advantage, advantage + values[:-1]

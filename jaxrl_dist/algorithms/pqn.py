@@ -14,7 +14,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 @dataclasses.dataclass(frozen=True)
 class PQN(TorsoConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
-    """Parallelised Q-network (Gallici et al. 2024): Q(lambda) with neither replay nor target.
+    """Parallelised Q-network (Gallici et al. 2024): Q(lambda) without replay or target network.
 
     Layer normalisation keeps learning stable instead (section 3).
     """
@@ -28,15 +28,15 @@ class PQN(TorsoConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=Tr
     num_epochs: int = 4
     """Passes over each rollout."""
     num_minibatches: int = 4
-    """Updates that each pass is divided into."""
+    """Minibatches, and so updates, of each pass."""
     epsilon_start: float = 1.0
     """Probability of a random action at the start."""
     epsilon_end: float = 0.05
-    """Probability of a random action from ``epsilon_steps`` on."""
+    """Probability of a random action after ``epsilon_steps``."""
     epsilon_steps: int = 100_000
-    """Env steps over which it falls linearly."""
+    """Env steps over which epsilon falls linearly."""
     max_gradient_norm: float = 10.0
-    """Gradients with a larger global norm are scaled down to it."""
+    """Largest global norm of a gradient; larger gradients are scaled down."""
 
     def validate(self) -> None:
         super().validate()

@@ -24,36 +24,36 @@ class R2D2(
     priority_exponent=0.9,
     importance_exponent=0.6,
 ):
-    """Deep Q-learning with a memory, from replayed sequences (Kapturowski et al. 2019).
+    """Recurrent deep Q-learning from replayed sequences (Kapturowski et al. 2019).
 
-    A window is ``burn_in`` steps, ``sequence_length`` steps whose values learn, and the ``n_step - 1`` more that the
-    last of their returns spans.
+    A window has ``burn_in`` steps, ``sequence_length`` training steps, and ``n_step - 1`` more steps for the last
+    n-step return.
 
-    Unlike the paper's, windows may start at any step, not at every 40th, and may run over an episode's end, where the
-    core is reset; new ones are drawn with the largest priority so far. The core is a GRU and no LSTM, and reads neither
-    the last action nor reward.
+    Unlike in the paper, windows may start at any step, not at every 40th, and may cross the end of an episode, where
+    the core is reset. New windows get the largest priority so far. The core is a GRU instead of an LSTM, and reads
+    neither the last action nor the last reward.
     """
 
     core_size: int = 64
     """Width of the recurrent core's state."""
     burn_in: int = 8
-    """Steps that only bring the stored core up to date before those that learn (section 3)."""
+    """Steps before the training steps that only update the stored recurrent state (section 3)."""
     sequence_length: int = 16
-    """Steps of a window that learn."""
+    """Training steps of a window."""
     max_priority_share: float = 0.9
-    """eta: of a window's priority, the share of its largest error; the rest is the mean's (section 2.3)."""
+    """eta: weight of the largest error in a window's priority; the mean has the rest (section 2.3)."""
     rescale_values: bool = True
-    """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which makes large values small (section 2.3)."""
+    """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which compresses large values (section 2.3)."""
     target_period: int = 100
-    """Updates between two copies of the parameters to the target network."""
+    """Updates between copies of the parameters to the target network."""
     epsilon_base: float = 0.4
-    """Probability of a random action in the environment that explores most; each has its own (Horgan et al. 2018)."""
+    """Largest probability of a random action; each environment has its own (Horgan et al. 2018)."""
     epsilon_exponent: float = 7.0
-    """The environment that explores least has the probability ``epsilon_base ** (1 + epsilon_exponent)``."""
+    """The smallest probability of a random action is ``epsilon_base ** (1 + epsilon_exponent)``."""
     max_gradient_norm: float = 10.0
-    """Gradients with a larger global norm are scaled down to it."""
+    """Largest global norm of a gradient; larger gradients are scaled down."""
     double: bool = True
-    """The online network chooses the action whose target value counts (van Hasselt et al. 2016, equation 4)."""
+    """Choose the bootstrap action with the online network (van Hasselt et al. 2016, equation 4)."""
     dueling: bool = True
     """Separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9)."""
 
@@ -69,9 +69,9 @@ class R2D2(
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
         if spec.family == "atari":
-            # Kapturowski et al. (2019), section 2.3 and appendix; for one host fewer environments, less capacity.
-            # An update sees 5,120 steps, so each step is learned from about five times. Rescaled values take the place
-            # of clipped rewards, and a lost life ends no episode, which is the protocol of Machado et al. (2018).
+            # Kapturowski et al. (2019), section 2.3 and appendix, with fewer environments and less capacity for
+            # one host. An update uses 5,120 steps, so each step is used about five times. Values are rescaled, so
+            # rewards are not clipped; losing a life does not end the episode (protocol of Machado et al. 2018).
             return {
                 "atari_preset": "machado",
                 "num_envs": 64,
@@ -119,11 +119,11 @@ class R2D2(
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             steps, skip, length = batch["steps"].time_major(), self.burn_in, self.sequence_length
             late: Rollout = jax.tree.map(lambda x: x[skip:], steps)
-            # The last observation has no step, so any flag will do: the core after it is not used.
+            # The last observation has no step. Its flag does not matter, because the core after it is unused.
             valid = jnp.concatenate([late.valid, late.valid[-1:]])
 
             def q_values(params: PyTree) -> jax.Array:
-                """``[sequence_length + n_step, N, A]``; each network has the core of its own burn-in."""
+                """``[sequence_length + n_step, N, A]``; each network burns in its own core."""
                 core = batch["core"]
                 if skip:
                     _, core = network.unroll(params, steps.obs[:skip], core, steps.valid[:skip])

@@ -1,4 +1,4 @@
-"""What the algorithms share that learn the values of actions, mostly from replayed transitions."""
+"""Shared by the algorithms that learn action values, mostly from replayed transitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxrl_dist.types import EnvSpec, PyTree, Replay, Rollout, Variables
 
 
 def replay_of(config: ReplayConfig) -> Replay:
-    """How the flags say that the memory is used."""
+    """Returns the replay settings of a config."""
     return Replay(
         capacity=config.replay_capacity,
         batch_size=config.batch_size,
@@ -24,10 +24,9 @@ def replay_of(config: ReplayConfig) -> Replay:
 
 
 def value_learner(config: Any, network: Any, adam_epsilon: float) -> dict[str, Any]:
-    """The fields of an ``Algorithm`` that the values of one network need: all but policy, postprocessor and loss.
+    """Returns the fields that an ``Algorithm`` with one value network needs besides policy, postprocessor and loss.
 
-    The target network is a copy of the parameters made every ``config.target_period`` updates (Mnih et al. 2015,
-    algorithm 1).
+    The target network copies the parameters every ``config.target_period`` updates (Mnih et al. 2015, algorithm 1).
     """
 
     def target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
@@ -45,17 +44,17 @@ def value_learner(config: Any, network: Any, adam_epsilon: float) -> dict[str, A
 
 
 def copied(tree: PyTree) -> PyTree:
-    """The same in arrays of its own: as a target network begins."""
+    """Copies every array, to start a target network."""
     return jax.tree.map(jnp.copy, tree)
 
 
 def taken(q: jax.Array, action: jax.Array) -> jax.Array:
-    """The values ``[...]`` of the actions ``[...]`` among those of all, ``[..., A]``."""
+    """Selects the values ``[...]`` of the actions ``[...]`` from all action values ``[..., A]``."""
     return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
 
 
 def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, jax.Array]:
-    """Windows ``[n, N, ...]`` as n-step transitions ``[N, ...]``, cut where their episode ends.
+    """Converts windows ``[n, N, ...]`` to n-step transitions ``[N, ...]``, cut at the end of the episode.
 
     Returns:
       ``obs``, ``action``, ``reward`` (discounted and summed), ``discount`` (of the bootstrap; 0 after a termination),
@@ -74,10 +73,10 @@ def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, jax.
 
 
 def num_actions(config: object, spec: EnvSpec) -> int:
-    """The number of discrete actions.
+    """Returns the number of discrete actions.
 
     Raises:
-      ConfigError: the environment's actions are of another kind.
+      ConfigError: the environment's actions are not discrete.
     """
     if not isinstance(spec.action, spaces.Discrete):
         others = "sac, td3, ddpg and ppo handle" if isinstance(spec.action, spaces.Box) else "ppo handles"
@@ -88,17 +87,17 @@ def num_actions(config: object, spec: EnvSpec) -> int:
 
 
 class ActionScale(NamedTuple):
-    """Between a continuous environment's actions and -1 .. 1, in which networks think."""
+    """Converts between a continuous environment's actions and the networks' range -1 .. 1."""
 
     low: np.ndarray  # [A] float32
     high: np.ndarray  # [A] float32
 
     @classmethod
     def of(cls, config: object, spec: EnvSpec, needed: str = "vectors of numbers") -> ActionScale:
-        """The scale of an environment; ``needed`` says which actions the algorithm can handle.
+        """Returns the scale of an environment; ``needed`` names the supported actions in the error.
 
         Raises:
-          ConfigError: its actions are no vectors of numbers, or unbounded.
+          ConfigError: the actions are not vectors of numbers, or are unbounded.
         """
         space, name = spec.action, name_of(config)
         if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
@@ -123,9 +122,9 @@ class ActionScale(NamedTuple):
         return len(self.low)
 
     def to_env(self, action: jax.Array) -> jax.Array:
-        """Actions ``[N, A]`` of -1 .. 1 in the environment's units, within its bounds."""
+        """Converts actions ``[N, A]`` from -1 .. 1 to the environment's units, within its bounds."""
         low, high = (jnp.broadcast_to(bound, action.shape) for bound in self)
-        return jnp.clip(low + 0.5 * (action + 1.0) * (high - low), low, high)  # the sum may round to beyond a bound
+        return jnp.clip(low + 0.5 * (action + 1.0) * (high - low), low, high)  # rounding may exceed a bound
 
     def from_env(self, action: jax.Array) -> jax.Array:
         """The inverse of ``to_env``."""
@@ -133,6 +132,6 @@ class ActionScale(NamedTuple):
         return 2.0 * (action - low) / (high - low) - 1.0
 
     def uniform(self, keys: jax.Array) -> jax.Array:
-        """Actions ``[N, A]`` in the environment's units, drawn uniformly."""
+        """Draws uniform actions ``[N, A]`` in the environment's units."""
         draw = jax.vmap(lambda key: jax.random.uniform(key, (self.size,), minval=-1.0))
         return self.to_env(draw(keys))

@@ -23,11 +23,12 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     actor_learning_rate: float = 3e-4
     """Step size of Adam for the actor."""
     target_rate: float = 0.005
-    """How far the target critics move towards the critics with each update (table 1)."""
+    """Fraction by which each update moves the target critics towards the critics (table 1)."""
     temperature: float | None = None
     """Weight of the entropy; None: learned, so that the entropy approaches its target (section 5)."""
     target_entropy: float | None = None
-    """In nats, of actions scaled to -1 .. 1; None: minus the number of components (table 1), if discrete 0.5 log n."""
+    """Target entropy in nats; None: minus the number of action components, which are scaled to -1 .. 1 (table 1), or
+    0.5 log n for n discrete actions."""
 
     def validate(self) -> None:
         super().validate()
@@ -48,9 +49,9 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
                 "n_step": 3,
                 "target_rate": 0.02,
             }
-        elif spec.family == "classic_control":  # small problems: small networks do as well, in a tenth of the time
+        elif spec.family == "classic_control":  # here small networks do as well in a tenth of the time
             preset |= {"hidden_sizes": (64, 64), "batch_size": 128, "actor_learning_rate": 1e-3}
-        elif spec.family == "mujoco":  # learns nothing from few steps, and long random ones cover more of the states
+        elif spec.family == "mujoco":  # needs many steps, and a long random phase covers more states
             preset |= {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10}
         return preset
 
@@ -79,7 +80,7 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             temperature = jnp.exp(frozen["log_temperature"])
-            if self.temperature is not None:  # whatever the variables say that training started from
+            if self.temperature is not None:  # initial variables may hold another temperature
                 temperature = jnp.float32(self.temperature)
 
             # Equations 2, 3 and 5, with the smaller of two critics.
@@ -96,7 +97,7 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
             )
             actor_loss = -(new_q + temperature * entropy)
 
-            # Equation 18, by the logarithm, as the authors' own code has it
+            # Equation 18 by the logarithm of the temperature, as in the authors' code
             excess = jax.lax.stop_gradient(entropy) - target_entropy
             temperature_loss = (
                 params["log_temperature"] * excess if self.temperature is None else jnp.zeros_like(excess)
@@ -133,7 +134,7 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
 
 
 class _Kind(NamedTuple):
-    """What differs between discrete and continuous actions; ``outputs`` are the actor's, ``[N, num_outputs]``."""
+    """The parts that depend on the kind of action; ``outputs`` are the actor's, ``[N, num_outputs]``."""
 
     num_outputs: int
     target_entropy: float
@@ -141,22 +142,22 @@ class _Kind(NamedTuple):
     act: Callable[..., jax.Array]
     """``(outputs, keys or None) -> action`` in the environment's units."""
     act_randomly: Callable[[jax.Array], jax.Array]
-    """``(keys) -> action``, any with equal probability."""
+    """``(keys) -> action``, uniformly distributed."""
     expect: Callable[..., tuple[jax.Array, jax.Array]]
-    """``(critic_params, obs, outputs, keys) -> (q [N], entropy [N])``: the policy's expected value by the smaller of
-    the critics, and its entropy; estimated by one action, or for discrete ones exact."""
+    """``(critic_params, obs, outputs, keys) -> (q [N], entropy [N])``: the policy's expected value under the
+    smaller critic, and its entropy; exact for discrete actions, else estimated from one action."""
     taken: Callable[..., jax.Array]
     """``(critic_params, obs, action) -> q [2, N]``."""
 
 
 def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
-    """Actions squashed by tanh (appendix C); inside they are scaled to -1 .. 1, where entropies are comparable."""
+    """Squashes actions by tanh (appendix C) to -1 .. 1, where entropies of all environments are comparable."""
     scale = ActionScale.of(config, spec, "categories or vectors of numbers")
     critic = networks.critic_network(config, spec.observation, 2, action_size=scale.size)
 
     def distribution(outputs: jax.Array) -> distributions.TanhNormal:
         mean, raw = jnp.split(outputs, 2, axis=-1)
-        # Between e^-5 and e^2, smoothly, as in the code of Yarats and Kostrikov (2020) and in CleanRL.
+        # Bounded smoothly to e^-5 .. e^2, as in the code of Yarats and Kostrikov (2020) and in CleanRL.
         log_std = -5.0 + 0.5 * 7.0 * (jnp.tanh(raw) + 1.0)
         return distributions.TanhNormal(mean, log_std, -jnp.ones(scale.size), jnp.ones(scale.size))
 
@@ -175,7 +176,7 @@ def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
 
 
 def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
-    """Expectations over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12."""
+    """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12."""
     size = num_actions(config, spec)
     critic = networks.critic_network(config, spec.observation, 2, num_actions=size)
 

@@ -22,19 +22,19 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     actor_learning_rate: float = 1e-3
     """Step size of Adam for the actor (section 6.1)."""
     target_rate: float = 0.005
-    """How far the targets move towards actor and critics whenever the actor is updated (section 6.1)."""
+    """Fraction by which each actor update moves the targets towards actor and critics (section 6.1)."""
     num_critics: int = 2
-    """Critics, of which the least counts (section 4.2)."""
+    """Number of critics; the smallest value is the target (section 4.2)."""
     actor_period: int = 2
-    """Updates of the critics for each of the actor and the targets (section 5.2)."""
+    """Critic updates per update of the actor and the targets (section 5.2)."""
     target_noise: float = 0.2
-    """Standard deviation of the noise on the target's action (section 5.3), which spans -1 .. 1."""
+    """Standard deviation of the noise on target actions, which span -1 .. 1 (section 5.3)."""
     target_noise_clip: float = 0.5
-    """The largest such noise."""
+    """Largest magnitude of the noise on target actions."""
     noise: Literal["gaussian", "ornstein_uhlenbeck"] = "gaussian"
-    """How to explore: with independent noise, or with noise that is correlated in time (Lillicrap et al. 2016)."""
+    """Exploration noise: independent at each step, or correlated in time (Lillicrap et al. 2016)."""
     noise_std: float = 0.1
-    """Standard deviation of what that noise adds at each step, to actions that span -1 .. 1 (section 6.1)."""
+    """Standard deviation that each step adds to the exploration noise; actions span -1 .. 1 (section 6.1)."""
 
     def validate(self) -> None:
         super().validate()
@@ -47,9 +47,9 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
         preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000}
-        if spec.family == "classic_control":  # small problems: small networks do as well, in a tenth of the time
+        if spec.family == "classic_control":  # here small networks do as well in a tenth of the time
             preset |= {"hidden_sizes": (64, 64), "batch_size": 128}
-        elif spec.family == "mujoco":  # learns nothing from few steps, and long random ones cover more of the states
+        elif spec.family == "mujoco":  # needs many steps, and a long random phase covers more states
             preset |= {"learning_starts": 10_000, "report_interval": 10_000, "evaluation_episodes": 10}
         return preset
 
@@ -60,7 +60,7 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
         correlated = self.noise == "ornstein_uhlenbeck"
 
         def best_action(params: PyTree, obs: jax.Array) -> jax.Array:
-            """Between -1 and 1."""
+            """Returns the greedy action, in -1 .. 1."""
             return jnp.tanh(actor.apply(params["actor"], obs))
 
         def init(key: jax.Array) -> Variables:
@@ -85,7 +85,7 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
 
-            # Equation 14: the target's action is blurred, so that its value is not that of a narrow peak.
+            # Equation 14: noise on the target action keeps narrow peaks of the critics out of the target.
             next_action = best_action(context.target, batch["next_obs"])
             if self.target_noise > 0:
                 noise = self.target_noise * exploration.gaussian(context.keys, scale.size)

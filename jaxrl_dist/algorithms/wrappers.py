@@ -1,4 +1,4 @@
-"""What scales or clips what an algorithm sees: each function maps an ``Algorithm`` to an ``Algorithm``."""
+"""Scaling and clipping of observations and rewards: each function maps an ``Algorithm`` to an ``Algorithm``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CLIP = 10.0
 """Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
 EPSILON = 1e-8
 HORIZON = 2**20
-"""Batches that running statistics remember; older ones are forgotten, geometrically. After 2^24 batches a float32
-count would stop growing, and the variance would grow instead."""
+"""Batches that running statistics remember; older ones decay geometrically. Without this limit, a float32 count would
+stop growing after 2^24 batches, and the variance would grow instead."""
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +33,7 @@ class RunningStats:
         return RunningStats(jnp.zeros(()), jnp.zeros(shape), jnp.zeros(shape))
 
     def std(self) -> jax.Array:
-        """The standard deviation, 1 before the first value."""
+        """Returns the standard deviation; 1 before the first value."""
         variance = self.deviation / jnp.maximum(self.count, 1.0)
         return jnp.where(self.count > 0, jnp.sqrt(variance + EPSILON), 1.0)
 
@@ -63,7 +63,7 @@ class RunningStats:
 
 
 def _with_stats(algorithm: Algorithm, shape: tuple[int, ...]) -> Algorithm:
-    """The algorithm, which sees the second of ``variables.stats``; the first are running statistics of such values."""
+    """Prepends running statistics of values ``shape`` to ``variables.stats``; the algorithm sees only the rest."""
 
     def inner(variables: Variables) -> Variables:
         return variables._replace(stats=variables.stats[1])
@@ -113,8 +113,8 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
 def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorithm:
     """Divides rewards by the running standard deviation of the discounted return, which keeps value losses near 1.
 
-    The return ``R_t = discount R_{t-1} + r_t`` of each environment travels in its policy state and starts at 0 with
-    each episode, as in OpenAI baselines' ``VecNormalize``. Reported returns stay in the environment's units.
+    Each environment's policy state holds the return ``R_t = discount R_{t-1} + r_t``, which restarts at 0 with each
+    episode, as in OpenAI baselines' ``VecNormalize``. Reported returns stay in the environment's units.
     """
     inner = _with_stats(algorithm, ())
 
@@ -157,13 +157,13 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
 
 
 def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
-    """Clips the rewards that are learned from; environments, memory and reported returns keep them as they are.
+    """Clips only the rewards used for learning; memory and reported returns keep the environment's rewards.
 
     Source: Mnih et al. (2015), Methods, to -1 .. 1.
     """
 
     def clipped(rollout: Rollout) -> Rollout:
-        # A step that is not valid has no reward, whatever the bounds.
+        # Bounds that exclude 0 would give invalid steps a reward.
         return rollout._replace(reward=jnp.where(rollout.valid, jnp.clip(rollout.reward, low, high), 0.0))
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:

@@ -1,4 +1,4 @@
-"""The halves of an update, apart: an actor differentiates where it acts, a learner applies."""
+"""The two halves of an update: an actor computes the gradient where it acts, and the learner applies it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
 def gradient(
     algorithm: Algorithm, state: TrainState, rollout: Rollout, key: jax.Array, number: jax.Array
 ) -> tuple[PyTree, Mapping[str, jax.Array]]:
-    """Differentiates the loss of one rollout, once.
+    """Computes one gradient of the loss on one rollout.
 
-    An algorithm that replays windows learns from those that begin with each of its steps; where the rollout ends, they
+    An algorithm that replays windows learns from one window per step of the rollout; windows at the end of the rollout
     are shorter (Mnih et al. 2016, algorithm S2).
 
     Args:
-      number: of the rollout, which makes its keys different from those of all others.
+      number: the rollout's number, which makes its random keys unique.
 
     Returns:
-      The gradient by ``params``, and metrics.
+      The gradient with respect to ``params``, and metrics.
     """
     key = jax.random.fold_in(key, number)
     if algorithm.replay is not None:
@@ -40,13 +40,13 @@ def gradient(
 
 
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree, steps: int) -> TrainState:
-    """One update with a gradient of a rollout of so many env steps."""
+    """Makes one update with the gradient of a rollout of ``steps`` env steps."""
     state = sgd.apply(algorithm, state, grads)
     return state._replace(iteration=state.iteration + 1, env_step=sgd.nominal_env_step(state, steps))
 
 
 def _extended(rollout: Rollout, steps: int) -> Rollout:
-    """The rollout and so many steps that are not valid, before which ``returns`` cuts."""
+    """Appends ``steps`` invalid steps to a rollout; ``returns`` ends episodes before them."""
 
     def extend(x: jax.Array) -> jax.Array:
         return jnp.concatenate([x, jnp.zeros_like(x, shape=(steps, *x.shape[1:]))])
@@ -57,7 +57,7 @@ def _extended(rollout: Rollout, steps: int) -> Rollout:
 
 
 def windows(rollout: Rollout, length: int) -> Rollout:
-    """All windows of a rollout ``[T, B, ...]``, as replay gives them: ``[length, (T - length + 1) * B, ...]``."""
+    """Cuts a rollout ``[T, B, ...]`` into all its windows, as replay does: ``[length, (T - length + 1) * B, ...]``."""
     starts = rollout.reward.shape[0] - length + 1
 
     def cut(x: jax.Array, size: int) -> jax.Array:
@@ -70,10 +70,10 @@ def windows(rollout: Rollout, length: int) -> Rollout:
 
 
 def check_sizes(algorithm: Algorithm, rollout_length: int) -> None:
-    """Checks that one gradient of a rollout is what the algorithm makes of it.
+    """Checks that the algorithm computes exactly one gradient of a rollout.
 
     Raises:
-      ConfigError: it makes several, or needs longer windows.
+      ConfigError: it computes several, keeps running statistics, or needs longer windows.
     """
     made = algorithm.num_epochs * algorithm.num_minibatches
     if made > 1:

@@ -1,4 +1,4 @@
-"""The learner of algorithms that keep experience and learn from random pieces of it."""
+"""The learner of algorithms that replay experience."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
 
 
 def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Learner:
-    """Adds each rollout to the memory, then makes ``ratio`` updates for each of its steps from drawn windows.
+    """Adds each rollout to the memory, then makes ``ratio`` updates per env step from sampled windows.
 
     Args:
-      like: shapes and dtypes of a rollout of all environments, by which the memory is made.
-      frame_stack: frames in an observation, as in ``EnvSpec``, of which the memory keeps each once.
+      like: shapes and dtypes of a rollout of all environments, which determine the memory's.
+      frame_stack: frames in an observation, as in ``EnvSpec``; the memory stores each frame once.
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
@@ -51,7 +51,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
         state = sgd.apply(algorithm, state, grads)
         if replay.priority_exponent is not None:
             assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
-            # What has no priority, such as where the loss overflows, gets the least there is: it can still be drawn.
+            # A window without a finite priority, as when the loss overflows, gets the smallest: it can still be drawn.
             powered = powered_priority(replay, jnp.where(jnp.isfinite(priority), priority, 0.0))
             state = state._replace(memory=ring.set_priority(state.memory, index, powered))
         return state, metrics
@@ -77,7 +77,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
             del key
             return state, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
 
-        # By what the memory holds: a run that is resumed without it waits until it has filled again.
+        # Counts stored steps, because a run resumed without its memory waits until the memory has filled again.
         stored = num_envs * jax.lax.pmax(state.memory.added[0], mesh.DATA).astype(jnp.float32)
         ready = (stored >= replay.learning_starts) & (stored >= num_envs * window)
         return jax.lax.cond(ready, learn, wait, state, key)
@@ -95,11 +95,11 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
 
 
 PRIORITY_EPSILON = 1e-6
-"""Keeps a window with no error from never being drawn again (Schaul et al. 2016, section 3.3)."""
+"""Added to each priority, so that a window without error can be drawn again (Schaul et al. 2016, section 3.3)."""
 
 
 def powered_priority(replay: Replay, priority: jax.Array) -> jax.Array:
-    """``p^alpha`` (Schaul et al. 2016, equation 1)."""
+    """Returns ``p^alpha`` (Schaul et al. 2016, equation 1)."""
     assert replay.priority_exponent is not None
     return (priority + PRIORITY_EPSILON) ** replay.priority_exponent
 
@@ -107,10 +107,10 @@ def powered_priority(replay: Replay, priority: jax.Array) -> jax.Array:
 def initial_priority(
     algorithm: Algorithm, state: TrainState, rollout: Rollout, key: jax.Array, number: jax.Array
 ) -> jax.Array:
-    """``p^alpha`` ``[T, B]`` of the windows that end with each step of a rollout, by the loss of those who acted.
+    """Computes ``p^alpha`` ``[T, B]`` of the window that ends with each step, from the loss of the acting parameters.
 
-    With it an actor saves the learner from meeting every window once (Horgan et al. 2018, section 3). NaN where a
-    window begins before the rollout.
+    The learner then need not draw every new window once (Horgan et al. 2018, section 3). NaN where a window begins
+    before the rollout.
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None
@@ -128,19 +128,19 @@ def initial_priority(
 
 
 def importance_weights(probability: jax.Array, exponent: float | jax.Array) -> jax.Array:
-    """``(1 / (n P(i)))^beta`` over the largest of the batch on all devices, by which ``n`` cancels; ``[N]`` float32.
+    """Returns ``(1 / (n P(i)))^beta`` divided by the largest in the batch on all devices, ``[N]`` float32.
 
-    Source: Schaul et al. (2016), section 3.4.
+    The division cancels ``n``. Source: Schaul et al. (2016), section 3.4.
     """
     least = jax.lax.pmin(jnp.min(probability), mesh.DATA)
     return (least / probability) ** exponent
 
 
 def updates_per_iteration(replay: Replay, steps: int) -> int:
-    """Updates after each rollout of so many env steps over all environments.
+    """Returns the number of updates after each rollout of ``steps`` env steps over all environments.
 
     Raises:
-      ConfigError: they are no whole number.
+      ConfigError: it is not a whole number above 0.
     """
     updates = replay.ratio * steps
     if abs(updates - round(updates)) > 1e-6 or round(updates) < 1:
@@ -155,10 +155,10 @@ def updates_per_iteration(replay: Replay, steps: int) -> int:
 def check_sizes(
     algorithm: Algorithm, num_envs: int, rollout_length: int, num_devices: int, frame_stack: int = 1
 ) -> None:
-    """Checks that environments, capacity and batch divide, and that the memory holds what is drawn from it.
+    """Checks that environments, capacity and batch divide evenly, and that the memory is large enough.
 
     Raises:
-      ConfigError: naming both numbers and the nearest that work.
+      ConfigError: they do not; names both numbers and the nearest that work.
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None

@@ -1,4 +1,4 @@
-"""The learner of algorithms that consume each rollout once and throw it away."""
+"""The learner of algorithms that learn from each rollout once and discard it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jaxrl_dist.types import Algorithm, Learner, Rollout, TrainState
 def on_policy(algorithm: Algorithm) -> Learner:
     """Postprocesses a rollout, then makes ``num_epochs`` passes over it in ``num_minibatches`` updates each.
 
-    Examples are shuffled within groups of environments (see ``envs_per_group``) by keys of the group's global index,
-    so the minibatches hold the same examples on any number of devices.
+    Examples are shuffled within groups of environments (see ``envs_per_group``). The keys depend on the group's global
+    index, so the minibatches hold the same examples on any number of devices.
     """
 
     def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -30,7 +30,7 @@ def on_policy(algorithm: Algorithm) -> Learner:
         envs = mesh.global_index(num_envs)
         keys = rng.per_index(jax.random.fold_in(key, 0), envs)
         batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
-        # The statistics that acted are the ones to learn with; what they saw counts from the next rollout on.
+        # Learning uses the statistics that acted. This rollout changes them for the next one.
         stats = algorithm.observe(state.variables.stats, rollout)
 
         num_examples = num_envs * examples_per_env(algorithm, num_steps)
@@ -78,25 +78,25 @@ def on_policy(algorithm: Algorithm) -> Learner:
 
 
 def examples_per_env(algorithm: Algorithm, rollout_length: int) -> int:
-    """Into how many examples the rollout of one environment falls."""
+    """Returns the number of examples in one environment's rollout."""
     return rollout_length // (algorithm.window or rollout_length)
 
 
 def envs_per_group(examples: int, num_minibatches: int) -> int:
-    """How many environments, of so many examples each, are shuffled together to fill the minibatches evenly."""
+    """Returns how many environments, with ``examples`` each, are shuffled together to fill the minibatches evenly."""
     return num_minibatches // math.gcd(examples, num_minibatches)
 
 
 def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_devices: int) -> None:
-    """Checks that environments divide over devices and examples over minibatches, with nothing rounded.
+    """Checks that environments divide evenly over devices, and examples over minibatches.
 
     Raises:
-      ConfigError: naming both numbers and the nearest that work.
+      ConfigError: they do not; names both numbers and the nearest that work.
     """
     check_divides("num_envs", num_envs, (num_devices, "devices"))
     local, examples = num_envs // num_devices, examples_per_env(algorithm, rollout_length)
     wanted = algorithm.num_minibatches
-    # Whole groups of environments fill the minibatches (see ``envs_per_group``) just where all examples divide.
+    # Whole groups of environments fill the minibatches (see ``envs_per_group``) exactly if all examples divide.
     if local * examples % wanted:
         raise ConfigError(
             f"--num-minibatches {wanted} does not divide the {local} x {examples} examples (environments x examples "

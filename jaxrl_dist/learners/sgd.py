@@ -1,4 +1,4 @@
-"""The one place that differentiates a loss and that forms means over examples."""
+"""Gradients and updates: only this module differentiates losses and averages over examples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxrl_dist.mesh import global_sum
 from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
 MAX_SKIPPED = 10
-"""Gradients in a row that may not be finite; then training has diverged, and a run ends."""
+"""Number of consecutive non-finite gradients after which training has diverged and the run ends."""
 
 
 def init(algorithm: Algorithm, key: jax.Array) -> TrainState:
-    """The state before the first update."""
+    """Returns the state before the first update."""
     variables = algorithm.init(key)
     return TrainState(
         variables=variables,
@@ -35,7 +35,7 @@ def gradient(
 ) -> tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]:
     """Differentiates the mean loss over the examples of all devices.
 
-    The mean is ``psum(sum(weight * losses * mask)) / psum(sum(mask))`` and is differentiated as it stands, collectives
+    The mean is ``psum(sum(weight * losses * mask)) / psum(sum(mask))`` and is differentiated whole, collectives
     included. Averaging per-device gradients instead would weigh devices, not examples, whenever masks differ.
 
     Args:
@@ -44,11 +44,11 @@ def gradient(
       weight: ``[N]``, importance weights of the losses; None: all 1. Metrics are not weighted.
 
     Returns:
-      The gradient by ``params``; the mean of each of the loss's metrics and of the loss itself; the priorities ``[N]``
-      if the loss gives any. Gradient and metrics are equal on all devices.
+      The gradient with respect to ``params``; the means of the loss and of its metrics, and the gradient's norm; the
+      priorities ``[N]``, or None if the loss has none. Gradient and metrics are equal on all devices.
 
     Raises:
-      ConfigError: losses or their mask are not one for each example.
+      ConfigError: losses or mask do not have an entry for each example.
     """
 
     def mean_loss(params: PyTree) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
@@ -72,9 +72,9 @@ def gradient(
 
 
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
-    """One update: a step of the optimiser, then of the target.
+    """Makes one update: a step of the optimiser, then of the target.
 
-    A gradient that is not finite changes nothing but the counts, and after ``MAX_SKIPPED`` of them no other does.
+    A non-finite gradient changes only the counts. After ``MAX_SKIPPED`` in a row, every gradient does.
     """
     finite = jnp.isfinite(optax.tree.norm(grads)) & (state.skipped < MAX_SKIPPED)
     old = state.variables.params, state.opt_state, state.target
@@ -93,8 +93,8 @@ def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
 
 
 def nominal_env_step(state: TrainState, steps: int) -> jax.Array:
-    """The nominal count of env steps, float32, after one more iteration of so many.
+    """Returns the nominal count of env steps, float32, after one more iteration of ``steps`` env steps.
 
-    A product, because a float32 sum would stop growing at ``2^24 * steps``.
+    Multiplies, because a float32 sum would stop growing at ``2^24 * steps``.
     """
     return (state.iteration + 1).astype(jnp.float32) * steps

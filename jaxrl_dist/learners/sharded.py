@@ -12,17 +12,17 @@ from jaxrl_dist.types import Algorithm, Learner
 
 
 def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False) -> Program:
-    """``(state, rollout, key) -> (state, metrics)``: experience divided over the mesh, all else equal on every device.
+    """``(state, rollout, key) -> (state, metrics)``: experience is sharded over the mesh, all else replicated.
 
-    With ``prioritized`` a fourth argument has the initial priorities ``[T, B]`` of what is to be replayed. The state is
-    donated. The gradients' sums over devices are inside; ``check_vma`` proves that no replica departs.
+    With ``prioritized``, a fourth argument holds the initial priorities ``[T, B]`` of the windows. The state is
+    donated. The program sums gradients over devices; ``check_vma`` proves that the replicas stay equal.
     """
     inputs = (STATE, ROLLOUT, REPLICATED, TIME_BATCH) if prioritized else (STATE, ROLLOUT, REPLICATED)
     return Program(learner.update, mesh, inputs, (STATE, REPLICATED), donate=(0,))
 
 
 def compile_relearn(learner: Learner, mesh: Mesh) -> Program:
-    """``(state, key) -> (state, metrics)``: updates from the memory alone; the state is donated."""
+    """``(state, key) -> (state, metrics)``: updates from the memory only; the state is donated."""
     assert learner.relearn is not None, "only learners with a memory learn without new experience"
     return Program(learner.relearn, mesh, (STATE, REPLICATED), (STATE, REPLICATED), donate=(0,))
 
@@ -40,6 +40,6 @@ def compile_gradient(algorithm: Algorithm, mesh: Mesh) -> Program:
 
 
 def compile_apply(algorithm: Algorithm, mesh: Mesh, steps: int) -> Program:
-    """``(state, gradient) -> state``, each gradient of a rollout of so many env steps; the state is donated."""
+    """``(state, gradient) -> state`` for gradients of rollouts of ``steps`` env steps; the state is donated."""
     apply = partial(halves.apply, algorithm, steps=steps)
     return Program(apply, mesh, (STATE, REPLICATED), STATE, donate=(0,))

@@ -10,22 +10,22 @@ from jaxrl_dist.nn.config import TorsoConfig
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig(TorsoConfig):
-    """How an algorithm learns from replayed experience."""
+    """Flags of learning from replayed experience."""
 
     learning_rate: float = 1e-3
     """Step size of Adam."""
     discount: float = 0.99
     """Discount factor of future rewards."""
     batch_size: int = 256
-    """Windows in an update, over all devices."""
+    """Windows per update, over all devices."""
     replay_capacity: int = 100_000
-    """Env steps that the memory keeps, over all environments."""
+    """Env steps that the memory holds, over all environments."""
     replay_ratio: float = 1.0
     """Updates per env step."""
     learning_starts: int = 1_000
     """Env steps before the first update."""
     n_step: int = 1
-    """Rewards before the bootstrap (Sutton 1988)."""
+    """Rewards summed before the bootstrap (Sutton 1988)."""
     priority_exponent: float | None = None
     """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
     importance_exponent: float = 0.4
