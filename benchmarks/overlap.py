@@ -1,9 +1,10 @@
-"""What acting and learning at the same time gain: ``python benchmarks/overlap.py impala --env envpool:Pong-v5``.
+"""Measures the gain of overlapping acting and learning.
 
-Times actors alone (their samples are thrown away), the learner alone (it learns from one batch again and again), and
-both together under the plan ``asynchronous``, in turn. Where they share their cores, ``1 / (1/acting + 1/learning)`` is
-what taking turns would give, and a run should not be much below it; on devices of their own, the slower of the two
-bounds it.
+    python benchmarks/overlap.py impala --env envpool:Pong-v5
+
+Times actors alone (their samples are discarded), the learner alone (it learns from one batch repeatedly), and both
+together under the plan ``asynchronous``, in turn. On shared cores, taking turns would give ``1 / (1/acting +
+1/learning)``, and a run should not be much slower. On separate devices, the slower of the two bounds the run.
 Flags of ``train`` may follow, such as ``--num-envs 16``.
 """
 
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def act(job: Job, iterations: int) -> float:
-    """Seconds that the actors take alone."""
+    """Returns the seconds that the actors take alone."""
     store = ParamStore(job.pool.meshes)
     store.publish(job.initial_state())
     with ActorPool(job.actor_job(), job.pool, store, [sender(job)] * len(job.pool.meshes)) as pool:
@@ -68,7 +69,7 @@ def act(job: Job, iterations: int) -> float:
 
 
 def learn(job: Job, iterations: int) -> float:
-    """Seconds that the updates take alone."""
+    """Returns the seconds that the updates take alone."""
     state, key, update = job.initial_state(), job.key(Stream.LEARN), compile_update(job.learner, job.mesh)
     store = ParamStore(job.pool.meshes)
     store.publish(state)
@@ -83,13 +84,13 @@ def learn(job: Job, iterations: int) -> float:
 
 
 def together(job: Job, iterations: int) -> float:
-    """Seconds that a run takes."""
+    """Returns the seconds that a run takes."""
     with contextlib.closing(asynchronous(job)) as reports:
         return timed(lambda: next(reports), iterations)
 
 
 def timed(once: Callable[[], object], iterations: int) -> float:
-    """Seconds of so many calls, after two that compile and fill what there is to fill."""
+    """Returns the seconds of ``iterations`` calls, after two that compile and fill queues."""
     for _ in range(2):
         once()
     began = time.perf_counter()

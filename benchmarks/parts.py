@@ -1,10 +1,10 @@
-"""How near a synchronous run comes to the bound of its parts: environment, inference and update, each timed alone.
+"""Compares a synchronous run with the bound of its parts: environment, inference and update, each timed alone.
 
     python benchmarks/parts.py ppo --env envpool:Pong-v5 --rounds 10
 
 The parts are bare: EnvPool without our adapter, the jitted policy without storage, the compiled update without a plan.
-Serial execution cannot beat ``1 / (1/env + 1/inference + 1/update)``. Parts and whole take turns, an iteration each, so
-that a drifting machine slows them alike; the median of the rounds counts.
+Serial execution cannot beat ``1 / (1/env + 1/inference + 1/update)``. Parts and whole take turns, one iteration
+each, so that machine drift slows them equally; the result is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def main() -> None:
 
 
 def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
-    """One iteration of each part alone, and of the whole."""
+    """Returns functions that run one iteration of each part alone, and of the whole."""
     spec, source = job.source.spec, job.source
     options = adapter.options(spec.id, source.options, source.atari_preset, training=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gymnasium's, on the precision of float64 bounds
+        warnings.simplefilter("ignore")  # gymnasium warns about the precision of float64 bounds
         bare = envpool.make_gymnasium(spec.id, num_envs=job.num_envs, **options)
         obs, _ = bare.reset()
     rng = np.random.default_rng(0)

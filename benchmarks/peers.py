@@ -1,17 +1,17 @@
-"""Side by side with a peer: same algorithm, network, environments, batch, epochs and machine.
+"""Compares the speed of a peer: same algorithm, network, environments, batch, epochs and machine.
 
     python benchmarks/peers.py rejax --env CartPole-v1 --steps 1000000 --rounds 5
     python benchmarks/peers.py sample-factory --algorithm impala --env Pong-v5 --seconds 30 --rounds 3
 
 rejax is the fastest peer that installs; it compiles PPO and environments into one program. Sample Factory acts and
-learns at the same time, as the plan ``asynchronous`` does: its APPO, with one epoch of one minibatch, stands against
-our IMPALA or APPO on EnvPool's Atari. It runs once with its usual processes, and once in one process, where torch has
-all cores: on two of them, its fastest when nothing else ran. Two workers were faster than one, and double buffering or
-waiting for each update slower. All sides use the CPU: all of its cores, or those of ``taskset -c 0,1 ...``.
+learns at the same time, as the plan ``asynchronous`` does: its APPO, with one epoch of one minibatch, is compared
+with our IMPALA or APPO on EnvPool's Atari. It runs once with its usual processes, and once in one process, where torch
+uses all cores: on two idle cores, this was its fastest setting. Two workers were faster than one, and double buffering
+or waiting for each update was slower. All sides use all CPU cores, or those of ``taskset -c 0,1 ...``.
 
-Makes a virtual environment for the peer in .bench, then runs the sides in turn, each in a process of its own, so that a
-drifting machine slows all alike. Prints env steps per second, without start, compilation and evaluation; with Sample
-Factory also how many cores each side had meanwhile: fewer than there are where others work on the machine.
+Creates a virtual environment for the peer in .bench, then runs the sides in turn, each in a separate process, so that
+machine drift slows all equally. Prints env steps per second, without start, compilation and evaluation. With Sample
+Factory, also prints how many cores each side used: fewer than the machine has if other programs use it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import sys
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 REQUIREMENTS = {
     "rejax": ["rejax==0.1.3", "gymnax<1"],
-    # Python 3.11 has torch's CPU build where pip is set up to find one; any other build runs on the CPU too.
+    # Python 3.11 gets torch's CPU build if pip is configured for it; any other build runs on the CPU too.
     "sample-factory": ["sample-factory==2.1.1", "torch==2.13.0", "envpool==1.2.5", "setuptools<81"],
 }
 WARM_UP = 10.0
-"""Seconds after the first update that Sample Factory and its opponent are not timed."""
+"""Untimed seconds after the first update, when comparing with Sample Factory."""
 
 
 def main() -> None:
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def run(command: list[str]) -> list[float]:
-    """The numbers of the last line that a side prints."""
+    """Runs a side and returns the numbers of the last line that it prints."""
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:

@@ -1,8 +1,8 @@
-"""How much a whole run costs beside its updates: ``python benchmarks/replay.py dqn --env CartPole-v1``.
+"""Measures what a run costs beyond its updates: ``python benchmarks/replay.py dqn --env CartPole-v1``.
 
 Times the updates of an algorithm that replays experience in two ways, in turn: within a run under the plan
-``on_device``, where environments are stepped, experience is stored and windows are drawn between them; and bare, as one
-jitted update on the same batch again and again. Flags of the algorithm may follow, such as ``--num-envs 8``.
+``on_device``, which also steps environments, stores experience and samples windows; and bare, as one jitted update on
+the same batch repeatedly. Flags of the algorithm may follow, such as ``--num-envs 8``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def make_bare(job: Job) -> Callable[[int], None]:
-    """``(count)``: makes so many updates on one batch, a jitted call each."""
+    """Returns ``(count) -> None``, which makes ``count`` updates on one batch, one jitted call each."""
     algorithm, key = job.algorithm, jax.random.key(0)
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None

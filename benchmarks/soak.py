@@ -1,9 +1,9 @@
-"""Whether memory grows while a run goes on: ``python benchmarks/soak.py dqn --env CartPole-v1 --minutes 30``.
+"""Measures memory growth during a run: ``python benchmarks/soak.py dqn --env CartPole-v1 --minutes 30``.
 
 Trains with a checkpoint every few seconds and an evaluation with every report, in a directory that is deleted at the
 end. Prints the resident memory of each minute and, from ``--warm-up`` minutes on, the slope of the least-squares line:
-more than 1 MB a minute is a leak. ``--checkpoint-seconds 0`` saves nothing, ``--evaluation-episodes 0`` plays nothing.
-Flags of ``train`` may follow, such as ``--plan synchronous --num-envs 16``.
+more than 1 MB a minute is a leak. ``--checkpoint-seconds 0`` turns checkpoints off, ``--evaluation-episodes 0``
+evaluations. Flags of ``train`` may follow, such as ``--plan synchronous --num-envs 16``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def soak(prepared: run.Run, minutes: float, warm_up: float) -> None:
 
 
 def slope(samples: Sequence[tuple[float, float]]) -> float:
-    """MB a minute, of the least-squares line."""
+    """Returns the slope of the least-squares line, in MB a minute."""
     if len(samples) < 2:
         return float("nan")
     return float(np.polyfit(*np.transpose(samples), 1)[0])

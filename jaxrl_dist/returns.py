@@ -59,7 +59,7 @@ def lambda_returns(
     discount: Scalar,
     gae_lambda: Scalar,
 ) -> jax.Array:
-    """Computes lambda returns ``[T, B]``; ``gae_lambda = 1`` gives Monte-Carlo returns, bootstrapped at the rollout's end.
+    """Computes lambda returns ``[T, B]``; ``gae_lambda = 1`` gives Monte-Carlo returns that bootstrap at its end.
 
     Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq. 12.3
     (http://incompleteideas.net/book/the-book-2nd.html).
@@ -146,7 +146,7 @@ def _td_errors(
     values: jax.Array,
     discount: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns one-step errors, 0 on reset steps, and discounts of the next error, 0 at episode ends; both ``[T, B]``."""
+    """Returns one-step errors, 0 on reset steps, and the next errors' discounts, 0 at episode ends; both ``[T, B]``."""
     chex.assert_equal_shape([reward, terminated, truncated, valid, values[1:]])
     bootstrap = jnp.where(terminated, 0.0, values[1:])
     td_errors = jnp.where(valid, reward + discount * bootstrap - values[:-1], 0.0)

@@ -1,7 +1,7 @@
-"""What the documents say of flags, presets, measurements and tests, read from the code: the hook of ``mkdocs.yml``.
+"""The hook of ``mkdocs.yml``: generates the documents' flags, presets, measurements and tests from the code.
 
-A line ``{{ name argument }}`` of a document gives way to what the function of that name below returns, so none of it
-is written by hand or can be out of date. ``make docs`` builds the site.
+A line ``{{ name argument }}`` of a document is replaced by the result of the function of that name below, so nothing
+generated can be out of date. ``make docs`` builds the site.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ KINDS = {
     "envpool:Pong-v5": "Atari",
     "envpool:HalfCheetah-v4": "MuJoCo",
 }
-"""An environment of each kind that presets tell apart."""
+"""An environment of each kind that presets distinguish."""
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """The hook: adds a page for each notebook, and its pictures."""
+    """Adds a page for each notebook, and its pictures; mkdocs calls it."""
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for name, content in notebook(path).items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
@@ -59,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The hook: mkdocs calls it with the text of each document."""
+    """Inserts the generated parts into the text of a document; mkdocs calls it."""
     markdown = re.sub(r"\]\((?:\.\./(notebooks/))?([\w-]+)\.ipynb\)", r"](\1\2.md)", markdown)
     return re.sub(r"^\{\{ (\w+)(?: (\S+))? \}\}$", lambda found: PARTS[found[1]](found[2]), markdown, flags=re.M)
 
@@ -68,14 +68,14 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def fields(path: str) -> str:
-    """The flags of a dataclass such as ``jaxrl_dist.config.Train``, without those that it inherits."""
+    """Returns a table of the flags of a dataclass such as ``jaxrl_dist.config.Train``, without inherited ones."""
     module, name = path.rsplit(".", 1)
     kind = getattr(importlib.import_module(module), name)
     return flag_table(kind, docstrings(kind), defaults_of(kind))
 
 
 def algorithm_flags(name: str) -> str:
-    """A table for each class that an algorithm's flags come from; of a preset, those that it sets."""
+    """Returns a table for each class that an algorithm's flags come from; for a preset, one of the flags it sets."""
     kind = algorithms.config_class(name)
     if name in algorithms.PRESETS:
         base, values = algorithms.PRESETS[name]
@@ -98,11 +98,11 @@ def algorithm_flags(name: str) -> str:
 def flag_table(
     kind: Any, texts: Mapping[str, str], defaults: Mapping[str, Any], hints: Mapping[str, Any] | None = None
 ) -> str:
-    """A row for each field in ``texts``, its docstrings by name."""
+    """Returns a table with a row for each field in ``texts``, which holds docstrings by name."""
     hints = hints or get_type_hints(kind, include_extras=True)
     rows = []
     for name, text in texts.items():
-        if name == "algorithm":  # its fields are flags, and it is none
+        if name == "algorithm":  # not a flag; its fields are
             continue
         hint, names = hints[name], [flag(name)]
         for extra in getattr(hint, "__metadata__", ()):
@@ -115,12 +115,12 @@ def flag_table(
 
 
 def literal(hint: Any) -> tuple[Any, ...]:
-    """The choices of a ``Literal``; of other types none."""
+    """Returns the choices of a ``Literal``; other types have none."""
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def defaults_of(kind: Any) -> dict[str, Any]:
-    """The default of each field; for those that presets fill in, what holds without one."""
+    """Returns the default of each field; for fields that presets fill in, the default without a preset."""
     found = {}
     for field in dataclasses.fields(kind):
         given = field.default_factory() if callable(field.default_factory) else field.default
@@ -129,7 +129,7 @@ def defaults_of(kind: Any) -> dict[str, Any]:
 
 
 def docstrings(kind: type) -> dict[str, str]:
-    """The strings that stand below the fields of a dataclass in its source, by field; inherited ones are left out."""
+    """Returns the docstrings of a dataclass's fields, by field; inherited fields are left out."""
     if not dataclasses.is_dataclass(kind):
         return {}
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -143,7 +143,7 @@ def docstrings(kind: type) -> dict[str, str]:
 
 
 def spelled(value: Any) -> str:
-    """A default as one would write it."""
+    """Formats a default for a table."""
     match value:
         case None | "":
             return "none"
@@ -157,7 +157,7 @@ def spelled(value: Any) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Formats a Markdown table."""
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -166,7 +166,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def algorithm_presets(name: str) -> str:
-    """What differs from the defaults on each kind of environment."""
+    """Returns a table of the flags that differ from the defaults on each kind of environment."""
     default = plain_defaults(name)
     rows = []
     for env, kind in KINDS.items():
@@ -200,12 +200,12 @@ def spec_of(env: str) -> EnvSpec:
 
 @functools.cache
 def learning() -> dict[str, Any]:
-    """The names of ``scripts/learning.py``."""
+    """Returns the globals of ``scripts/learning.py``."""
     return runpy.run_path(str(ROOT / "scripts" / "learning.py"))
 
 
 def algorithm_curves(name: str) -> str:
-    """What was measured of an algorithm: the rows of ``learning.md``, and the curves."""
+    """Returns an algorithm's measurements: its rows of ``learning.md``, and its curves."""
     script = learning()
     results = script["load"](ROOT / "docs" / "learning" / script["RESULTS"])
     bars = [bar for bar in script["BARS"] if bar.algorithm == name]
@@ -222,7 +222,7 @@ def algorithm_curves(name: str) -> str:
 
 
 def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
-    """The arguments of each case of a parametrised test."""
+    """Yields the arguments of each case of a parametrised test."""
     marks = [mark for mark in test.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     for chosen in itertools.product(*(mark.args[1] for mark in marks)):
         case: dict[str, Any] = {}
@@ -233,7 +233,7 @@ def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
 
 
 def evidence() -> Iterator[tuple[str, str, str, str]]:
-    """``(algorithm, plan, backend, what)`` for each case of the tests that train, as they are parametrised."""
+    """Yields ``(algorithm, plan, backend, what)`` for each parametrised case of the tests that train."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "plans")]
     plans, threads, bars = (
         importlib.import_module(name) for name in ("test_plans", "test_asynchronous", "test_learning")
@@ -262,7 +262,7 @@ def backend_of(env: str) -> str:
 
 
 def refused(name: str, env: str, **fields: Any) -> str | None:
-    """Why an algorithm cannot be trained on an environment; None if it can."""
+    """Returns the reason why an algorithm cannot train on an environment; None if it can."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -273,7 +273,7 @@ def refused(name: str, env: str, **fields: Any) -> str | None:
 
 
 def tested(_: str | None) -> str:
-    """Algorithms by plans and backends: what the tests show of each, or why it is refused."""
+    """Returns a table of algorithms by plan and backend: what the tests show, or why the combination is refused."""
     found: dict[tuple[str, str, str], set[str]] = {}
     for name, plan, backend, what in evidence():
         found.setdefault((name, plan, backend), set()).add(what[0].upper())
@@ -299,7 +299,7 @@ def tested(_: str | None) -> str:
 
 
 def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
-    """The page of a notebook with the outputs that are stored in it, and its pictures, by the names of their files."""
+    """Returns a notebook's page, with its stored outputs, and its pictures, by file name."""
     parts: list[str] = []
     found: dict[str, str | bytes] = {}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
@@ -323,7 +323,7 @@ def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
 
 
 def algorithm(name: str) -> str:
-    """The second half of the page of an algorithm."""
+    """Returns the second half of an algorithm's page."""
     parts = {"Flags": algorithm_flags, "Presets": algorithm_presets, "Measured": algorithm_curves}
     text = "\n\n".join(f"## {title}\n\n{part(name)}" for title, part in parts.items())
     if name in algorithms.PRESETS:

@@ -1,4 +1,4 @@
-"""Shows whether a change of the code changes a number: makes short runs before and after it, and compares them.
+"""Shows whether a code change changes a number: makes short runs before and after it, and compares them.
 
     PYTHONPATH=BEFORE python scripts/golden.py record /tmp/before
     PYTHONPATH=AFTER python scripts/golden.py record /tmp/after
@@ -6,14 +6,14 @@
     python scripts/golden.py compare /tmp/before /tmp/after --tolerance 1e-5 --first-update --only 'gymnax|envpool'
 
 ``PYTHONPATH`` is the root of a source tree, such as a git worktree of the commit before. ``record`` makes the runs of
-``RUNS``, a few minutes in all, and keeps of each its reports without times (``metrics.jsonl``) and its variables after
-the first and the last report (``.npz``); ``manifest.json`` has their commands and the errors of those that failed. With
-equal versions on one machine all that repeats bit for bit. ``compare`` says of each run whether it is equal so, or
-where it differs first and by how much. The exit code is 1 if a run has failed or differs, or with ``--tolerance X``
-differs by more than X, and 2 if files or flags are wrong.
+``RUNS`` in a few minutes. It keeps each run's reports without times (``metrics.jsonl``) and its variables after the
+first and the last report (``.npz``); ``manifest.json`` has the commands and the errors of failed runs. With the same
+versions and machine, all of this is reproducible bit for bit. ``compare`` prints for each run whether it is equal bit
+for bit, or where it differs first and by how much. The exit code is 1 if a run has failed or differs (with
+``--tolerance X``, by more than X), and 2 if files or flags are wrong.
 
-A difference is relative to the largest number of its array, or to ``FLOOR``. ``--first-update`` compares first reports
-alone, where numbers that are rounded otherwise have not yet led to other actions.
+A difference is relative to the largest number of its array, or to ``FLOOR``. ``--first-update`` compares only first
+reports, where rounding differences have not yet led to different actions.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ import numpy as np
 import jaxrl_dist
 
 FLOOR = 1e-2
-"""Sums that cancel out have few digits that mean anything."""
+"""Differences of smaller numbers are relative to this, because sums that cancel have few significant digits."""
 TIMED = ("time/", "async/queue", "async/sent", "async/dropped", "async/learner_idle", "async/actor_idle")
-"""Metrics whose names begin so depend on the clock and on the timing of threads."""
+"""Prefixes of metrics that depend on the clock or on the timing of threads."""
 
 # --- Runs ---------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ OF_PLAN = {"asynchronous": "--lockstep", "gradients": "--num-actors 1"}
 
 
 class Run(NamedTuple):
-    """A short run; ``flags`` come after those of all runs, of its algorithm and of its plan."""
+    """A short run; ``flags`` follow the flags of all runs, of its algorithm and of its plan."""
 
     algorithm: str
     plan: str
@@ -76,7 +76,7 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        """All flags and what follows each; a later layer takes the place of an earlier one."""
+        """All flags and their values; later layers override earlier ones."""
         layers = (COMMON, OF_ALGORITHM.get(self.algorithm), OF_PLAN.get(self.plan), self.flags)
         text = " ".join(filter(None, (f"--plan {self.plan} --num-devices {self.devices}", *layers)))
         return {name: value for name, _, value in (part.partition(" ") for part in text[2:].split(" --"))}
@@ -88,7 +88,7 @@ class Run(NamedTuple):
 
     @property
     def reports(self) -> int | None:
-        """How many are kept, None for all: from the second on, the timing of threads decides under ``gradients``."""
+        """Number of reports to keep, None for all; under ``gradients``, later ones depend on the timing of threads."""
         return 1 if self.plan == "gradients" else None
 
 
@@ -155,7 +155,7 @@ RUNS = [Run(*line.split(maxsplit=4)) for line in TABLE.splitlines()]
 
 
 def fields(settings: Mapping[str, str]) -> dict[str, Any]:
-    """Flags of the command line as ``preset`` takes them."""
+    """Converts flags of the command line to arguments of ``preset``."""
     values: dict[str, Any] = {}
     for flag, text in settings.items():
         name = flag.replace("-", "_")
@@ -170,13 +170,13 @@ def fields(settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def leaves(variables: Any) -> dict[str, Any]:
-    """Arrays by their path."""
+    """Returns arrays by path."""
     paths = jax.tree_util.tree_leaves_with_path(variables)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in paths}
 
 
 def record_run(run: Run, folder: pathlib.Path) -> int:
-    """Makes a run, writes what is kept of it, and returns the number of its reports."""
+    """Makes a run, writes its reports and variables, and returns the number of reports."""
     folder.mkdir()
     config = jaxrl_dist.preset(run.algorithm, run.env, **fields(run.settings))
     lines: list[str] = []
@@ -220,7 +220,7 @@ def record(directory: pathlib.Path, only: str) -> int:
 
 
 def places(folder: pathlib.Path, first_update: bool) -> dict[str, np.ndarray]:
-    """All numbers of a run, such as ``report 1, loss/total``, in the order in which they came about."""
+    """Returns all numbers of a run in chronological order, by names such as ``report 1, loss/total``."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     groups = [(f"report {number}", json.loads(line)) for number, line in enumerate(lines, 1)]
     with np.load(folder / "first.npz") as first, np.load(folder / "final.npz") as final:
@@ -233,7 +233,7 @@ def places(folder: pathlib.Path, first_update: bool) -> dict[str, np.ndarray]:
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference of two arrays of one shape and type, relative; inf where NaNs or infinities differ."""
+    """Returns the largest relative difference of two arrays of equal shape; inf if NaNs or infinities differ."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
@@ -243,7 +243,7 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def differences(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Iterator[tuple[str, float, str]]:
-    """Where two runs are not equal bit for bit, the first place first: place, relative difference, numbers."""
+    """Yields each place where two runs are not equal bit for bit, in order: place, relative difference, numbers."""
     for place in {**a, **b}:
         if place not in a or place not in b:
             yield place, float("inf"), f"only in {'A' if place in a else 'B'}"
@@ -255,7 +255,7 @@ def differences(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Ite
 
 
 def compare_run(a: pathlib.Path, b: pathlib.Path, tolerance: float, first_update: bool) -> tuple[bool, str]:
-    """Whether two recordings of a run agree, and a line on it."""
+    """Returns True if two recordings of a run agree, and a line that describes the comparison."""
     unequal = list(differences(places(a, first_update), places(b, first_update)))
     if not unequal:
         return True, "equal"
@@ -270,7 +270,7 @@ def compare_run(a: pathlib.Path, b: pathlib.Path, tolerance: float, first_update
 
 
 def compare(a: pathlib.Path, b: pathlib.Path, only: str, tolerance: float, first_update: bool) -> int:
-    """Compares two recordings, prints a line a run, and returns 1 if they do not agree."""
+    """Compares two recordings, prints a line per run, and returns 1 if they do not agree."""
     before, after = (json.loads((directory / "manifest.json").read_text(encoding="utf-8")) for directory in (a, b))
     for name, version in before["versions"].items():
         if version != (other := after["versions"].get(name)):

@@ -1,8 +1,8 @@
 """Checks that the default flags learn, and writes ``docs/learning.md`` and its data: ``python scripts/learning.py``.
 
-``--only NAME`` runs that bar, or all whose names contain it, and keeps the results of the others; ``--seeds N`` runs N
-seeds of each instead of the bar's own number; ``--draw`` runs nothing and only writes page and curves again. All bars
-take about an hour on two CPU cores. The exit code is 1 if a bar fails.
+``--only NAME`` runs that bar, or all whose names contain it, and keeps the results of the others; ``--seeds N``
+overrides the bars' numbers of seeds; ``--draw`` runs nothing and only rewrites page and curves. All bars take about an
+hour on two CPU cores. The exit code is 1 if a bar fails.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import jaxrl_dist
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 RESULTS = "results.json"
 POINTS = 50
-"""Of a curve: each is the mean return of the episodes that ended in a fiftieth of the run."""
+"""Points of a curve: each is the mean return of the episodes that ended in a fiftieth of the run."""
 
 
 def spelled(name: str, value: object) -> str:
-    """A field as on the command line."""
+    """Formats a field as on the command line."""
     name = name.replace("_", "-")
     return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
@@ -45,29 +45,29 @@ class Bar(NamedTuple):
     threshold: float  # mean return of the greedy episodes at the end
     needed: int
     seeds: int
-    flags: Mapping[str, Any] = {}  # fields of the algorithm's config or of Train that are not left at their defaults
+    flags: Mapping[str, Any] = {}  # fields of the algorithm's config or of Train that differ from their defaults
     devices: int = 1
     at_most: bool = False  # a control, which must not do better than the threshold
-    mean: float | None = None  # what the mean of all seeds must reach besides
+    mean: float | None = None  # additional threshold for the mean of all seeds
 
     def command(self) -> str:
-        """The command line of one run."""
+        """Returns the command line of one run."""
         flags = "".join(f" {spelled(name, value)}" for name, value in self.flags.items())
         devices = f"JAX_NUM_CPU_DEVICES={self.devices} " if self.devices > 1 else ""
         return f"{devices}jaxrl-dist train {self.algorithm} --env {self.env} --total-env-steps {self.steps}{flags}"
 
     def met(self, result: float) -> bool:
-        """Whether one run's return is good enough."""
+        """Returns True if one run's return is good enough."""
         return result <= self.threshold if self.at_most else result >= self.threshold
 
     def passed(self, returns: Sequence[float]) -> bool:
-        """Whether enough seeds met the bar: of another number of seeds the same share, rounded up."""
+        """Returns True if enough seeds met the bar; another number of seeds needs the same share, rounded up."""
         enough = sum(map(self.met, returns)) * self.seeds >= self.needed * len(returns)
         return enough and (self.mean is None or sum(returns) / len(returns) >= self.mean)
 
 
 def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **more: Any) -> list[Bar]:
-    """A bar for five of five seeds on gymnax, and the same on EnvPool."""
+    """Returns a bar for five of five seeds on gymnax, and the same on EnvPool."""
     kind = env.split("-")[0].lower()
     return [
         Bar(f"{name}{infix}-{kind}", algorithm, f"{backend}:{env}", steps, threshold, 5, 5, **more)
@@ -132,7 +132,7 @@ BARS = (
 
 
 def config_of(bar: Bar, seed: int) -> jaxrl_dist.Train[Any]:
-    """The default config of one run, with the bar's flags in it."""
+    """Returns the default config of one run, with the bar's flags."""
     return jaxrl_dist.preset(
         bar.algorithm,
         bar.env,
@@ -164,7 +164,7 @@ def run_seed(bar: Bar, seed: int) -> tuple[float, list[float | None]]:
 
 
 def run_bar(bar: Bar, seeds: int | None = None, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Runs the seeds of a bar one after another, and returns what ``results.json`` keeps of it."""
+    """Runs the seeds of a bar one after another, and returns its entry in ``results.json``."""
     returns, curves = [], []
     seeds = seeds or bar.seeds
     for seed in range(seeds):
@@ -184,7 +184,7 @@ def run_bar(bar: Bar, seeds: int | None = None, say: Callable[[str], None] = lam
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """Returns the versions of Python and of the packages that the numbers depend on."""
     packages = ("jaxrl-dist", "jax", "flax", "optax", "gymnax", "envpool")
     known = {"python": platform.python_version()}
     for package in packages:
@@ -199,13 +199,13 @@ def versions() -> dict[str, str]:
 
 
 def load(file: pathlib.Path) -> dict[str, Any]:
-    """The results that are kept, by the name of their bar, in the order of ``BARS``."""
+    """Returns the stored results, by name of the bar, in the order of ``BARS``."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return {bar.name: kept[bar.name] for bar in BARS if bar.name in kept}
 
 
 def save(file: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes the results, each list of numbers on a line of its own, which diffs well."""
+    """Writes the results, with each list of numbers on one line, for short diffs."""
     order = [bar.name for bar in BARS if bar.name in results]
     text = json.dumps({name: results[name] for name in order}, indent=1)
     text = re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text)
@@ -213,7 +213,7 @@ def save(file: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws return against environment steps: a thin line a seed, their interquartile mean, the bar."""
+    """Draws return against environment steps: a thin line per seed, their interquartile mean, the bar."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -242,7 +242,7 @@ def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """``docs/learning.md``: the measured numbers as a table."""
+    """Returns ``docs/learning.md``: the measured numbers as a table."""
     lines = [
         "# What the defaults learn",
         "",
@@ -258,7 +258,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]], folder: str) -> list[str]:
-    """The table of some bars that have results; ``folder`` is where their curves lie."""
+    """Returns the table of bars that have results; ``folder`` contains their curves."""
     lines = ["| command | env steps | bar | return of each seed | met | curve |", "|---|---:|---:|---|---:|---|"]
     for bar in bars:
         result = results[bar.name]
@@ -274,7 +274,7 @@ def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]], folder: 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the bars that were asked for; returns 1 if one of them fails."""
+    """Runs the selected bars; returns 1 if one of them fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="NAME", help="run this bar, or all whose names contain it")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds to run of each bar")
@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
     with tempfile.TemporaryDirectory() as cache:
-        # All seeds of a bar are one program, which so is compiled once.
+        # All seeds of a bar share one program, which the cache compiles once.
         jax.config.update("jax_compilation_cache_dir", cache)
         for bar in chosen:
             result = run_bar(bar, args.seeds, lambda text: print(text, flush=True))

@@ -1,7 +1,7 @@
-"""Runs the notebooks and stores what they print and draw in them: ``python scripts/notebooks.py [NOTEBOOK ...]``.
+"""Runs the notebooks and stores their outputs in them: ``python scripts/notebooks.py [NOTEBOOK ...]``.
 
-Each runs from its first cell to its last in a process of its own, in an empty directory. A Jupyter kernel would do the
-same by way of sockets, and takes longer to start; so notebooks keep to plain Python, without IPython's ``!`` and ``%``.
+Each runs from its first cell to its last in a separate process, in an empty directory. A Jupyter kernel would use
+sockets and take longer to start; notebooks therefore use plain Python, without IPython's ``!`` and ``%``.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CODE = "code_sha256"
-"""In a notebook's metadata: of which code its outputs are."""
+"""Key in a notebook's metadata: the digest of the code that made its outputs."""
 
 
 def digest(notebook: dict[str, Any]) -> str:
-    """The SHA-256 of a notebook's code."""
+    """Returns the SHA-256 of a notebook's code."""
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
 
 class Recorder(io.TextIOBase):
-    """Stands for the screen: keeps what the cells print, draw and end with, in nbformat's words."""
+    """Replaces the screen: records the cells' printed text, figures and last values in nbformat's format."""
 
     def __init__(self) -> None:
         self.count = 0
         self.outputs: list[dict[str, Any]] = []
 
     def next_cell(self) -> None:
-        """What comes now is of another cell."""
+        """Begins the outputs of the next cell."""
         self.count, self.outputs = self.count + 1, []
 
     def write(self, text: str) -> int:
-        """What ``print`` calls."""
+        """Records text; ``print`` calls it."""
         if not (self.outputs and self.outputs[-1]["output_type"] == "stream"):
             self.outputs.append({"name": "stdout", "output_type": "stream", "text": ""})
         self.outputs[-1]["text"] += text
         return len(text)
 
     def value(self, value: object) -> None:
-        """Shows what the last expression of a cell is worth."""
+        """Records the value of a cell's last expression."""
         if value is not None:
             data = {"text/plain": repr(value)}
             result = {"data": data, "execution_count": self.count, "metadata": {}, "output_type": "execute_result"}
             self.outputs.append(result)
 
     def pictures(self) -> None:
-        """Shows all open figures and closes them."""
+        """Records all open figures and closes them."""
         import matplotlib.pyplot as plt
 
         for number in plt.get_fignums():
@@ -77,12 +77,12 @@ def execute(notebook: dict[str, Any]) -> None:
     """Runs the code cells in this process, in order and as one program, and puts their outputs into the notebook.
 
     Raises:
-      Exception: whatever a cell raises; the cells after it have not run.
+      Exception: a cell's own; the cells after it have not run.
     """
     import matplotlib.pyplot as plt
 
     screen, main = Recorder(), types.ModuleType("__main__")
-    sys.modules["__main__"] = main  # where classes of the notebook are looked for
+    sys.modules["__main__"] = main  # Python looks up the notebook's classes here
     sys.displayhook = screen.value
     plt.switch_backend("Agg")
     plt.show = lambda: screen.pictures()  # type: ignore[assignment]
@@ -96,7 +96,7 @@ def execute(notebook: dict[str, Any]) -> None:
         last: list[ast.stmt] = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
         with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
             exec(compile(tree, name, "exec"), main.__dict__)
-            exec(compile(ast.Interactive(last), name, "single"), main.__dict__)  # which calls the display hook
+            exec(compile(ast.Interactive(last), name, "single"), main.__dict__)  # calls the display hook
             screen.pictures()
         for output in screen.outputs:
             if output["output_type"] == "stream":
@@ -106,13 +106,13 @@ def execute(notebook: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the notebooks that are named, or all; returns 1 if one of them fails."""
+    """Runs the named notebooks, or all; returns 1 if one of them fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebooks", nargs="*", type=pathlib.Path, metavar="NOTEBOOK")
     parser.add_argument("--out", type=pathlib.Path, help="directory for the results; default: where the notebooks are")
     args = parser.parse_args(argv)
     paths = [path.resolve() for path in args.notebooks] or NOTEBOOKS
-    if len(paths) > 1:  # a process each
+    if len(paths) > 1:  # one process each
         more = ["--out", str(args.out.resolve())] if args.out else []
         return max(subprocess.run([sys.executable, __file__, str(path), *more]).returncode for path in paths)
     (path,) = paths

@@ -42,7 +42,7 @@ class NetworkConfig(TorsoConfig):
     initial_std: float = 1.0
     """Standard deviation of continuous actions at the start; training changes it."""
     core: Literal["none", "gru"] = "none"
-    """Recurrent core before the heads; 'gru' gives the policy a memory that each episode starts empty."""
+    """Recurrent core before the heads; 'gru' gives the policy a memory, which each episode resets."""
     core_size: int = 64
     """Width of the recurrent core's state."""
 

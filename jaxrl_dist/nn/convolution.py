@@ -18,7 +18,7 @@ def conv2d(x: jax.Array, kernel: jax.Array, stride: int, padding: str) -> jax.Ar
     XLA's, which runs some 20 times slower inside ``lax.scan``, where training runs, than outside. It has no
     forward-mode derivative.
     """
-    x, kernel = vary_as(x, kernel), vary_as(kernel, x)  # custom_vjp wants gradients that vary as the inputs do
+    x, kernel = vary_as(x, kernel), vary_as(kernel, x)  # custom_vjp needs gradients that vary as the inputs do
     cpu = functools.partial(_conv2d_of_cpu, stride, padding)
     return jax.lax.platform_dependent(x, kernel, cpu=cpu, default=functools.partial(_conv2d, stride, padding))
 
@@ -43,7 +43,7 @@ def _conv2d_forward(
 def _conv2d_backward(
     stride: int, padding: str, residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Both gradients are convolutions with ``gradient``, whose pixels lie ``stride`` apart in the image."""
+    """Both gradients are convolutions with ``gradient``, whose pixels are ``stride`` apart in the image."""
     x, kernel = residuals
     size, apart, shape = len(kernel), (stride, stride), x.shape[1:3]
     before = [low for low, _ in jax.lax.padtype_to_pads(shape, (size, size), apart, padding)]
@@ -61,8 +61,8 @@ def _conv2d_backward(
         x, gradient = part[0].transpose(3, 1, 2, 0), part[1].transpose(1, 2, 0, 3)
         return _convolve(x, gradient, (1, 1), pads_of_kernel, rhs_dilation=apart).transpose(1, 2, 0, 3)
 
-    # In parts, because large batches take several times longer for each image. One loop for each gradient, so that XLA
-    # can drop an unused one.
+    # Large batches are split, because they take several times longer per image. Each gradient has its own loop, so that
+    # XLA can drop an unused one.
     parts, gradients = _parts(x), _parts(gradient)
     grad_x = jax.lax.map(of_x, gradients).reshape(-1, *x.shape[1:])[: len(x)]
     return grad_x, jax.lax.map(of_kernel, (parts, gradients)).sum(axis=0)

@@ -19,7 +19,7 @@ class Core(NamedTuple):
     """A recurrent core as pure functions. Its parameters are entries of its network's dict of parameters."""
 
     init: Callable[[jax.Array, PyTree], tuple[dict[str, PyTree], PyTree]]
-    """``(key, features [1, D]) -> (params, output [1, H])``; float32 parameters. The output shows its shape only."""
+    """``(key, features [1, D]) -> (params, output [1, H])``; float32 parameters. Only the output's shape matters."""
     step: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
     """``(params, features [B, D], core [B, ...]) -> (output [B, H], core [B, ...])``. The caller applies ``reset_core``
     once it knows the step's ``valid``."""
@@ -58,7 +58,7 @@ def gru(size: int, dtype: DTypeLike) -> Core:
         return output, core
 
     def unroll(params: PyTree, features: jax.Array, core: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Marked before the scan, the parameters' gradients are summed over devices once and not at every step.
+        # Marking parameters before the scan sums their gradients over devices once, not at every step.
         weights, core = vary_as(({"gru": params["gru"]}, core), features)
 
         def advance(core: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -73,5 +73,5 @@ def gru(size: int, dtype: DTypeLike) -> Core:
 
 
 def make_core(config: NetworkConfig, dtype: DTypeLike) -> Core:
-    """The core that ``config.core`` names."""
+    """Returns the core that ``config.core`` names."""
     return gru(config.core_size, dtype) if config.core == "gru" else NO_CORE

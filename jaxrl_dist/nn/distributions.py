@@ -25,7 +25,7 @@ class Distribution(Protocol):
     """A distribution over actions for each element of a batch ``[...]``; ``A`` is the shape of one action."""
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Actions ``[..., *A]`` from one key each: ``keys [...]``."""
+        """Draws actions ``[..., *A]`` from one key each: ``keys [...]``."""
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log probability (density, if continuous) ``[...]`` of ``action [..., *A]``."""
@@ -120,7 +120,7 @@ class TanhNormal(NamedTuple):
         return self._squash(self._normal().sample(keys))
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions ``[..., A]`` and their log density ``[...]``, which is exact even if an action rounds to a bound.
+        """Draws actions ``[..., A]`` and their log density ``[...]``, exact even if an action rounds to a bound.
 
         Both are differentiable by ``mean`` and ``log_std`` (the reparameterisation trick).
         """

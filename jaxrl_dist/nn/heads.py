@@ -23,7 +23,7 @@ class Heads(NamedTuple):
     """The layers behind torso and core. Their parameters are entries of the network's dict of parameters."""
 
     num_keys: int
-    """How many keys ``init`` takes."""
+    """Number of keys that ``init`` takes."""
     init: Callable[[jax.Array, PyTree], dict[str, PyTree]]
     """``(keys [num_keys], features [1, D]) -> params``, float32; ``features`` matter only by their shape and dtype."""
     apply: Callable[..., tuple[jax.Array, ...]]

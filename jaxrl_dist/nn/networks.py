@@ -29,13 +29,13 @@ class Network(NamedTuple):
     init: Callable[[jax.Array], PyTree]
     """``(key) -> params``, float32."""
     apply: Callable[..., jax.Array]
-    """``(params, obs [N, ...], *inputs) -> outputs``, float32; the builder says which inputs and shapes."""
+    """``(params, obs [N, ...], *inputs) -> outputs``, float32; the builder documents inputs and shapes."""
 
 
 class RecurrentNetwork(NamedTuple):
     """A network with a recurrent core; without memory, the core's state is ``()``.
 
-    The builder says which ``outputs`` there are, each a float32 array.
+    The builder documents the ``outputs``, each a float32 array.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -53,7 +53,7 @@ class RecurrentNetwork(NamedTuple):
 def make_network(
     config: TorsoConfig, observation: Space, core: Core, heads: Heads, torsos: Sequence[str] = ("torso",)
 ) -> RecurrentNetwork:
-    """Joins the torso that ``config`` means for ``observation``, a core and heads.
+    """Joins the torso that ``config`` selects for ``observation``, a core and heads.
 
     Args:
       torsos: names of the torsos' parameters. The heads get the features of one torso as an array ``[..., D]``, those
@@ -142,7 +142,7 @@ def policy_network(config: TorsoConfig, observation: Space, num_outputs: int) ->
 def critic_network(
     config: TorsoConfig, observation: Space, num_critics: int, *, action_size: int = 0, num_actions: int = 1
 ) -> Network:
-    """Several critics of one form; each has separate parameters, and ``params`` lists them.
+    """Several critics of the same architecture; each has separate parameters, and ``params`` lists them.
 
     ``apply`` is ``(params, obs [N, ...], action [N, action_size]) -> [num_critics, N]``, or with ``num_actions``
     discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``.

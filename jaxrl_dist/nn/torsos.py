@@ -47,7 +47,7 @@ def preprocess(obs: ArrayLike, space: Space, dtype: DTypeLike) -> jax.Array:
 
 
 def observation_rank(space: Space) -> int:
-    """The rank of one preprocessed observation."""
+    """Returns the rank of one preprocessed observation."""
     return len(space.shape) if isinstance(space, Box) else 1
 
 
@@ -240,7 +240,7 @@ class _OwnTorso:
         """``axes`` is the rank of one preprocessed observation.
 
         Raises:
-          ConfigError: if ``pair`` is no such pair.
+          ConfigError: if ``pair`` is not such a pair.
         """
         if isinstance(pair, type):
             raise ConfigError(f"torso must be an instance, such as {pair.__name__}(), not the class {pair.__name__}")

@@ -1,8 +1,8 @@
-"""Acting and learning at the same time: actor threads send rollouts, and the learner takes them as they come.
+"""Acting and learning at the same time: actor threads send rollouts, and the learner takes them as they arrive.
 
-RLlib's AsyncSamples and AsyncReplay optimizers (Liang et al. 2018, https://arxiv.org/abs/1712.09381, section 5) and the
-Sebulba architecture (Hessel et al. 2021, https://arxiv.org/abs/2104.06272). An iteration learns from ``num_envs x
-rollout_length`` steps, as in every plan: from the rollouts of as many actors as there are.
+Sources: RLlib's AsyncSamples and AsyncReplay optimizers (Liang et al. 2018, https://arxiv.org/abs/1712.09381,
+section 5) and the Sebulba architecture (Hessel et al. 2021, https://arxiv.org/abs/2104.06272). An iteration learns from
+``num_envs x rollout_length`` steps, as in every plan: from as many rollouts as there are actors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxrl_dist.types import Algorithm, Report
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
-    """As ``PlanInfo.check``; warns where actors may hand the algorithm older experience than it allows for."""
+    """See ``PlanInfo.check``; warns if experience may lag and the algorithm does not correct for it."""
     threaded.check(config, (num_devices, "devices"))
     for field in ("gather", "max_lag"):
         if getattr(config, field) is not None and algorithm.replay is not None:
@@ -44,7 +44,7 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
 
 
 def asynchronous(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with actors in threads; the policy that acts may be some versions behind the one that learns."""
+    """Runs ``job`` with actors in threads; the acting policy may lag some versions behind the learner."""
     clock, stages, options = Clock(job.resumed, job.away), Stages(), job.pool
     prioritized = job.algorithm.replay is not None and job.algorithm.replay.priority_exponent is not None
     update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(job.mesh, options.num_actors)
@@ -96,10 +96,10 @@ def asynchronous(job: Job) -> Iterator[Report]:
 
 
 def rounds(job: Job, pool: ActorPool, tally: Tally) -> Iterator[Sequence[Sample | None] | None]:
-    """What each iteration learns from: a sample of each actor, or as many of whichever come first.
+    """Yields the samples of each iteration: one of each actor, or the same number in order of arrival.
 
-    Experience that is replayed has to stay in the order in which each environment made it. None stands for no new
-    experience, where the learner runs freely on its memory.
+    Replayed experience must keep each environment's order, and so takes one of each actor. Yields None if a
+    free-running learner should update from its memory without new experience.
     """
     options = job.pool
     if options.lag is None and options.gather is None and job.algorithm.replay is None:

@@ -1,7 +1,7 @@
-"""Actor threads that send gradients of their own experience, which one learner applies in the order they come.
+"""Actor threads compute gradients of their own experience, and one learner applies them in order of arrival.
 
-A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783, section 4) and RLlib's AsyncGradients optimizer (Liang et al.
-2018, https://arxiv.org/abs/1712.09381, section 5) work so. An iteration is one actor's gradient.
+Sources: A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783, section 4) and RLlib's AsyncGradients optimizer (Liang
+et al. 2018, https://arxiv.org/abs/1712.09381, section 5). An iteration is one actor's gradient.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from jaxrl_dist.types import Algorithm, PyTree, Report, Rollout
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
-    """As ``PlanInfo.check``."""
-    del name, num_devices  # each gradient is one actor's, and nothing is divided over the devices
+    """See ``PlanInfo.check``."""
+    del name, num_devices  # each gradient is one actor's, so nothing is sharded
     threaded.check(config)
     if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
         raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")
@@ -44,9 +44,9 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
 
 
 def gradients(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with actors that differentiate; a gradient may be of a policy some versions old."""
+    """Runs ``job`` with actors that compute gradients; their policy may lag some versions behind the learner."""
     clock, stages = Clock(job.resumed, job.away), Stages()
-    # An actor goes on when its gradient has been applied (Mnih et al. 2016, algorithm S3), so it acts with it.
+    # An actor continues only after its gradient has been applied (Mnih et al. 2016, algorithm S3), so it acts with it.
     options = job.pool._replace(in_flight=0)
     steps = job.num_envs // options.num_actors * job.rollout_length
     apply, state = compile_apply(job.algorithm, job.mesh, steps), job.initial_state()
@@ -88,7 +88,7 @@ def gradients(job: Job) -> Iterator[Report]:
 
 
 def differentiate(job: Job, on: Mesh) -> Deliver:
-    """What an actor on one device makes of its rollout: the gradient and metrics, placed where the learner is."""
+    """Returns a function from an actor's rollout to its gradient and metrics, placed on the learner's devices."""
     gradient = compile_gradient(job.algorithm, on)
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 

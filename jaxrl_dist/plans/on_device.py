@@ -23,13 +23,12 @@ from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState, Variables
 
 DISPATCH_SECONDS = 1.0
-"""About how long the program may run at a time, so that a request to stop is heard soon. What it computes is the same
-however often it is run."""
+"""Approximate duration of one dispatch, so that the run stops soon after a request. Results do not depend on it."""
 _SUMS: Any = IntervalSums._make([meshes.REPLICATED] * 3 + [meshes.BATCH])
 
 
 def on_device(job: Job) -> Iterator[Report]:
-    """Runs ``job`` on gymnax environments, many iterations a dispatch."""
+    """Runs ``job`` on gymnax environments, many iterations per dispatch."""
     clock = Clock(job.resumed, job.away)
     program = _program(job)
     actor = jax.jit(start(job))(job.key(Stream.ENV)) if job.resumed is None else job.resumed.actor
@@ -53,7 +52,7 @@ def on_device(job: Job) -> Iterator[Report]:
         state, actor, since, *outputs = program(state, actor, since, keys, np.int32(count), np.int32(budget))
         steps, fault = jax.device_get(outputs)
         env_steps += int(steps)
-        # The program has stopped before the iteration in which it found it: a resumed run meets it again.
+        # The program stops before the faulty iteration, so that a resumed run meets the fault again.
         device.check_fault(job.source.spec, fault, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
         iterations_per_dispatch = max(1, min(2 * iterations_per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
@@ -65,16 +64,16 @@ def on_device(job: Job) -> Iterator[Report]:
 
 
 def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
-    """``(key) -> actor``: starts the environments, with the key of their stream."""
+    """Returns ``(key) -> actor``, which starts the environments with the key of their random stream."""
     share, env = Share.all(job.num_envs), job.source.device()
     return lambda key: device.init(job.algorithm, env, share, key)
 
 
 def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``(state, actor, keys) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience, keys) ->
-    (state, metrics)``, which together are an iteration on whole arrays.
+    """Returns the two functions of an iteration on whole arrays: acting and learning.
 
-    ``steps``, ``episodes`` and ``fault`` have an entry for each device.
+    They are ``(state, actor, keys) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience, keys)
+    -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device.
     """
     rollout = device.make_rollout(job.algorithm, job.source.device(), job.rollout_length)
     one, batch, experience = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT
@@ -97,27 +96,28 @@ def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _initial_since(job: Job, state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> IntervalSums:
-    """What has happened since the last report: nothing, or what the checkpoint kept."""
+    """Returns the sums since the last report: those of the checkpoint, or zeros."""
     act, learn = _iterate(job)
     metrics = jax.eval_shape(lambda *args: learn(args[0], act(*args)[1], args[2])[1], state, actor, keys)
     return _place(job, IntervalSums.of(job.resumed), IntervalSums(np.int32(0), np.int32(0), metrics, NO_EPISODES))
 
 
 def _place(job: Job, since: IntervalSums, like: IntervalSums) -> IntervalSums:
-    """Puts sums on the mesh, with the metrics of ``like`` and with a part of the episodes on each device."""
+    """Puts sums on the mesh, with the metrics of ``like`` and a part of the episodes on each device."""
     sums = {name: np.asarray(since.sums.get(name, 0), x.dtype) for name, x in like.sums.items()}
     parts, devices = since.episodes, job.mesh.devices.size
-    if len(parts.episodes) != devices:  # as many parts as devices, of which the first has it all
+    if len(parts.episodes) != devices:  # one part per device; the first holds all episodes
         rest = jax.tree.map(lambda x: np.repeat(x, devices - 1), NO_EPISODES)
         parts = jax.tree.map(lambda x, y: np.append(x, y), parts.merge(), rest)
     return jax.device_put(since._replace(sums=sums, episodes=parts), meshes.shardings(job.mesh, _SUMS))
 
 
 def _program(job: Job) -> meshes.Program:
-    """``(state, actor, since, keys, count, budget) -> (state, actor, since, steps, fault)``.
+    """Returns ``(state, actor, since, keys, count, budget) -> (state, actor, since, steps, fault)``.
 
-    Makes ``count`` iterations, or fewer if ``budget`` env steps are done before, and adds what they bring to ``since``.
-    Where environments give NaN or infinity it ends before that iteration, with each device's first ``fault`` in it.
+    The program makes ``count`` iterations, or fewer if ``budget`` env steps are done earlier, and adds their sums to
+    ``since``. If an environment returns NaN or infinity, it stops before that iteration and returns each device's first
+    ``fault``.
     """
     act, update = _iterate(job)
 

@@ -1,4 +1,4 @@
-"""How a plan reports: sums of an interval, clocks, and the numbers of a report."""
+"""Reports of the plans: sums over an interval, clocks, and the numbers of a report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, Tr
 
 
 class IntervalSums(NamedTuple):
-    """Sums over the interval since the last report, as programs, checkpoints and reports hold them.
+    """Sums over the interval since the last report, held by programs, checkpoints and reports.
 
-    ``HostInterval`` adds them up where iterations begin and end on the host.
+    ``HostInterval`` computes them for plans whose iterations begin and end on the host.
     """
 
     iterations: Array  # int32 scalar
@@ -26,7 +26,7 @@ class IntervalSums(NamedTuple):
     episodes: EpisodeStats  # [devices], or [1] on the host
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint stores it: numbers in hexadecimal, which is exact and can write infinity."""
+        """Returns the checkpoint's JSON: numbers in hexadecimal, which is exact and can represent infinity."""
         return {
             "iterations": int(self.iterations),
             "learned": int(self.learned),
@@ -36,7 +36,7 @@ class IntervalSums(NamedTuple):
 
     @staticmethod
     def of(resumed: Checkpoint | None) -> IntervalSums:
-        """The sums of a checkpoint, as numpy arrays; zeros for a new run."""
+        """Returns the sums of a checkpoint, as numpy arrays; zeros for a new run."""
         return IntervalSums.from_json(None if resumed is None else resumed.progress["since"])
 
     @staticmethod
@@ -56,7 +56,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     """Checks the progress in a checkpoint.
 
     Raises:
-      LookupError, TypeError, ValueError: no run can have made it.
+      LookupError, TypeError, ValueError: no run can have written it.
     """
     IntervalSums.from_json(progress["since"])
     counts = progress["reported"]
@@ -68,7 +68,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
 
 
 class HostInterval:
-    """Adds up an interval's iterations on the host: the plans' counterpart of the sums that ``on_device`` carries."""
+    """Sums an interval's iterations on the host, as ``on_device`` does on the devices."""
 
     def __init__(self, resumed: Checkpoint | None) -> None:
         since = IntervalSums.of(resumed)
@@ -78,11 +78,11 @@ class HostInterval:
         self._metrics: list[Mapping[str, jax.Array]] = []  # not on the host yet
 
     def ended(self, episodes: EpisodeStats) -> None:
-        """Adds statistics of episodes that have ended."""
+        """Adds statistics of finished episodes."""
         self._episodes.append(episodes)
 
     def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
-        """Adds an iteration's metrics; ``counts`` False: it made no update, as while a replay memory fills."""
+        """Adds an iteration's metrics; ``counts`` is False if it made no update, as while a replay memory fills."""
         for name in metrics:
             self._sums.setdefault(name, 0.0)
         if counts:
@@ -98,7 +98,7 @@ class HostInterval:
         self._metrics = []
 
     def since(self) -> IntervalSums:
-        """The sums so far."""
+        """Returns the sums so far."""
         self._fetch()
         self._episodes = [EpisodeStats.stack(self._episodes).merge()]
         return IntervalSums(np.int32(self.iterations), np.int32(self._learned), dict(self._sums), self._episodes[0])
@@ -113,13 +113,13 @@ _FETCH = 1000
 
 
 class Clock:
-    """Wall time of the run in seconds, and its share of setting up and compiling.
+    """Measures the run's wall time in seconds, and its share of set-up and compilation.
 
-    Time between sessions and time spent on evaluations does not count. ``actors.step.Stages`` divides a thread's time.
+    Excludes the time between sessions and the time of evaluations. ``actors.step.Stages`` divides a thread's time.
     """
 
     def __init__(self, resumed: Checkpoint | None, away: Callable[[], float]) -> None:
-        """``away`` is that of the job."""
+        """``away`` is the job's."""
         self._away = away
         kept = {} if resumed is None else resumed.progress
         self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)
@@ -129,19 +129,19 @@ class Clock:
         self._reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
 
     def ready(self, *programs: meshes.Program) -> None:
-        """Ends the set-up; ``programs`` are yet to compile, at their first call."""
+        """Ends the set-up; ``programs`` compile later, at their first call."""
         self._programs = programs
         self._setup_seconds = self.wall_time() - self._setup_began
 
     def wall_time(self) -> float:
-        """Seconds since the run began."""
+        """Returns the seconds since the run began."""
         return time.perf_counter() - self._began - self._away()
 
     def _compile_seconds(self) -> float:
         return self._compiled_before + self._setup_seconds + sum(program.compile_seconds for program in self._programs)
 
     def rates(self, env_steps: int, updates: int) -> dict[str, float | None]:
-        """Times and rates of a report; rates are of the interval since the last one, compilation excluded."""
+        """Returns a report's times and rates; rates cover the interval since the last report, without compilation."""
         compile_seconds, last = self._compile_seconds(), self._reported
         steps, made = env_steps - last["env_steps"], updates - last["updates"]
         return {
@@ -156,7 +156,7 @@ class Clock:
         self._reported = {"iteration": iteration, "env_steps": env_steps, "updates": updates, "seconds": seconds}
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint stores it."""
+        """Returns the checkpoint's JSON."""
         return {
             "wall_time_s": self.wall_time(),
             "compile_s": self._compile_seconds(),
@@ -165,7 +165,7 @@ class Clock:
 
 
 def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
-    """Means over the episodes that ended; None if none did."""
+    """Returns means over the finished episodes; None if there are none."""
     count, total, length, least, most = (float(x) for x in episodes)
     if count == 0:
         return {"episode/count": 0.0} | dict.fromkeys(
@@ -193,14 +193,14 @@ def report(
     """Fetches an interval's numbers to the host.
 
     Args:
-      due: whether the interval is complete. If the run ends before, a resumed run makes the report again.
-      extra_metrics: metrics beside those of the learner.
-      actor: the actors' state, for a checkpoint; () if environments live on the host.
+      due: True if the interval is complete; otherwise a resumed run repeats the report.
+      extra_metrics: metrics in addition to the learner's.
+      actor: the actors' state, for a checkpoint; () if environments run on the host.
     """
     since, updates, iteration = jax.device_get(since), int(state.updates), int(state.iteration)
     rates = clock.rates(env_steps, updates)
     if not state.memory:
-        del rates["replay/ratio"]  # of algorithms that replay nothing
+        del rates["replay/ratio"]  # the algorithm has no replay
     if due:
         clock.reported(iteration, env_steps, updates)
     progress = {"env_steps": env_steps, **clock.to_json(), "since": None if due else since.to_json()}
@@ -218,15 +218,15 @@ def report(
 
 
 def mean(sums: Mapping[str, Array], count: Array) -> dict[str, float | None]:
-    """The mean of each metric over ``count`` iterations that made updates; None if there were none."""
+    """Returns the mean of each metric over ``count`` iterations that made updates; None if there were none."""
     return {name: float(value / count) if count else None for name, value in sums.items()}
 
 
 def copied(tree: Any, what: str) -> Any:
-    """A copy on the host of arrays that a report refers to.
+    """Copies the arrays of a report to the host.
 
     Raises:
-      RuntimeError: training has gone on and has used them up.
+      RuntimeError: training has continued and has overwritten them.
     """
     if any(x.is_deleted() for x in jax.tree.leaves(tree)):
         raise RuntimeError(f"this report is past: ask for report.{what}() before taking the next one")

@@ -1,4 +1,4 @@
-"""Act, update, act, update: environments on the host, learning on the mesh, the policy never behind."""
+"""Acting and learning in turn: environments on the host, learning on the mesh, no policy lag."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxrl_dist.types import Report
 
 
 def synchronous(job: Job) -> Iterator[Report]:
-    """Runs ``job`` with one batch of host environments; experience is always of the newest policy."""
+    """Runs ``job`` with one batch of host environments; experience always comes from the newest policy."""
     clock, interval = Clock(job.resumed, job.away), HostInterval(job.resumed)
     update = compile_update(job.learner, job.mesh)
     with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:

@@ -1,4 +1,4 @@
-"""What the plans with actors in threads do alike: their flags, taking samples in, and keeping count of them."""
+"""Shared by the plans with actor threads: flags, joining samples, and counting them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import PyTree, Report, Rollout, TrainState
 
 CONTENT: list[Any] = [meshes.ROLLOUT, meshes.TIME_BATCH]
-"""How a rollout, and the priorities that may come with it, are divided over devices."""
+"""Sharding of a rollout and, if present, its priorities."""
 
 
 def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
-    """Checks flags that mean the same under every plan with actors in threads.
+    """Checks the flags that the plans with actor threads share.
 
     Args:
-      divisors: what the environments are divided over, beside the actors; as for ``check_divides``.
+      divisors: numbers besides the actors that must divide the environments, as for ``check_divides``.
 
     Raises:
-      ConfigError: they contradict each other.
+      ConfigError: the flags contradict each other.
     """
     assert config.num_actors is not None, "the preset has it"
     check_divides("num_envs", config.num_envs, *divisors, (config.num_actors, "actors (--num-actors)"))
@@ -47,10 +47,10 @@ def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
 
 
 def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOptions:
-    """How the actors of a resolved config run beside the learner.
+    """Returns the options of the actor pool from a resolved config.
 
     Raises:
-      ConfigError: devices that are not there, or more than actors.
+      ConfigError: a device does not exist, or there are more devices than actors.
     """
     assert config.num_actors is not None, "the preset has it"
     acting = learners
@@ -73,9 +73,9 @@ def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOpti
 
 
 def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
-    """The part of the mesh on which the environments of each actor lie.
+    """Returns the part of the mesh that holds each actor's rollouts.
 
-    Where neither actors divide over devices nor devices over actors, it is the first device for all.
+    If neither the actors divide over the devices nor the devices over the actors, the first device holds all.
     """
     devices = list(mesh.devices.flat)
     if num_actors % len(devices) and len(devices) % num_actors:
@@ -86,12 +86,12 @@ def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
 
 
 def sender(home: Mesh, priority: Deliver | None = None) -> Deliver:
-    """An actor's last work on a rollout: the transfer to the learner, which so overlaps with the updates there.
+    """Returns a function with which an actor sends its rollout to the learner, overlapping with updates there.
 
-    It sends a list of the rollout and, with ``priority``, what that makes of it.
+    It sends a list of the rollout and, with ``priority``, the rollout's priorities.
 
     Args:
-      home: as ``homes`` gives it for the actor.
+      home: the actor's entry of ``homes``.
     """
 
     def send(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> list[PyTree]:
@@ -102,21 +102,22 @@ def sender(home: Mesh, priority: Deliver | None = None) -> Deliver:
 
 
 def _put(content: list[PyTree], on: Mesh) -> list[PyTree]:
-    """Puts an actor's content on its part of the mesh, without a copy if it is there."""
+    """Puts an actor's content on its part of the mesh, without a copy if it is already there."""
     return [jax.device_put(x, meshes.shardings(on, spec)) for x, spec in zip(content, CONTENT, strict=False)]
 
 
 def prioritize(job: Job, on: Mesh) -> Deliver:
-    """Computes the initial priorities of a rollout's windows on the device that acted."""
+    """Returns a function that computes the initial priorities of a rollout's windows on the device that acted."""
     program = compile_priority(job.algorithm, on)
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.PRIORITIZE), on, meshes.REPLICATED)
     return lambda snapshot, rollout, number: program(snapshot.state, rollout, key, number)
 
 
 def joiner(mesh: Mesh, num_actors: int) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
-    """Joins the actors' rollouts into one, sharded over the mesh; steps of actors that are missing are invalid.
+    """Returns a function that joins the actors' rollouts into one, sharded over the mesh.
 
-    What lies where it belongs is not copied, unless a device holds several actors' environments.
+    A missing rollout is replaced by zeros of the same shape, so its steps are invalid. Arrays already on the right
+    device are not copied, unless the device holds several actors' environments.
     """
     parts = homes(mesh, num_actors)
     joined_on = mesh if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat} else parts[0]
@@ -150,17 +151,17 @@ def _is_spec(x: Any) -> bool:
 
 
 def _axis(spec: PartitionSpec) -> int:
-    """The axis that is divided over devices."""
+    """Returns the index of the sharded axis."""
     return tuple(spec).index(meshes.DATA)
 
 
 def _shard(content: PyTree, device: jax.Device) -> PyTree:
-    """What a device holds of arrays, which is nothing copied."""
+    """Returns a device's shards of arrays, without copying."""
     return jax.tree.map(lambda x: next(s.data for s in x.addressable_shards if s.device == device), content)
 
 
 def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
-    """Arrays over the mesh from those of each device, none of which is copied."""
+    """Assembles arrays over the mesh from each device's shards, without copying."""
     axis, sharding = _axis(spec), NamedSharding(on, spec)
 
     def join(*arrays: jax.Array) -> jax.Array:
@@ -172,18 +173,18 @@ def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
 
 
 class Tally(reports.HostInterval):
-    """The ``HostInterval`` of plans with actor threads: counts samples and their lags as well."""
+    """The ``HostInterval`` of plans with actor threads, which also counts samples and their lags."""
 
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore) -> None:
         super().__init__(job.resumed)
-        self.env_steps = job.env_steps  # of samples that were learnt from or dropped as too old
+        self.env_steps = job.env_steps  # of samples learned from or dropped as too old
         self.learning = False  # the last iteration made an update
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
         self._trained = self._dropped = 0
-        self._lags: collections.Counter[int] = collections.Counter()  # of the samples learnt from
+        self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from
 
     def fresh(self, sample: Sample) -> bool:
-        """True if a sample's policy is recent enough to learn from; else the sample is dropped."""
+        """Returns True if a sample's policy is recent enough to learn from; otherwise counts the sample as dropped."""
         fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
         if not fresh:
             self._count(sample)
@@ -212,13 +213,13 @@ class Tally(reports.HostInterval):
         super().learned(metrics, counts)
 
     def drop(self, samples: int) -> None:
-        """Counts samples that nobody took."""
+        """Counts unused samples as dropped."""
         self._dropped += samples
 
     def report(
         self, state: TrainState, clock: reports.Clock, stages: Stages, programs: Sequence[Any], *, due: bool
     ) -> Report:
-        """The report of the interval since the last one.
+        """Returns the report of the interval since the last report.
 
         Args:
           due: as in ``report.report``.
