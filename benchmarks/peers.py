@@ -7,7 +7,7 @@ rejax is the fastest peer that installs; it compiles PPO and environments into o
 learns at the same time, as the plan ``asynchronous`` does: its APPO, with one epoch of one minibatch, is compared
 with our IMPALA or APPO on EnvPool's Atari. It runs once with its usual processes, and once in one process, where torch
 uses all cores: on two idle cores, this was its fastest setting. Two workers were faster than one, and double buffering
-or waiting for each update was slower. All sides use all CPU cores, or those of ``taskset -c 0,1 ...``.
+or waiting for each update was slower. All sides use the CPU: all its cores, or those of ``taskset -c 0,1 ...``.
 
 Creates a virtual environment for the peer in .bench, then runs the sides in turn, each in a separate process, so that
 machine drift slows all equally. Prints env steps per second, without start, compilation and evaluation. With Sample
