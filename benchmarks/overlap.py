@@ -20,12 +20,12 @@ from collections.abc import Callable
 import jax
 
 from jaxrl_dist import flags, flow
-from jaxrl_dist.actors.pool import ActorPool, ParamStore
+from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore
 from jaxrl_dist.config import Train
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.threaded import joiner, sender
+from jaxrl_dist.plans.threaded import homes, joiner, sender
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.training import setup
 from jaxrl_dist.training.resolving import resolved
@@ -59,11 +59,16 @@ def main() -> None:
         print(f"together / {name}: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
+def senders(job: Job) -> list[Deliver]:
+    """Returns what sends each actor's rollouts to the learner."""
+    return [sender(home) for home in homes(job.mesh, job.pool.num_actors)]
+
+
 def act(job: Job, iterations: int) -> float:
     """Returns the seconds that the actors take alone."""
     store = ParamStore(job.pool.meshes)
     store.publish(job.initial_state())
-    with ActorPool(job.actor_job(), job.pool, store, [sender(job)] * len(job.pool.meshes)) as pool:
+    with ActorPool(job.actor_job(), job.pool, store, senders(job)) as pool:
         rounds = flow.batch(flow.gather_async(pool.streams), job.pool.num_actors)
         return timed(lambda: next(rounds), iterations)
 
@@ -73,8 +78,9 @@ def learn(job: Job, iterations: int) -> float:
     state, key, update = job.initial_state(), job.key(Stream.LEARN), compile_update(job.learner, job.mesh)
     store = ParamStore(job.pool.meshes)
     store.publish(state)
-    with ActorPool(job.actor_job(), job.pool, store, [sender(job)] * len(job.pool.meshes)) as pool:
-        (rollout,) = joiner(job.mesh)(next(flow.batch(flow.gather_async(pool.streams), job.pool.num_actors)))
+    with ActorPool(job.actor_job(), job.pool, store, senders(job)) as pool:
+        samples = next(flow.batch(flow.gather_async(pool.streams), job.pool.num_actors))
+        (rollout,) = joiner(job.mesh, job.pool.num_actors)(samples)
 
     def once() -> None:
         nonlocal state
