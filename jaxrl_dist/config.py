@@ -132,7 +132,7 @@ class Train(Generic[Config]):
     algorithm: Config
     """The algorithm's hyperparameters; in Python also its name or config class, which takes its preset."""
     env: Any = ""
-    """Environment: a name, as on the command line, or a gymnax-style environment object, or a tuple ``(env, params)``."""
+    """Environment: a name, as on the command line, a gymnax-style environment object or a tuple ``(env, params)``."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment: gymnax parameters, EnvPool configuration or keyword arguments."""
     env_workers: Literal["threads", "processes"] = "threads"
