@@ -130,7 +130,7 @@ class Train(Generic[Config]):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
 
     algorithm: Config
-    """The algorithm's hyperparameters; in Python also its name or config class, which takes its preset."""
+    """The algorithm's hyperparameters; in Python also its name or config class, to use its preset."""
     env: Any = ""
     """Environment: a name, as on the command line, a gymnax-style environment object or a tuple ``(env, params)``."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -142,7 +142,7 @@ class Train(Generic[Config]):
     atari_preset: Literal["baselines", "machado"] | None = None
     """Atari protocol: Mnih et al. 2015 as in OpenAI baselines (Atari's default), or Machado et al. 2018."""
     frame_stack: int | None = None
-    """Frames stacked into one observation; None: the environment's own number, 4 on Atari and else 1."""
+    """Frames stacked into one observation; None: the environment's own number, 4 on Atari and 1 elsewhere."""
     action_repeat: int = 1
     """Times that each action is repeated; the rewards are summed, and all repeats count as one env step."""
     time_limit: int | None = None
@@ -210,7 +210,7 @@ class Train(Generic[Config]):
     gather_deadline: float = 1.0
     """Seconds to wait for the other actors' rollouts after the first one."""
     on_actor_error: Literal["raise", "restart"] = "raise"
-    """What to do if an environment fails: end the run, or recreate its actor's environments and continue."""
+    """If an environment fails: end the run, or recreate its actor's environments and continue."""
     max_restarts: int = 100
     """Restarts allowed for each actor; the next failure ends the run."""
 

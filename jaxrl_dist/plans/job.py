@@ -86,7 +86,7 @@ class Job(NamedTuple):
 
     @property
     def session_seed(self) -> int:
-        """The seed of what a resumed run restarts: environments on the host, and actors in threads."""
+        """The seed of environments on the host and of actors in threads, which a resumed run restarts."""
         if self.resumed is None:
             return self.seed
         seeds = np.random.SeedSequence((self.seed, int(self.resumed.state.iteration))).generate_state(1)

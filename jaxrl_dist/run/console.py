@@ -122,9 +122,7 @@ class Display:
     def _status(self, report: Report) -> str:
         rate = report.metrics.get("time/env_steps_per_second") or 0.0
         value = report.metrics.get("episode/return")
-        self._return = (
-            self._return if value is None else value
-        )  # else the last known return: no episode may have ended since
+        self._return = self._return if value is None else value  # the last return is shown until another episode ends
         shown = "-" if self._return is None else f"{self._return:.4g}"
         if report.evaluation:
             self._evaluated = f"  evaluation {report.evaluation['return_mean']:.4g}"

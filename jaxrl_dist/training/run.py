@@ -55,7 +55,7 @@ class Run(NamedTuple):
             files, saver = self._files(stack) if self.config.run_dir else (None, None)
             reports = self._stages(stack, files, saver, ending, evaluating)
             while (report := self._next(reports, ending)) is not None:
-                if ending.error is None:  # else the report was only to be saved
+                if ending.error is None:  # after an error, the report is only saved
                     try:
                         yield report
                     except BaseException as error:  # of the caller, or the caller left the loop

@@ -62,7 +62,7 @@ def _in_json(value: Any) -> Any:
 def stored_config(
     run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, torso: Any = None
 ) -> Train[Any]:
-    """Reads the config of a run; the arguments pass again what no file can hold, as in ``load_policy``.
+    """Reads the config of a run; the arguments replace objects that no file can hold, as in ``load_policy``.
 
     Raises:
       ConfigError: the config cannot be read, or an object that it needs is not passed.
