@@ -160,7 +160,7 @@ class Train(Generic[Config]):
     plan: PlanName = PRESET
     """How to execute the algorithm; see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
-    """Normalize observations by their running mean and standard deviation over all devices."""
+    """Normalise observations by their running mean and standard deviation over all devices."""
     scale_rewards: bool = PRESET
     """Divide rewards by the running standard deviation of the discounted return."""
     run_dir: str | None = None

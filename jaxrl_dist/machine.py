@@ -12,9 +12,7 @@ ROOT = pathlib.Path("/")
 
 def memory_size() -> int:
     """Returns the bytes of memory that this process may use: the machine's, or its container's limit if lower."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf(
-        "SC_PHYS_PAGES"
-    )  # not the free memory, which the page cache hides
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the page cache hides how much is free
     limit = container_limit(ROOT)
     return physical if limit is None else min(physical, limit)
 

@@ -58,7 +58,7 @@ class Run(NamedTuple):
                 if ending.error is None:  # after an error, the report is only saved
                     try:
                         yield report
-                    except BaseException as error:  # of the caller, or the caller left the loop
+                    except BaseException as error:  # raised by the caller, or the caller left the loop
                         ending.error = error
         if ending.error is not None:
             if saver is not None and saver.newest is not None:
@@ -170,7 +170,7 @@ class Run(NamedTuple):
         progress: Callable[[int], None] = lambda done: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Report:
-        """Adds an evaluation to the report, unless it is stopped, or fails under ``--on-actor-error restart``."""
+        """Adds an evaluation, unless it is stopped, or environments fail under ``--on-actor-error restart``."""
         try:
             played = evaluator.play(report.variables(), progress, stop=stop)
         except (EnvError, TimeoutError) as error:

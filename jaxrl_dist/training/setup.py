@@ -48,7 +48,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
-    """Returns the algorithm of a resolved config, wrapped to normalize observations and to scale and clip rewards.
+    """Returns the algorithm of a resolved config, wrapped to normalise observations and to scale and clip rewards.
 
     Raises:
       ConfigError: the algorithm cannot handle the environment's spaces.
