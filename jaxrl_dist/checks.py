@@ -1,4 +1,4 @@
-"""Checks of what a user asks for, and the words in which they are refused.
+"""Checks of the user's values, and the wording of their error messages.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -16,17 +16,17 @@ from jaxrl_dist.errors import ConfigError
 
 
 def flag(name: str) -> str:
-    """The command-line spelling of a field: ``num_envs`` -> ``--num-envs``."""
+    """Returns the command-line spelling of a field: ``num_envs`` -> ``--num-envs``."""
     return "--" + name.replace("_", "-")
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 device``, ``2 devices``."""
+    """Returns a number with its noun: ``1 device``, ``2 devices``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest of ``choices``, or nothing when none is near."""
+    """Returns `` (did you mean 'x'?)`` for the nearest of ``choices``, or an empty string if none is near."""
     by_lower = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
@@ -42,11 +42,11 @@ def check_range(
 ) -> None:
     """Checks that the named fields are finite numbers with ``low <= x <= high`` and ``above < x < below``.
 
-    A field that is None is skipped, a tuple is checked element by element; whole numbers are asked for where the
-    field's type does not say float, and are bounded by ``MAX_COUNT`` where nothing else bounds them.
+    Fields that are None are skipped, and tuples are checked element by element. A field whose type does not mention
+    float must be a whole number, and is bounded by ``MAX_COUNT`` if ``high`` is None.
 
     Raises:
-      ConfigError: naming the field's flag, its value and the range that works.
+      ConfigError: a value is out of range; the message names its flag and the range that works.
     """
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for name in names:
@@ -60,7 +60,7 @@ def check_range(
                 raise ConfigError(f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}")
             most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
             inside = (
-                (isinstance(x, Integral) or math.isfinite(x))  # a huge whole number has no float
+                (isinstance(x, Integral) or math.isfinite(x))  # a huge whole number does not fit a float
                 and (low is None or x >= low)
                 and (most is None or x <= most)
                 and (above is None or x > above)
@@ -73,10 +73,10 @@ def check_range(
 
 
 def check_used(config: Any, *names: str, there: bool, needed: str) -> None:
-    """Checks that the named fields have their defaults unless what they belong to is ``there``.
+    """Checks that the named fields have their defaults, unless the feature that uses them is ``there``.
 
     Raises:
-      ConfigError: naming the field's flag and what is ``needed``.
+      ConfigError: a field has another value; the message names its flag and what is ``needed``.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in names:
@@ -85,10 +85,10 @@ def check_used(config: Any, *names: str, there: bool, needed: str) -> None:
 
 
 def check_divides(name: str, value: int, *divisors: tuple[int, str]) -> None:
-    """Checks that a field divides over each of the divisors, such as ``(8, "devices")``.
+    """Checks that a field's value is divisible by each divisor, such as ``(8, "devices")``.
 
     Raises:
-      ConfigError: naming the first over which it does not, and the nearest values that divide over all.
+      ConfigError: it is not; the message names the first such divisor, and the nearest values divisible by all.
     """
     for divisor, what in divisors:
         if value % divisor:
@@ -100,7 +100,7 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
     """Reads the device numbers of a flag, such as ``0,2-5``; None stays None.
 
     Raises:
-      ConfigError: it is no such list.
+      ConfigError: the text is not such a list.
     """
     if text is None:
         return None
@@ -118,10 +118,10 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
 
 
 def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
-    """Reads the value of a flag that is a bound, such as ``1``, or a range, such as ``-1,1``; None stays None.
+    """Reads a flag's bound, such as ``1``, or range, such as ``-1,1``, as ``(low, high)``; None stays None.
 
     Raises:
-      ConfigError: it is neither.
+      ConfigError: the text is neither.
     """
     if text is None:
         return None
@@ -136,13 +136,13 @@ def parse_bounds(name: str, text: str | None) -> tuple[float, float] | None:
 
 
 def multiples_near(value: int, of: int) -> str:
-    """The positive multiples of ``of`` just below and just above ``value``, as ``8 or 16``."""
+    """Returns the positive multiples of ``of`` just below and just above ``value``, as ``8 or 16``."""
     below = value // of * of
     return " or ".join(str(m) for m in (below, below + of) if m > 0)
 
 
 def divisors_near(value: int, of: int) -> str:
-    """The divisors of ``of`` just below and just above ``value``, as ``4 or 8``."""
+    """Returns the divisors of ``of`` just below and just above ``value``, as ``4 or 8``."""
     pairs = ((d, of // d) for d in range(1, math.isqrt(of) + 1) if of % d == 0)
     divisors = [d for pair in pairs for d in pair]
     below, above = [d for d in divisors if d < value], [d for d in divisors if d > value]
@@ -150,7 +150,7 @@ def divisors_near(value: int, of: int) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: whatever it is, on one line and not too long."""
+    """Formats any value for a message, on one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # Python does not write out thousands of digits
@@ -159,12 +159,12 @@ def shown(value: Any) -> str:
 
 
 MAX_SIZE = 2**20
-"""Of what lies in an array's axis: far above use, far below what overflows 32-bit indices."""
+"""Maximum length of an array axis: far more than anyone uses, far below an overflow of 32-bit indices."""
 
 
 MAX_STEPS = 2**30
-"""Of one rollout of all environments, and of a report interval: devices count them in 32 bits."""
+"""Maximum env steps of a rollout of all environments, and of a report interval: devices count them in 32 bits."""
 
 
 MAX_COUNT = 10**15
-"""Of all other whole numbers: far above use, and still exact as a float."""
+"""Maximum of all other whole numbers: far more than anyone uses, and still exact as a float."""

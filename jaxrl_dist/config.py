@@ -1,4 +1,4 @@
-"""What a training run is: its environment, its sizes, its plan and what it leaves behind.
+"""The config of a training run: its environment, sizes, plan and output.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 BACKENDS = ("gymnax", "envpool", "gymnasium")
-"""Where environments come from; an id without a prefix is looked for in this order."""
+"""Sources of environments; an id without a prefix is looked up in this order."""
 
 
 OBJECT = "object"
-"""Stands for a module in the name of an environment that was handed over from Python, which nothing can load."""
+"""Replaces the module in the name of an environment object from Python, which no name can load."""
 
 
 def env_name(env: Any) -> str:
-    """What files and people call an environment: the name by which it is found, or for an object ``object:ITS_CLASS``.
+    """Returns an environment's name for files and messages: its ``--env`` name, or for an object ``object:ITS_CLASS``.
 
     Args:
       env: as in ``Train``.
@@ -45,10 +45,10 @@ def env_name(env: Any) -> str:
 
 
 def split_env(env: str) -> tuple[str | None, str | None, str]:
-    """``--env`` as backend, module and name: ``[BACKEND:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``.
+    """Splits ``--env`` into backend, module and name: ``[BACKEND:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``.
 
     Raises:
-      ConfigError: it has neither form.
+      ConfigError: ``env`` has neither form.
     """
     *prefixes, name = env.split(":")
     match prefixes:
@@ -72,10 +72,10 @@ class AlgorithmConfig(Protocol):
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Fields of the algorithm or of ``Train`` whose defaults differ for this kind of environment."""
+        """Returns the fields of the algorithm or of ``Train`` whose defaults differ for this kind of environment."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        """The algorithm for an environment; builds closures only."""
+        """Returns the algorithm for an environment; builds only closures."""
 
 
 Config = TypeVar("Config")
@@ -101,7 +101,7 @@ PLANS = {
     "asynchronous": "actor threads send experience while the learner updates (any backend)",
     "gradients": "actor threads send gradients of their own experience (any backend)",
 }
-"""The ways to execute an algorithm, and what each does; ``plans.PLANS`` has their code."""
+"""The plans, and what each does; ``plans.PLANS`` has their code."""
 
 if TYPE_CHECKING:
     PlanName = str
@@ -109,14 +109,14 @@ else:
     PlanName = Literal[tuple(PLANS)]
 
 CONFIG_FILE = "config.json"
-"""Where a run directory keeps its configuration."""
+"""File of a run directory that holds its config."""
 
 
 def check_run_dir(run_dir: pathlib.Path) -> None:
-    """Checks that a directory is that of a run.
+    """Checks that a directory is a run directory.
 
     Raises:
-      ConfigError: it is none.
+      ConfigError: it is not.
     """
     if not run_dir.is_dir():
         what = "is no directory" if run_dir.exists() else "does not exist"
@@ -127,100 +127,98 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Train(Generic[Config]):
-    """A training run. What is left out comes from the algorithm's preset for the environment."""
+    """A training run. Fields that are left out come from the algorithm's preset for the environment."""
 
     algorithm: Config
-    """The algorithm's hyperparameters; in Python also its name or their class, for those that its preset chooses."""
+    """The algorithm's hyperparameters; in Python also its name or config class, to use its preset."""
     env: Any = ""
-    """Environment: its name, as on the command line, or a gymnax-style environment object, alone or with its parameters
-    as in ``(env, params)``."""
+    """Environment: a name, as on the command line, a gymnax-style environment object or a tuple ``(env, params)``."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Options of the environment: its gymnax parameters, EnvPool configuration or keyword arguments."""
+    """Options of the environment: gymnax parameters, EnvPool configuration or keyword arguments."""
     env_workers: Literal["threads", "processes"] = "threads"
-    """What steps Gymnasium environments; 'processes' serve Python code that is slow, and cost more to start."""
+    """Where Gymnasium environments run; 'processes' suit slow Python code, but take longer to start."""
     env_timeout: float = 120.0
-    """Seconds in which an environment on the host must answer."""
+    """Seconds within which an environment on the host must answer."""
     atari_preset: Literal["baselines", "machado"] | None = None
     """Atari protocol: Mnih et al. 2015 as in OpenAI baselines (Atari's default), or Machado et al. 2018."""
     frame_stack: int | None = None
-    """Newest observations that an observation is made of; None: the environment's own number, 4 on Atari and else 1."""
+    """Frames stacked into one observation; None: the environment's own number, 4 on Atari and 1 elsewhere."""
     action_repeat: int = 1
-    """Times that the environment takes each action; their rewards are summed, and together they are one env step."""
+    """Times that each action is repeated; the rewards are summed, and all repeats count as one env step."""
     time_limit: int | None = None
-    """Env steps after which an episode is truncated; None: the environment's own limit alone, which always holds."""
+    """Env steps after which an episode is truncated; None: only the environment's own limit, which always applies."""
     clip_rewards: str | None = None
-    """Clip rewards in learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
+    """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
     num_envs: int = PRESET
-    """Environments that are stepped together, over all devices."""
+    """Environments stepped together, in total over all devices."""
     rollout_length: int = PRESET
-    """Steps of each environment between two updates of the policy that acts."""
+    """Steps of each environment in one rollout, after which the acting policy is updated."""
     total_env_steps: int = 1_000_000
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
     seed: int = 0
     """Seed of everything random in the run."""
     plan: PlanName = PRESET
-    """How to execute: see jaxrl-dist list plans."""
+    """How to execute the algorithm; see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
-    """Shift and scale observations by running statistics over all devices."""
+    """Normalise observations by their running mean and standard deviation over all devices."""
     scale_rewards: bool = PRESET
     """Divide rewards by the running standard deviation of the discounted return."""
     run_dir: str | None = None
-    """Directory for config, metrics, summary and trained variables; must not hold a run yet."""
+    """Directory for config, metrics, summary, checkpoints and trained variables; must not hold a run yet."""
     report_interval: int = PRESET
     """Environment steps between two reports."""
     evaluation_episodes: int = PRESET
-    """Greedy episodes to play at the end, and at each evaluation before; 0: none."""
+    """Greedy episodes of each evaluation, at the end and at the evaluation interval; 0: none."""
     evaluation_interval: int | None = None
-    """Environment steps between two evaluations, each made with the next report; None: only at the end."""
+    """Environment steps between two evaluations, each run with the next report; None: only at the end."""
     evaluation_max_steps: int | None = None
-    """Env steps after which an evaluation's episode is cut; None: 27,000, or the environment's own limit if longer."""
+    """Env steps after which an evaluation episode is cut off; None: 27,000, or the environment's limit if longer."""
     tensorboard: bool = False
-    """Write the metrics as TensorBoard's event files, too, into the run directory."""
+    """Also write the metrics as TensorBoard event files into the run directory."""
     wandb: bool = False
-    """Send the metrics to Weights & Biases, whose package wandb must be installed."""
+    """Also send the metrics to Weights & Biases; needs the package wandb."""
     checkpoint_interval: int = 1_000_000
-    """Environment steps between two checkpoints, each taken with the next report; 0: none by steps."""
+    """Environment steps between two checkpoints, each saved with the next report; 0: none by steps."""
     checkpoint_minutes: float = 10.0
-    """Minutes after which a checkpoint is taken with the next report, if none has been; 0: none by time."""
+    """Minutes since the last checkpoint, after which the next report saves another; 0: none by time."""
     keep_checkpoints: int = 2
-    """Newest checkpoints to keep, beside the one with the highest return."""
+    """Number of newest checkpoints to keep, besides the one with the highest return."""
     checkpoint_replay: bool | None = None
-    """Whether checkpoints hold the replay memory, which fills anew else; None: where it is smaller than 2 GB."""
+    """Save the replay memory in checkpoints, otherwise it fills again on resume; None: if it is smaller than 2 GB."""
     num_devices: int | None = None
     """Devices to train on; None: all local ones."""
     mem_fraction: float | None = None
-    """Fraction of a GPU's memory to reserve at the start; None: JAX's own (0.75)."""
+    """Fraction of a GPU's memory to reserve at the start; None: JAX's default (0.75)."""
     init_from: str | None = None
-    """Run directory whose trained variables to start from."""
+    """Run directory with the trained variables to start from."""
     num_actors: int | None = PRESET
-    """Actor threads of the plans 'asynchronous' and 'gradients', each with a share of the environments; 2 or 4."""
+    """Actor threads of the plans 'asynchronous' and 'gradients', which share the environments; presets: 2 or 4."""
     actor_devices: str | None = None
-    """Devices that act in those plans, such as 0,1 or 0-3; None: those that learn."""
+    """Devices that act under the plans with actor threads, such as 0,1 or 0-3; None: the devices that learn."""
     learner_devices: str | None = None
-    """Devices that learn, such as 2-7; None: the first of all, as many as there are to be."""
+    """Devices that learn, such as 2-7; None: the first `--num-devices` devices."""
     max_lag: int | None = None
-    """Throw away experience whose policy is more versions behind the learner; None: learn from all of it."""
+    """Drop experience whose policy is more than this many versions behind the learner; None: use all experience."""
     lockstep: bool = False
-    """Keep actors a fixed lag behind: the same seed gives the same numbers, whatever the threads' timing."""
+    """Keep actors a fixed lag behind the learner: a seed then gives reproducible runs, whatever the threads' timing."""
     lag: int = 1
-    """Versions that actors in lockstep stay behind."""
+    """Policy versions that actors in lockstep stay behind the learner."""
     free_running: bool = False
-    """Learn on from the replay memory while no new experience is there, beyond the replay ratio."""
+    """Keep learning from the replay memory while no new experience arrives, beyond the replay ratio."""
     gather: int | None = None
-    """Actors whose rollouts suffice for an update once the gather deadline has passed; None: wait for all."""
+    """Rollouts that suffice for an update once the gather deadline has passed, one per actor; None: wait for all."""
     gather_deadline: float = 1.0
-    """Seconds after the first actor's rollout in which those of the others may come."""
+    """Seconds to wait for the other actors' rollouts after the first one."""
     on_actor_error: Literal["raise", "restart"] = "raise"
-    """What an environment's failure does: end the run, or start its actor's environments anew."""
+    """If an environment fails: end the run, or recreate its actor's environments and continue."""
     max_restarts: int = 100
-    """Restarts of each actor, after which the failure ends the run."""
+    """Restarts allowed for each actor; the next failure ends the run."""
 
     def checked(self) -> Train[Config]:
-        """The config with its values made plain (see ``values.plain``), as far as they can be checked without making
-        the environment.
+        """Converts the config's values by ``values.plain``, and validates all that needs no environment.
 
         Raises:
-          ConfigError: the first flag whose value is of a wrong kind or out of range.
+          ConfigError: a value has a wrong type or is out of range; the message names the first such flag.
         """
         config = plain(self)
         if dataclasses.is_dataclass(config.algorithm) and not isinstance(config.algorithm, type):
@@ -229,10 +227,10 @@ class Train(Generic[Config]):
         return config
 
     def validate(self) -> None:
-        """Checks every range that can be checked without making the environment.
+        """Checks every range that can be checked without the environment.
 
         Raises:
-          ConfigError: the first flag that is out of range.
+          ConfigError: a value is out of range; the message names the first such flag.
         """
         if not self.env:
             raise ConfigError("--env is missing; name one such as --env CartPole-v1 (see: jaxrl-dist list envs)")
@@ -276,4 +274,4 @@ RESUMABLE = (
     *("num_devices", "actor_devices", "learner_devices", "mem_fraction"),
     *("env_workers", "env_timeout", "on_actor_error", "max_restarts"),
 )
-"""Fields of ``Train`` that may change where a run is resumed."""
+"""Fields of ``Train`` that may change when a run is resumed."""

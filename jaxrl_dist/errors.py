@@ -1,30 +1,30 @@
-"""The errors and warnings that a user meets; each message is one line."""
+"""Errors and warnings for the user; each message is one line."""
 
 from __future__ import annotations
 
 
 class ConfigError(ValueError):
-    """The user asked for something that cannot be done; the message is one line that says what would work."""
+    """The user asked for something impossible; the message is one line that says what would work."""
 
 
 class CheckpointError(RuntimeError):
-    """A run has no checkpoint that can be read; the message is one line."""
+    """No checkpoint of the run can be read; the message is one line."""
 
 
 class ConfigWarning(UserWarning):
-    """What the user asked for can be done, and may not be what was meant; the message is one line."""
+    """The run is possible, but probably not what the user meant; the message is one line."""
 
 
 class EnvWarning(UserWarning):
-    """An environment failed, or has something that no policy heeds, and the run goes on; the message is one line."""
+    """An environment failed, or has a feature that no policy uses, and the run continues; the message is one line."""
 
 
 class DivergedError(RuntimeError):
-    """Training has gone wrong by itself; the message is one line."""
+    """Training has diverged; the message is one line."""
 
 
 class FileWarning(UserWarning):
-    """A file of a run cannot be written or is damaged, and the run goes on without it; the message is one line."""
+    """A file of a run cannot be written or is damaged, and the run continues without it; the message is one line."""
 
 
 class EnvError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Flags of the command line."""
+"""Parses the flags of the command line."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from jaxrl_dist.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Command(Train[Config]):
-    """``Train`` and the flags that only a command line has."""
+    """``Train`` with the flags that only the command line has."""
 
     env: str = ""
-    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5, gymnasium:Ant-v5; without prefix gymnax
-    comes first. Or a Python function that makes a gymnasium.Env or a gymnax-style one, such as my_module:make."""
+    """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5, gymnasium:Ant-v5; without a prefix, gymnax
+    is tried first. Or a Python function that makes a gymnasium.Env or a gymnax-style one, such as my_module:make."""
     config: str | None = None
-    """A run's config.json, or its directory: train again as it says, but for the flags that are given."""
+    """A run's config.json, or its directory: train with its config, except for the flags that are given."""
     quiet: bool = False
     """Print nothing but errors."""
 
 
 def plain_defaults(algorithm: str | type) -> Command[Any]:
-    """What holds where neither a preset nor the user says anything else.
+    """Returns the defaults that apply if neither a preset nor the user sets a value.
 
     Raises:
       ConfigError: there is no such algorithm.
@@ -40,7 +40,7 @@ def plain_defaults(algorithm: str | type) -> Command[Any]:
 
 
 def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
-    """Reads the flags of a training run: values by the names of fields, those that are given and no others.
+    """Parses the flags of a training run, and returns the given values by field name.
 
     Args:
       algorithm: its name, or its config class.
@@ -69,7 +69,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
 
 
 def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """Gives the switches of these names a value, as tyro wants it for those that may be None."""
+    """Adds a value to the switches of these names: tyro needs one for switches that may be None."""
     values = {spelling: flag(name) for name in names for spelling in (flag(name), "--no-" + flag(name)[2:])}
     parts = []
     for arg, following in zip(args, [*args[1:], ""], strict=False):
@@ -80,7 +80,7 @@ def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def value_of(args: Sequence[str], name: str) -> str | None:
-    """The value of one flag, given as ``--flag value`` or ``--flag=value``, before the others can be read."""
+    """Returns the value of one flag, ``--flag value`` or ``--flag=value``, before the others can be parsed."""
     for arg, following in zip(args, [*args[1:], None], strict=False):
         if arg == name or arg.startswith(name + "="):
             return following if arg == name else arg.split("=", 1)[1]
@@ -88,20 +88,21 @@ def value_of(args: Sequence[str], name: str) -> str | None:
 
 
 def taken(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """As ``value_of``, and the arguments without that flag."""
+    """Returns the flag's value as ``value_of``, and the arguments without that flag."""
     value = value_of(args, name)
     at = next((at for at, arg in enumerate(args) if arg.split("=", 1)[0] == name), len(args))
     return value, [*args[:at], *args[at + (2 if name in args[at : at + 1] else 1) :]]
 
 
 def check_flags(args: Sequence[str], names: Collection[str], switches: Collection[str] = ()) -> list[str]:
-    """Checks that every flag exists and comes once, and returns the names of the fields that are given.
+    """Checks that every flag exists and is given once, and returns the names of the given fields.
 
     Args:
-      names: of fields; those of ``switches`` have a ``--no-`` form.
+      names: of all fields.
+      switches: names of the fields that also have a ``--no-`` form.
 
     Raises:
-      ConfigError: naming the first that does not, and the nearest that does.
+      ConfigError: a flag is unknown or repeated; the message names the first such flag and the nearest known one.
     """
     known = {"--help": "--help", **{flag(name): flag(name) for name in names}}
     known |= {"--no-" + flag(name)[2:]: flag(name) for name in switches}
@@ -152,7 +153,7 @@ def _key_value_pairs(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
 
 
 def _whole(text: str) -> int:
-    """A whole number, which may be written as 1e6."""
+    """Parses a whole number, which may be written as 1e6."""
     number = float(text) if "e" in text.lower() else 0.5
     return int(number) if number.is_integer() else int(text)
 
@@ -189,10 +190,10 @@ def _numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
 
 
 def run_tyro(target: Any, args: Sequence[str], *, prog: str, **options: Any) -> Any:
-    """Parses with tyro, whose boxed error becomes one line.
+    """Parses with tyro, and turns its boxed error into one line.
 
     Raises:
-      ConfigError: what tyro objects to.
+      ConfigError: tyro rejects the arguments.
       SystemExit: with code 0, after ``--help``.
     """
     box = io.StringIO()
@@ -208,7 +209,7 @@ def run_tyro(target: Any, args: Sequence[str], *, prog: str, **options: Any) -> 
 
 
 def _message(box: str) -> str:
-    """The message in one of tyro's error boxes: what stands between the title and the next rule."""
+    """Returns the message of a tyro error box: the text between the title and the next rule."""
     plain = re.sub(r"\x1b\[[0-9;]*m|[│|╭╮╰╯]", "", box)
     parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", plain)]
     parts = [part for part in parts if part]

@@ -1,6 +1,6 @@
-"""Modules that are imported when something of them is first used: ``--help`` reads algorithm files, and needs no JAX.
+"""Modules that are imported on first use, so that ``--help``, which reads algorithm files, needs no JAX.
 
-An algorithm file imports them from here by their usual names, so that all its imports stand on top.
+An algorithm file imports them from here by their usual names, so that all its imports are at the top.
 """
 
 from __future__ import annotations

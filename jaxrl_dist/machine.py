@@ -1,4 +1,4 @@
-"""What this machine has."""
+"""The memory of this machine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import pathlib
 
 ROOT = pathlib.Path("/")
-"""Where ``proc`` and ``sys`` are looked for."""
+"""Directory that holds ``proc`` and ``sys``."""
 
 
 def memory_size() -> int:
-    """Bytes of memory that this process may use at most: the machine's, or its container's where that has less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # what is free now, the page cache hides
+    """Returns the bytes of memory that this process may use: the machine's, or its container's limit if lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the page cache hides how much is free
     limit = container_limit(ROOT)
     return physical if limit is None else min(physical, limit)
 
 
 def container_limit(root: pathlib.Path) -> int | None:
-    """The smallest memory limit, in bytes, of the control groups that this process is in; None: there is none.
+    """Returns the smallest memory limit, in bytes, of the control groups of this process; None: no limit.
 
-    A group's limit holds for the groups inside it. The file's name depends on the version of control groups: see
+    A group's limit also applies to the groups inside it. The file's name depends on the version of control groups: see
     ``memory.max`` and ``memory.limit_in_bytes`` in the Linux kernel's documentation.
     """
     top = root / "sys/fs/cgroup"
@@ -29,7 +29,7 @@ def container_limit(root: pathlib.Path) -> int | None:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8")
     limits = []
     for base, name, controller in ((top, "memory.max", ""), (top / "memory", "memory.limit_in_bytes", "memory")):
-        folders = {base}  # a container may see its own group there, and its path not at all
+        folders = {base}  # a container may see its own group here, but not the group's path
         for _, controllers, path in (line.split(":", 2) for line in groups.splitlines() if line.count(":") > 1):
             if controller in controllers.split(","):
                 group = base / path.lstrip("/")

@@ -1,4 +1,4 @@
-"""What observations and actions may be."""
+"""Spaces of observations and actions."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ Space = Discrete | MultiDiscrete | Box
 
 
 def describe(space: Space) -> str:
-    """A space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``."""
+    """Returns a space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``."""
     if isinstance(space, Box):
         return f"{space.dtype}{list(space.shape)}"
     return f"Discrete({space.n})" if isinstance(space, Discrete) else f"MultiDiscrete{tuple(space.nvec)}"
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image is laid out as EnvPool's Atari (4, 84, 84), not as gymnax's MinAtar (10, 10, 4).
+    """Returns True for an image shape such as EnvPool's Atari (4, 84, 84), not gymnax's MinAtar (10, 10, 4).
 
-    Of a square image the two equal sides say so; else there are fewer channels than columns or rows.
+    A square image has two equal sides; any other image has fewer channels than rows or columns.
     """
     if len(shape) != 3 or 1 < shape[0] == shape[1]:
         return False

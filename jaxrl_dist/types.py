@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:  # algorithm files name these types before anything needs JAX: ``--help`` reads them
+if TYPE_CHECKING:  # ``--help`` reads algorithm files, which name these types, without JAX
     import jax
     import optax
 
@@ -22,37 +22,37 @@ PyTree = Any
 Array = Any
 """A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
 Acted = tuple[PyTree, PyTree, PyTree]
-"""What a policy returns: action, core and extras, which are kept with the action."""
+"""Output of a policy: action, core, and extras, which are stored with the action."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvSpec:
-    """What an algorithm may know of an environment."""
+    """The properties of an environment that an algorithm may use."""
 
     id: str
-    """The environment's id without the backend's prefix, such as ``CartPole-v1``, ``my_module:make`` or, of an object
-    handed over from Python, ``object:MyEnv``."""
+    """The environment's id without the backend's prefix, such as ``CartPole-v1``, ``my_module:make`` or, for an object
+    from Python, ``object:MyEnv``."""
     backend: str
     """``gymnax``, ``envpool`` or ``gymnasium``."""
     family: str
-    """The package its backend keeps it in: ``classic_control``, ``bsuite``, ``minatar``, ``atari``, ``mujoco`` ...;
+    """The environment's group in its backend: ``classic_control``, ``bsuite``, ``minatar``, ``atari``, ``mujoco`` ...;
     presets depend on it."""
     observation: Space
     action: Space
     max_episode_steps: int | None
-    """The time limit in steps, at which episodes are truncated; None where the backend names none."""
+    """Steps after which episodes are truncated; None: the backend names no time limit."""
     frame_stack: int = 1
-    """An observation is so many frames, joined along the channels of an image or else the first axis, the newest last;
-    host environments hand over single frames (``frames.Frame``) if there are several."""
+    """Frames in an observation, concatenated along the channels of an image or else the first axis, newest last; if
+    there are several, host environments return single frames (``frames.Frame``)."""
     masked: bool = False
-    """Whether it says which actions are legal, as far as is known before it is played; no policy heeds it yet."""
+    """Whether the environment reports legal actions, if that is known before it is played; no policy uses them yet."""
 
 
 # --- Experience ---------------------------------------------------------------------------------------
 
 
 class Timestep(NamedTuple):
-    """What one step of ``B`` environments gives back.
+    """The result of one step of ``B`` environments.
 
     Environments reset on the *next* step: after ``terminated`` or ``truncated``, the following step ignores its
     action, has reward 0 and ``valid`` False, and its observation is the first one of the new episode.
@@ -61,8 +61,8 @@ class Timestep(NamedTuple):
     obs: PyTree  # [B, ...]   the observation after the step
     reward: Array  # [B] float32
     terminated: Array  # [B] bool    the task ended
-    truncated: Array  # [B] bool    the clock ran out
-    valid: Array  # [B] bool    False on the step that an environment spends on its reset
+    truncated: Array  # [B] bool    the time limit cut the episode
+    valid: Array  # [B] bool    False on the step in which an environment resets
 
 
 class Rollout(NamedTuple):
@@ -72,19 +72,19 @@ class Rollout(NamedTuple):
     action: PyTree  # [T, B, ...]  in the environment's units
     reward: jax.Array  # [T, B] float32
     terminated: jax.Array  # [T, B] bool  the task ended: bootstrap with 0
-    truncated: jax.Array  # [T, B] bool  the clock ran out: bootstrap from obs[t + 1]
-    valid: jax.Array  # [T, B] bool  False on the step that an environment spends on its reset
-    extras: PyTree  # [T, B, ...]  what the policy returned beside the action (log_prob, value ...)
+    truncated: jax.Array  # [T, B] bool  the time limit cut the episode: bootstrap from obs[t + 1]
+    valid: jax.Array  # [T, B] bool  False on the step in which an environment resets
+    extras: PyTree  # [T, B, ...]  the policy's other outputs (log_prob, value ...)
     core: PyTree  # [B, ...]     policy state before step 0; () if none
     final_core: PyTree  # [B, ...]     policy state after step T - 1, for the bootstrap
 
     @property
     def outcomes(self) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """``reward, terminated, truncated, valid``: what ``returns`` starts from."""
+        """``reward, terminated, truncated, valid``: the inputs of ``returns``."""
         return self.reward, self.terminated, self.truncated, self.valid
 
     def env_major(self) -> Rollout:
-        """The same as ``[B, T, ...]``, one example an environment; ``core`` and ``final_core`` stay ``[B, ...]``."""
+        """Returns it as ``[B, T, ...]``, one example per environment; ``core`` and ``final_core`` stay ``[B, ...]``."""
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
 
@@ -94,7 +94,7 @@ class Rollout(NamedTuple):
 
 
 def swap_axes(tree: PyTree) -> PyTree:
-    """Arrays ``[T, B, ...]`` as ``[B, T, ...]``, or back."""
+    """Swaps the first two axes of all arrays: ``[T, B, ...]`` to ``[B, T, ...]``, or back."""
     import jax
     import jax.numpy as jnp
 
@@ -102,7 +102,7 @@ def swap_axes(tree: PyTree) -> PyTree:
 
 
 class EpisodeStats(NamedTuple):
-    """Sums over the episodes that ended in some stretch of experience; float32, all of one shape."""
+    """Sums over the episodes that ended in some experience; float32, all of one shape."""
 
     episodes: Array
     return_sum: Array  # of raw returns: before clipping and scaling
@@ -112,13 +112,13 @@ class EpisodeStats(NamedTuple):
 
     @staticmethod
     def stack(parts: Sequence[EpisodeStats]) -> EpisodeStats:
-        """Host statistics of one shape along a new leading axis, as numpy arrays."""
+        """Stacks host statistics of one shape along a new leading axis, as numpy arrays."""
         import numpy as np
 
         return EpisodeStats._make(np.stack(field) for field in zip(*parts, strict=True))
 
     def merge(self, axis: int | None = None) -> EpisodeStats:
-        """The statistics of all entries along an axis together; None: of all there are, as scalars."""
+        """Combines the statistics of all entries along an axis; None: of all axes, as scalars."""
         return EpisodeStats(
             episodes=self.episodes.sum(axis),
             return_sum=self.return_sum.sum(axis),
@@ -132,27 +132,27 @@ class EpisodeStats(NamedTuple):
 
 
 class Variables(NamedTuple):
-    """What acts: trained parameters and running statistics."""
+    """Trained parameters and running statistics, with which a policy acts."""
 
     params: PyTree
     stats: PyTree  # () if none
 
 
 class Context(NamedTuple):
-    """What a policy, a postprocessor or a loss may use beside the variables and its data; each takes what it needs."""
+    """Further inputs that a policy, a postprocessor or a loss may use, besides the variables and its data."""
 
     keys: Array = None
-    """Random keys, one for each environment ``[B]`` or example ``[N]``; None asks a policy for its greedy actions."""
+    """Random keys, one for each environment ``[B]`` or example ``[N]``; None: a policy acts greedily."""
     env_step: Array = 0.0
     """The nominal number of env steps so far, a float32 scalar, for schedules."""
     target: PyTree = ()
-    """What ``Algorithm.target`` has made of the parameters; () for a policy."""
+    """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
     others: PyTree = ()
-    """Experience of other policies in the same environments; () where there is one policy."""
+    """Experience of other policies in the same environments; () if there is only one policy."""
 
 
 class Aux(NamedTuple):
-    """What a loss gives back beside the losses; every array is per example, shaped as the losses."""
+    """Further outputs of a loss, besides the losses; every array is per example, shaped as the losses."""
 
     metrics: Mapping[str, jax.Array]
     priority: jax.Array | None = None  # [N] float32, for prioritised replay
@@ -174,13 +174,13 @@ def _keep_core(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
 
 
 def no_core(num_envs: int) -> PyTree:
-    """The policy state of a policy that has none."""
+    """Returns (), the core of a policy without state."""
     del num_envs
     return ()
 
 
 def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
-    """``core [B, ...]`` where ``valid [B]`` is True, elsewhere ``initial [B, ...]``.
+    """Returns ``core [B, ...]`` where ``valid [B]`` is True, elsewhere ``initial [B, ...]``.
 
     An environment resets on the step after its episode's end. That step has ``valid`` False, and its policy still reads
     the old episode's last observation, so the core that it returns must not reach the new episode.
@@ -195,12 +195,12 @@ def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """How an algorithm that learns from replayed experience uses its memory; sizes are over all devices."""
+    """The replay settings of an algorithm; sizes are totals over all devices."""
 
     capacity: int
-    """Env steps kept."""
+    """Env steps that the memory holds."""
     batch_size: int
-    """Windows in an update."""
+    """Windows per update."""
     ratio: float
     """Updates per env step."""
     learning_starts: int
@@ -215,7 +215,7 @@ class Replay:
 class Algorithm:
     """An RL algorithm: a policy, a trajectory postprocessor and a loss, all pure functions (RLlib, ICML 2018).
 
-    Nothing here knows a plan, a device count or an environment backend. Fields with a default may be left out.
+    An algorithm knows no plan, device count or environment backend. Fields with a default may be left out.
     """
 
     init: Callable[[jax.Array], Variables]
@@ -230,26 +230,26 @@ class Algorithm:
 
     loss: Callable[..., tuple[jax.Array, jax.Array, Aux]]
     """``(variables, batch, context) -> (losses, mask, aux)``, all per example (leading axis ``N``).
-    The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it by
-    ``variables.params``."""
+    The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it
+    with respect to ``variables.params``."""
 
     optimizer: optax.GradientTransformation
 
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None
-    """How to use replayed experience; None: each rollout is used once, and then thrown away."""
+    """How to replay experience; None: each rollout is used once, and then discarded."""
     num_epochs: int = 1
-    """How often the learner passes over the batch of one rollout."""
+    """Passes of the learner over the batch of one rollout."""
     num_minibatches: int = 1
-    """Into how many updates it divides each pass."""
+    """Updates into which the learner divides each pass."""
     corrects_lag: bool = False
-    """Whether the loss allows for experience of a policy that is some versions behind; what is replayed always is."""
+    """Whether the loss allows for experience of older policy versions, as replayed experience always is."""
 
     target: Callable[[PyTree, PyTree, jax.Array], PyTree] = _keep_target
     """``(params, target, updates) -> target`` after each update: periodic copy, Polyak average; default: keep."""
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
-    """``(params) -> target``; default: there is none."""
+    """``(params) -> target``; default: no target."""
 
     observe: Callable[[PyTree, Rollout], PyTree] = _keep_stats
     """``(stats, rollout) -> stats`` after each rollout; sums over devices by ``mesh.global_sum``; default: keep."""
@@ -257,11 +257,11 @@ class Algorithm:
     initial_core: Callable[[int], PyTree] = no_core
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = _keep_core
-    """``(core, action, step) -> core``: what the policy state remembers of a step's outcome; default: nothing."""
+    """``(core, action, step) -> core``: stores a step's outcome in the policy state; default: stores nothing."""
 
 
 class TrainState(NamedTuple):
-    """All that learning changes; replicated over the mesh, but for the memory."""
+    """The state that learning changes; replicated over the mesh, except for the memory."""
 
     variables: Variables
     target: PyTree
@@ -269,40 +269,40 @@ class TrainState(NamedTuple):
     updates: jax.Array  # int32 scalar, gradient steps so far
     iteration: jax.Array  # int32 scalar, rollouts consumed so far; keys derive from it
     env_step: jax.Array  # float32 scalar, nominal env steps so far, for schedules
-    skipped: jax.Array  # int32 scalar, the latest gradients, one after another, that were not finite
-    memory: PyTree = ()  # [B, ...], divided over the mesh: replayed experience; () if none
+    skipped: jax.Array  # int32 scalar, consecutive gradients until now that were not finite
+    memory: PyTree = ()  # [B, ...], sharded over the mesh: replayed experience; () if none
 
     def context(self, keys: jax.Array) -> Context:
-        """What postprocessing and loss are given beside the variables."""
+        """Returns the context of postprocessing and loss."""
         return Context(keys, self.env_step, self.target)
 
 
 class Learner(NamedTuple):
-    """Pure functions that train; they run under ``jax.shard_map``, which ``learners.sharded`` arranges."""
+    """Pure functions that train; ``learners.sharded`` runs them under ``jax.shard_map``."""
 
     init: Callable[[jax.Array], TrainState]
     """``(key) -> state``."""
     update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
-    """``(state, rollout, key) -> (state, metrics)``; where experience is replayed by priority, a fourth argument
-    ``[T, B]`` may say those of the windows that end with each step."""
+    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional fourth argument ``[T, B]``
+    gives the priorities of the windows that end with each step."""
     relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
-    """``(state, key) -> (state, metrics)``: the updates of one more iteration from what the memory holds already; None
-    without a memory."""
+    """``(state, key) -> (state, metrics)``: one more iteration's updates from experience that the memory holds already;
+    None without a memory."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory
-    """``(memory) -> memory`` before environments start anew: no window runs from the old episodes into the new."""
+    """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
     midway: Callable[[PyTree], PyTree] = lambda memory: memory
-    """``(memory) -> memory`` of an empty memory whose environments are in the middle of their episodes."""
+    """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
 
 
 # --- Reports ------------------------------------------------------------------------------------------
 
 
 class Checkpoint(NamedTuple):
-    """All that a run needs to go on as if it had never stopped: numpy arrays, and what JSON can hold."""
+    """All that a run needs to continue as if it had never stopped: numpy arrays and JSON values."""
 
     state: TrainState
-    actor: PyTree  # of environments inside a program; () where they live on the host, and start anew
-    progress: Mapping[str, Any]  # counts, times, and what has happened since the last report; see ``plans.report``
+    actor: PyTree  # state of compiled environments; () for host environments, which are restarted
+    progress: Mapping[str, Any]  # counts, times, and sums since the last report; see ``plans.report``
 
     @property
     def env_steps(self) -> int:
@@ -312,22 +312,22 @@ class Checkpoint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What ``train`` yields once per report interval; numbers live on the host."""
+    """``train`` yields one per report interval; its numbers are on the host."""
 
     env_steps: int
     """Valid transitions so far, counted exactly."""
     updates: int
     iteration: int
     wall_time_s: float
-    """Seconds since training began, compilation included and evaluations not."""
+    """Seconds since training began, including compilation, excluding evaluations."""
     metrics: Mapping[str, float | None]
-    """Means since the last report; None where there is no value, never NaN for that."""
+    """Means since the last report; a missing value is None, not NaN."""
     variables: Callable[[], Variables]
-    """Copies what acts now, as numpy arrays; must be called before the next report is taken."""
+    """Copies the current variables as numpy arrays; must be called before the next report is taken."""
     checkpoint: Callable[[], Checkpoint]
-    """Copies all that a resumed run would start from; must be called before the next report is taken."""
+    """Copies the state that a resumed run starts from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
-    """Of the last report, and of those at the evaluation interval: number of greedy episodes played, mean and standard
-    deviation of their returns, mean length, and how many were cut before they had ended."""
+    """In the last report, and in those at the evaluation interval: number of greedy episodes played, mean and standard
+    deviation of their returns, mean length, and how many were cut off before they ended."""
     diverged: bool = False
-    """Whether so many gradients in a row were not finite that no later one changes the parameters; ``train`` ends."""
+    """Whether training has diverged: after too many consecutive gradients that were not finite, ``train`` ends."""

@@ -1,4 +1,4 @@
-"""Fields of configs: values from Python made what flags and files can say, and other defaults in subclasses.
+"""Fields of configs: converts Python values to what flags and files can hold, and overrides inherited defaults.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -22,19 +22,19 @@ Fields = TypeVar("Fields")
 
 
 def plain(config: Fields) -> Fields:
-    """A dataclass with the values of its fields as Python's own, of the types that the fields have.
+    """Converts the values of a dataclass to plain Python values of the fields' types.
 
-    Scalars of numpy and JAX become Python's, lists and arrays become tuples, paths become text, and where text is
-    meant so do numbers; a whole number may be a float such as 1e6. So all that a config can say can be written to
-    ``config.json`` and read again. Fields whose types are other than numbers, switches, text, choices, and tuples and
-    dictionaries of these are left alone, and so are those that still have their default.
+    Scalars of numpy and JAX become Python numbers, lists and arrays become tuples, and paths become text. A text field
+    also takes a number, and an integer field a float such as 1e6. So every config can be written to ``config.json`` and
+    read again. Fields with other types than numbers, switches, text, choices, and tuples and dictionaries of these stay
+    unchanged, and so do fields that still have their default.
 
     Raises:
-      ConfigError: naming the field's flag and what its value should be.
+      ConfigError: a value has the wrong type; the message names the field's flag and the type that works.
     """
     fields = [field for field in dataclasses.fields(config) if field.init]  # type: ignore[arg-type]
     hints: Mapping[str, Any] = {}
-    with contextlib.suppress(NameError):  # names that are there for type checkers only
+    with contextlib.suppress(NameError):  # names that only type checkers import
         hints = get_type_hints(type(config), include_extras=True)
     changes = {}
     for field in fields:
@@ -46,7 +46,7 @@ def plain(config: Fields) -> Fields:
 
 
 def _plain(name: str, value: Any, hint: Any) -> Any:
-    """``value`` as the type ``hint`` has it."""
+    """Converts ``value`` to the type ``hint``."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return value if OR_OBJECT in args and not isinstance(value, _NO_OBJECT) else _plain(name, value, args[0])
@@ -68,7 +68,7 @@ _NO_OBJECT = str | bool | int | float | None
 
 
 def _scalar(value: Any) -> Any:
-    """A number of numpy or JAX as Python's; others as they are."""
+    """Converts a numpy or JAX scalar to a Python number; returns other values unchanged."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
@@ -96,7 +96,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _text(name: str, value: Any, part: str = "") -> str:
-    """Text as it is, and the text of a path or a number."""
+    """Returns text unchanged, and converts a path or a number to text."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str):
@@ -131,7 +131,7 @@ def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 def _plain_texts(name: str, value: Any) -> Any:
-    """Texts as the command line has them: truth values among them as ``True`` and ``False``."""
+    """Converts a dictionary's values to text as on the command line, such as ``True`` and ``False``."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{flag(name)} must be a dictionary of names and values, not {shown(value)}")
     scalars = {key: _scalar(x) for key, x in value.items()}
@@ -141,16 +141,16 @@ def _plain_texts(name: str, value: Any) -> Any:
 class Inherits:
     """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
 
-    Type and docstring of such a field are those of the class that declares it.
+    Such a field keeps the type and docstring of the class that declares it.
     """
 
     def __init_subclass__(cls, **defaults: Any) -> None:
         """Raises ``TypeError`` if there is no such field."""
         super().__init_subclass__()
-        fields = getattr(cls, "__dataclass_fields__", {})  # of the bases: those of the class itself come later
+        fields = getattr(cls, "__dataclass_fields__", {})  # those of the bases: the class's own are added later
         for name, default in defaults.items():
             if name not in fields:
                 raise TypeError(f"{cls.__name__} inherits no field {name!r}")
-            # As a type: the annotation's text may name what the subclass's module does not import.
+            # As a type: the annotation's text may use names that the subclass's module does not import.
             cls.__annotations__[name] = get_type_hints(cls.__base__, include_extras=True)[name]
             setattr(cls, name, default)

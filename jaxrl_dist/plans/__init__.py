@@ -1,4 +1,4 @@
-"""The ways to execute an algorithm."""
+"""The plans: ways to execute an algorithm."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from jaxrl_dist.types import Algorithm
 
 
 class PlanInfo(NamedTuple):
-    """A plan, and what has to be known of it to choose it."""
+    """A plan, its description and its requirements."""
 
     run: Plan
     says: str
-    """What it does, in a line."""
+    """One line on what the plan does."""
     check: Callable[[Train[Any], Algorithm, str, int], None] | None = None
-    """``(config, algorithm, name, num_devices)``: raises ``ConfigError`` where a resolved config or an algorithm, of
-    that name in messages, does not fit the plan; ``num_devices`` learn."""
+    """``(config, algorithm, name, num_devices)``: raises ``ConfigError`` if the resolved config or the algorithm does
+    not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn."""
 
     @property
     def threaded(self) -> bool:
-        """Whether its actors run in threads."""
+        """Whether the plan's actors run in threads."""
         return self.check is not None
 
 
@@ -40,20 +40,20 @@ PLANS = {
     "asynchronous": PlanInfo(asynchronous.asynchronous, texts.PLANS["asynchronous"], asynchronous.check),
     "gradients": PlanInfo(gradients.gradients, texts.PLANS["gradients"], gradients.check),
 }
-"""The one table of plans; ``config.PLANS`` has its names and texts for what must not wait for JAX."""
+"""The table of plans; ``config.PLANS`` has their names and texts for code that must not import JAX."""
 
 
 def pool_options(
     config: Train[Any], algorithm: Algorithm, name: str, learners: Sequence[jax.Device], *, on_host: bool
 ) -> PoolOptions:
-    """How the actors of a resolved config run beside the learner, for plans that have any.
+    """Returns the options of a resolved config's actor threads, for plans that have them.
 
     Args:
-      name: what messages call the algorithm.
-      on_host: whether the environments are.
+      name: the algorithm's name in messages.
+      on_host: whether the environments run on the host.
 
     Raises:
-      ConfigError: flags that do not fit the plan, the algorithm or each other.
+      ConfigError: flags do not fit the plan, the algorithm or each other.
     """
     plan = PLANS[config.plan]
     needed = f"--plan {' or '.join(name for name, other in PLANS.items() if other.threaded)}"

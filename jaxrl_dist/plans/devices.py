@@ -1,4 +1,4 @@
-"""Which devices learn and act."""
+"""Chooses the devices that learn and act."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrl_dist.errors import ConfigError
 
 
 def local_devices(count: int | None) -> list[jax.Device]:
-    """The first ``count`` local devices, or all of them.
+    """Returns the first ``count`` local devices; None: all of them.
 
     Raises:
       ConfigError: there are fewer.
@@ -29,7 +29,7 @@ def local_devices(count: int | None) -> list[jax.Device]:
 
 
 def learner_devices(config: Train[Any]) -> list[jax.Device]:
-    """The devices that learn.
+    """Returns the devices that learn.
 
     Raises:
       ConfigError: there are fewer than the config asks for.
@@ -43,7 +43,10 @@ def learner_devices(config: Train[Any]) -> list[jax.Device]:
 
 
 def numbered(name: str, numbers: Sequence[int]) -> list[jax.Device]:
-    """The local devices of these numbers, which the flag of ``name`` asks for.
+    """Returns the local devices with these numbers.
+
+    Args:
+      name: the field that holds the numbers.
 
     Raises:
       ConfigError: there are fewer.
@@ -56,6 +59,6 @@ def numbered(name: str, numbers: Sequence[int]) -> list[jax.Device]:
 
 
 def reserve_memory(fraction: float | None) -> None:
-    """Asks for a fraction of the GPU's memory; has an effect only before JAX first uses the GPU."""
+    """Reserves a fraction of the GPU's memory; must be called before JAX first uses the GPU."""
     if fraction is not None:
         os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(fraction)

@@ -1,4 +1,4 @@
-"""What every plan is given."""
+"""The job that a plan executes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from jaxrl_dist.types import Algorithm, Checkpoint, Learner, Report, TrainState,
 class Job(NamedTuple):
     """What to execute; a plan decides how."""
 
-    config: Train[Any]  # resolved: nothing is left open
+    config: Train[Any]  # resolved: no field is left out
     algorithm: Algorithm
     learner: Learner
     source: EnvSource
     mesh: Mesh
     init_variables: Variables | None = None  # None: the algorithm's own
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
-    resumed: Checkpoint | None = None  # where to go on from; None: a new run
-    stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of what has been done until then
-    away: Callable[[], float] = lambda: 0.0  # seconds that whoever takes the reports has spent on something else
-    # Told, before the first update, what makes a report of the newest state: even when the plan has failed.
+    resumed: Checkpoint | None = None  # where to resume from; None: a new run
+    stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of the progress so far
+    away: Callable[[], float] = lambda: 0.0  # seconds that were not spent on training, such as on evaluations
+    # Called before the first update with a function that reports the newest state, even after the plan has failed.
     offer: Callable[[Callable[[], Report]], None] = lambda newest: None
 
     @property
@@ -45,7 +45,7 @@ class Job(NamedTuple):
 
     @property
     def total_env_steps(self) -> int:
-        """Env steps with which the run ends."""
+        """Env steps to train for."""
         return self.config.total_env_steps
 
     @property
@@ -54,13 +54,13 @@ class Job(NamedTuple):
         return self.config.seed
 
     def initial_state(self) -> TrainState:
-        """The state before the first update, on the mesh; of a resumed run, that in its checkpoint."""
+        """Returns the state before the first update, on the mesh; for a resumed run, the checkpoint's state."""
         shardings = meshes.shardings(self.mesh, meshes.STATE)
         if self.resumed is not None:
             return self._resumed_state(self.resumed, shardings)
         state = jax.jit(self.learner.init, out_shardings=shardings)(rng.stream(self.seed, rng.Stream.INIT))
         if self.init_variables is not None:
-            # As numpy arrays: donation must not take away what the caller still holds.
+            # Copies to numpy arrays: donation must not delete the caller's arrays.
             variables = jax.tree.map(np.array, self.init_variables)
             target = jax.tree.map(np.array, self.algorithm.initial_target(variables.params))
             placed = meshes.put((variables, target), self.mesh, meshes.REPLICATED)
@@ -70,7 +70,7 @@ class Job(NamedTuple):
     def _resumed_state(self, resumed: Checkpoint, shardings: TrainState) -> TrainState:
         state = TrainState._make(map(jax.device_put, resumed.state, shardings))
         environments_go_on = bool(jax.tree.leaves(resumed.actor))
-        if not jax.tree.leaves(resumed.state.memory):  # there is none, or it was not kept and fills again
+        if not jax.tree.leaves(resumed.state.memory):  # there is none, or it was not saved and fills again
             begin = self.learner.midway if environments_go_on else lambda memory: memory
             init = jax.jit(lambda key: begin(self.learner.init(key).memory), out_shardings=shardings.memory)
             return state._replace(memory=init(rng.stream(self.seed, rng.Stream.INIT)))
@@ -81,23 +81,23 @@ class Job(NamedTuple):
 
     @property
     def env_steps(self) -> int:
-        """Valid transitions before the first of this session."""
+        """Valid transitions before this session."""
         return 0 if self.resumed is None else self.resumed.env_steps
 
     @property
     def session_seed(self) -> int:
-        """The seed of what starts anew where a run is resumed: of environments on the host and of actors in threads."""
+        """The seed of environments on the host and of actors in threads, which a resumed run restarts."""
         if self.resumed is None:
             return self.seed
         seeds = np.random.SeedSequence((self.seed, int(self.resumed.state.iteration))).generate_state(1)
         return int(seeds[0]) & 0x7FFFFFFF
 
     def key(self, stream: rng.Stream) -> jax.Array:
-        """The replicated key of a stream of this run."""
+        """Returns the replicated key of a stream of this run."""
         return meshes.put(rng.stream(self.seed, stream), self.mesh, meshes.REPLICATED)
 
     def actor_job(self) -> ActorJob:
-        """What an actor pool is given."""
+        """Returns the job of an actor pool."""
         return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, self.stop)
 
     @property
@@ -107,6 +107,6 @@ class Job(NamedTuple):
 
 
 class Plan(Protocol):
-    """A way to execute an algorithm: it yields a report each interval until the steps are done."""
+    """A way to execute an algorithm; yields a report each interval until the env steps are done."""
 
     def __call__(self, job: Job) -> Iterator[Report]: ...

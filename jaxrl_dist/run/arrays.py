@@ -1,4 +1,4 @@
-"""Arrays in orbax's format: each by its path in a tree, such as ``state/variables/params/policy/Dense_0/kernel``."""
+"""Arrays in orbax's format, named by their path, such as ``state/variables/params/policy/Dense_0/kernel``."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from jaxrl_dist.types import PyTree
 
 
 def named_arrays(tree: PyTree) -> dict[str, np.ndarray]:
-    """What ``save`` takes of a tree: all but the arrays without a single number, which orbax does not take."""
+    """Returns the arrays of a tree that ``save`` takes: orbax refuses arrays without elements."""
     return {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
 
 
 def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes arrays by their names into a new directory; ``path`` is absolute.
+    """Writes named arrays into a new directory; ``path`` is absolute.
 
     Raises:
-      Exception: orbax and tensorstore raise many kinds where a disk is full.
+      Exception: orbax and tensorstore raise many kinds on a full disk.
     """
-    import orbax.checkpoint as ocp  # here, not above: it takes half a second
+    import orbax.checkpoint as ocp  # imported here: it takes half a second
 
     with _silence(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path, args=ocp.args.StandardSave(arrays))
 
 
 def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
-    """Reads arrays into the structure of ``like``, of which shapes and dtypes suffice.
+    """Reads arrays into the structure of ``like`` (shapes and dtypes suffice).
 
     Args:
-      prefix: of the names of these arrays, where others are to be left alone; None: there are no others.
+      prefix: name prefix of the arrays to read, ignoring all others; None: the directory holds no others.
 
     Raises:
-      DamageError: they cannot be read, or have other names, shapes or dtypes.
+      DamageError: the arrays cannot be read, or have other names, shapes or dtypes.
       ConfigError: this machine has too little memory for them.
     """
     import orbax.checkpoint as ocp
@@ -75,13 +75,13 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
 
 
 def _names(tree: PyTree) -> list[str]:
-    """The path of each array of a tree, such as ``params/policy/Dense_0/kernel``."""
+    """Returns the path of each array of a tree, such as ``params/policy/Dense_0/kernel``."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
 
 
 def _named(tree: PyTree, *, empty: bool = False) -> dict[str, Any]:
-    """The arrays of a tree by their paths; those without a single number, which orbax does not take, if ``empty``."""
+    """Returns a tree's arrays by path: those with elements or, if ``empty``, those without, which orbax refuses."""
     leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
     return {name: leaf for name, leaf in leaves if (0 in _shape(leaf)[0]) == empty}
 
@@ -91,14 +91,14 @@ def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def nbytes(tree: PyTree) -> int:
-    """The size of all arrays of a tree, or of those that its shapes and dtypes stand for."""
+    """Returns the bytes of all arrays of a tree (shapes and dtypes suffice)."""
     shapes = map(_shape, jax.tree.leaves(tree))
     return sum(int(np.prod(shape, dtype=object)) * dtype.itemsize for shape, dtype in shapes)
 
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keeps orbax from logging the traceback of what it raises as well."""
+    """Keeps orbax from also logging the traceback of an error that it raises."""
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     try:
@@ -108,7 +108,7 @@ def _silence() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """Of its message; without one, its kind."""
+    """Returns the first line of an error's message, or the error's type if it has no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

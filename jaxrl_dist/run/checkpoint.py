@@ -1,14 +1,14 @@
-"""Checkpoints: arrays in orbax's format and JSON, a checksum of every file, and nothing that runs when it is read.
+"""Checkpoints: arrays in orbax's format, JSON, and a checksum of every file. Reading one executes no code.
 
-A run directory keeps one in ``checkpoints/<env steps>`` for each time that it saved its whole state, and in
-``checkpoints/final`` what it has trained. Each is a directory of its own::
+A run directory keeps checkpoints of the whole state in ``checkpoints/<env steps>``, and the trained variables in
+``checkpoints/final``. Each checkpoint is a directory::
 
     arrays/        orbax's files: arrays by name, such as state/variables/params/policy/Dense_0/kernel
     run.json       counts, times, config and versions; not in final
-    manifest.json  the SHA-256 of each of these files; a changed bit passes orbax unseen
+    manifest.json  the SHA-256 of each of these files; orbax does not notice a changed bit
 
-It is written under another name, brought to the disk, and then renamed: what has the name is whole. What it takes the
-place of keeps a third name until then, by which it is found.
+A checkpoint is written under a temporary name, synced to disk and then renamed, so a checkpoint with its final name is
+complete. The checkpoint that it replaces gets a third name until then, under which a reader still finds it.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from jaxrl_dist.types import Checkpoint, PyTree, Variables
 FINAL = "final"
 ARRAYS, RUN, MANIFEST = "arrays", "run.json", "manifest.json"
 FORMAT = 1
-"""Of a checkpoint; a reader refuses a number that it does not know."""
+"""Format number of a checkpoint; a reader refuses unknown numbers."""
 REPLAY_LIMIT = 2 * 10**9
-"""Bytes of a replay memory that checkpoints hold without being told to."""
+"""Bytes below which checkpoints hold the replay memory by default."""
 _HIDDEN = re.compile(r"\.([0-9]+|final)\.(new|kept|old)")
-"""A checkpoint that is being written, that is to be replaced by the new one, or that is being deleted."""
+"""Name of a checkpoint that is being written (new), replaced (kept) or deleted (old)."""
 
 
 # --- Writing ------------------------------------------------------------------------------------------
 
 
 def keeps_replay(asked: bool | None, memory: PyTree) -> bool:
-    """Whether checkpoints hold the replay memory.
+    """Returns True if checkpoints hold the replay memory.
 
     Args:
       asked: ``Train.checkpoint_replay``.
-      memory: of a train state, or its shapes and dtypes; no arrays: nothing is replayed.
+      memory: a train state's replay memory, or its shapes and dtypes; no arrays: the algorithm replays nothing.
 
     Raises:
-      ConfigError: they are not to, and the run has no replay memory.
+      ConfigError: ``asked`` is False, and the run has no replay memory.
     """
     leaves = jax.tree.leaves(memory)
     if asked is None:
@@ -66,35 +66,35 @@ def keeps_replay(asked: bool | None, memory: PyTree) -> bool:
 
 
 def save_variables(run_dir: str | pathlib.Path, variables: Variables) -> None:
-    """Writes what a run has trained into its directory.
+    """Writes a run's trained variables into its directory.
 
     Raises:
-      ConfigError: its ``checkpoints`` is a link.
+      ConfigError: the directory's ``checkpoints`` is a link.
       OSError: the directory cannot be written.
     """
     _write(_own_folder(run_dir) / FINAL, variables, None)
 
 
 class Saver:
-    """Writes a run's checkpoints in a thread of its own, and keeps the newest of them and the best.
+    """Writes a run's checkpoints in a background thread, and keeps the newest ones and the best.
 
-    The best is the one whose report had the highest mean return of training episodes.
+    The best checkpoint is the one whose report had the highest mean return of training episodes.
     """
 
     def __init__(self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None) -> None:
         """Takes over from an earlier session, if there was one.
 
         Args:
-          about: of the run, for each ``run.json``.
+          about: facts of the run for each ``run.json``, such as its config.
 
         Raises:
           ConfigError: the run directory's ``checkpoints`` is a link.
-          OSError: what an earlier session left there cannot be cleared away.
+          OSError: leftovers of an earlier session cannot be deleted.
         """
         self._folder, self._keep, self._about = _own_folder(run_dir), keep, about or {}
         self.newest: int | None = None
-        """Env steps of the newest checkpoint that is on the disk, if one of this session is."""
-        for path in self._folder.glob(".*"):  # of a session that was killed as it wrote or deleted
+        """Env steps of this session's newest checkpoint on disk; None: there is none yet."""
+        for path in self._folder.glob(".*"):  # left by a session killed while writing or deleting
             if (name := _HIDDEN.fullmatch(path.name)) is None:
                 continue
             if name[2] == "kept" and not os.path.lexists(path.with_name(name[1])):
@@ -105,12 +105,12 @@ class Saver:
         for path in saved(run_dir):
             with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
                 self._returns[_number(path)] = _finite(read_json(path / RUN)["episode_return"])
-        directories.remove(self._folder / FINAL)  # of a session that came to its end, and will be gone beyond
+        directories.remove(self._folder / FINAL)  # of a finished session, whose run trains further
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future[None] | None = None
 
     def busy(self) -> bool:
-        """Whether a checkpoint is still being written; if it failed, warns."""
+        """Returns True while a checkpoint is being written; warns if writing failed."""
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None
             if (error := writing.exception()) is not None:
@@ -118,7 +118,7 @@ class Saver:
         return self._writing is not None
 
     def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
-        """Begins to write a checkpoint, as soon as the one before is written."""
+        """Starts writing a checkpoint, once the previous one is written."""
         content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}
         if self._writing is not None:
             concurrent.futures.wait([self._writing])
@@ -132,50 +132,50 @@ class Saver:
         self.newest = steps
         self._returns[steps] = _finite(content["episode_return"])
         there = [_number(path) for path in saved(self._folder.parent)]
-        # Later ones are of a session that this one did not go on from: they were damaged.
+        # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
         ours = [number for number in there if number <= steps]
         for number in set(there) - _kept(self._returns, ours, self._keep):
             directories.remove(self._folder / f"{number:012d}")
 
     def finish(self) -> None:
-        """Waits until all is written.
+        """Waits until all checkpoints are written.
 
         Raises:
           OSError: the last checkpoint could not be written.
         """
-        writing, self._writing = self._writing, None  # so that no one else tells of its error
+        writing, self._writing = self._writing, None  # or ``busy`` would warn of the error, too
         if writing is not None:
             writing.result()
 
     def close(self) -> None:
-        """Ends the thread, once it has written what it is at."""
+        """Ends the thread, once it has written the current checkpoint."""
         self._thread.shutdown()
         self.busy()
 
 
 def _give_back_memory() -> None:
-    """Returns to the system what the C library keeps of the copies that were saved, in an arena for each thread."""
+    """Returns the memory of saved copies to the system; the C library would keep it in the thread's arena."""
     with contextlib.suppress(OSError, AttributeError):  # not every C library has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _kept(returns: Mapping[int, float | None], numbers: Sequence[int], keep: int) -> set[int]:
-    """Which checkpoints are kept, of those with these numbers, newest first: some of the newest, and the best."""
+    """Returns the numbers of the checkpoints to keep, the newest and the best; ``numbers`` come newest first."""
     known = [(value, number) for number in numbers if (value := returns.get(number)) is not None]
     return {*numbers[:keep], *(number for _, number in sorted(known)[-1:])}
 
 
 def _finite(value: Any) -> float | None:
-    """A finite number; None for anything else, such as another might have written."""
+    """Returns a finite number as it is, None for anything else: others may have written the file."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
-    """The directory of a run's checkpoints, in which files will be deleted; it is made if it does not exist.
+    """Returns the directory of a run's checkpoints, in which files will be deleted; creates it if it does not exist.
 
     Raises:
-      ConfigError: it is a link, and so perhaps not the run's own.
-      OSError: it cannot be made.
+      ConfigError: the directory is a link, and so may belong to someone else.
+      OSError: the directory cannot be created.
     """
     folder = pathlib.Path(run_dir, CHECKPOINTS)
     if folder.is_symlink():
@@ -185,7 +185,7 @@ def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
 
 
 def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) -> None:
-    """Writes a whole checkpoint or none; one of the same name is replaced."""
+    """Writes a complete checkpoint or none; replaces one of the same name."""
     path = path.parent.resolve() / path.name  # absolute, for orbax; a link is replaced, not followed
     temporary, kept = (path.with_name(f".{path.name}.{state}") for state in ("new", "kept"))
     named = arrays.named_arrays(tree)
@@ -199,7 +199,7 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) ->
         manifest = {"format": FORMAT, "sha256": directories.digests(temporary)}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         directories.put(temporary, path, kept)
-    except Exception as error:  # orbax and tensorstore raise many kinds where a disk is full
+    except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
         directories.delete(temporary)
         raise OSError(f"{path} cannot be written: {first_line(error)}") from error
 
@@ -208,10 +208,13 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) ->
 
 
 def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
-    """Reads what a run has trained, or has so far, into the structure of ``like`` (shapes and dtypes suffice).
+    """Reads a run's trained variables, or else those of its newest checkpoint, into the structure of ``like``.
+
+    Args:
+      like: shapes and dtypes suffice.
 
     Raises:
-      ConfigError: there is nothing, it cannot be read, or it is of another network.
+      ConfigError: the run has saved none, they cannot be read, or they belong to another network.
     """
     final = pathlib.Path(run_dir, CHECKPOINTS, FINAL)
     if not pathlib.Path(run_dir).is_dir():
@@ -231,15 +234,15 @@ def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
 
 
 def load(run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any]], bool]) -> Checkpoint:
-    """Reads the newest checkpoint of a run that is whole, with a warning for each newer one that is not.
+    """Reads a run's newest intact checkpoint, and warns of each newer one that is damaged.
 
     Args:
       like: shapes and dtypes.
-      check: looks at ``run.json`` first, and says whether there is a replay memory. A ``ConfigError`` of it comes out
-        as it is; anything else that goes wrong is the checkpoint's fault.
+      check: takes the contents of ``run.json``, and returns True if the checkpoint holds a replay memory. Its
+        ``ConfigError`` is passed on; any other error means that the checkpoint is damaged.
 
     Raises:
-      CheckpointError: none can be read.
+      CheckpointError: no checkpoint can be read.
     """
 
     def read(path: pathlib.Path) -> Checkpoint:
@@ -258,12 +261,12 @@ def load(run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any
 
 
 def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
-    """The checkpoints in a run directory, whole or not, newest first."""
+    """Returns the checkpoints in a run directory, intact or damaged, newest first."""
     folder = pathlib.Path(run_dir, CHECKPOINTS)
     if folder.is_symlink():
         return []
     there = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
-    for path in folder.glob(".[0-9]*.kept"):  # of a session that was killed as it replaced one
+    for path in folder.glob(".[0-9]*.kept"):  # left by a session killed while replacing one
         if path.name[1:-5].isdecimal() and not os.path.lexists(path.with_name(path.name[1:-5])):
             there.append(path)
     return sorted(there, key=_number, reverse=True)
@@ -274,10 +277,10 @@ def _number(path: pathlib.Path) -> int:
 
 
 def _newest(run_dir: str | pathlib.Path, read: Callable[[pathlib.Path], Any]) -> Any:
-    """What ``read`` makes of the newest checkpoint that it can read.
+    """Returns ``read`` of the newest checkpoint that can be read.
 
     Raises:
-      CheckpointError: there is none.
+      CheckpointError: no checkpoint can be read.
     """
     problems = []
     for path in saved(run_dir):
@@ -297,13 +300,13 @@ def _newest(run_dir: str | pathlib.Path, read: Callable[[pathlib.Path], Any]) ->
 
 
 def _verify(path: pathlib.Path, like: PyTree) -> None:
-    """Checks that the files of a checkpoint are those that were written, all of them and no others.
+    """Checks that a checkpoint holds exactly the files that were written, unchanged.
 
     Args:
-      like: shapes and dtypes of what it holds, by which its size is bounded; None: it is not.
+      like: shapes and dtypes of its arrays, which bound its size; None: no bound.
 
     Raises:
-      ConfigError: one is missing, has changed or has come, or is no plain file.
+      ConfigError: a file is missing, changed or added, or is not a plain file.
     """
     files = directories.plain_files(path)
     room = None if like is None else 2 * arrays.nbytes(like) + 2**26
@@ -327,7 +330,7 @@ def _verify(path: pathlib.Path, like: PyTree) -> None:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads an object from a file of a checkpoint."""
+    """Reads a JSON object from a file of a checkpoint."""
     try:
         content = read_json(path)
     except ConfigError as error:

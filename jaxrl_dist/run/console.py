@@ -1,4 +1,4 @@
-"""What a run shows in the terminal."""
+"""Terminal output of a run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from jaxrl_dist.errors import ConfigWarning, EnvWarning, FileWarning
 from jaxrl_dist.types import Report
 
 PLAIN_SECONDS = 2.0
-"""Where the output is no terminal, lines come at most this often."""
+"""Minimum seconds between two lines if the output is not a terminal."""
 
 
 def discard_output() -> None:
-    """Has stdout lead nowhere, where it cannot be written: Python flushes it once more at its end."""
+    """Redirects stdout to the null device after it could not be written: Python flushes it again on exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def one_line_warnings(quiet: bool = False) -> Iterator[None]:
-    """Shows our own warnings as we show errors; those of others stay as they are."""
+    """Shows this package's warnings in one line each, as it shows errors; other warnings stay as they are."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -46,7 +46,7 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
 
 
 def played(evaluation: Mapping[str, float | int]) -> str:
-    """An evaluation in one line."""
+    """Formats an evaluation as one line."""
     cut = f", {evaluation['cut']} of them cut before they had ended" if evaluation["cut"] else ""
     return (
         f"return {evaluation['return_mean']:.4g} +- {evaluation['return_std']:.4g} "
@@ -56,14 +56,14 @@ def played(evaluation: Mapping[str, float | int]) -> str:
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        raise  # as it is, for the command line to handle; rich would exit here
+        raise  # the command line handles it; rich would exit here
 
 
 class Display:
-    """Shows training and evaluation as they go: live bars on a terminal, plain lines elsewhere, nothing if quiet."""
+    """Shows the progress of training and evaluation: bars on a terminal, plain lines elsewhere, nothing if quiet."""
 
     def __init__(self, episodes: int, *, quiet: bool = False) -> None:
-        """``episodes`` is how many an evaluation will play."""
+        """``episodes``: number of episodes of an evaluation."""
         self.console = _Console(quiet=quiet, markup=False, emoji=False, highlight=False, soft_wrap=True)
         self._episodes = episodes
         self._return: float | None = None
@@ -80,7 +80,7 @@ class Display:
         )
 
     def print(self, text: str) -> None:
-        """Prints lines. Where they cannot be written any more, it is said once, and what was to be shown goes on."""
+        """Prints lines. If the output can no longer be written, warns once and discards all later lines."""
         try:
             self.console.print(text)
         except OSError as error:
@@ -89,8 +89,8 @@ class Display:
             warnings.warn(text, FileWarning, stacklevel=2)
 
     def watch(self, reports: Iterable[Report], total_env_steps: int) -> Iterator[Report]:
-        """Passes the reports of a training run on, showing each."""
-        # Without a total the bar pulses, which is all there is to say while XLA compiles.
+        """Shows each report of a training run and passes it on."""
+        # Without a total the bar pulses: XLA does not tell how long it will compile.
         training = self.live.add_task("compiling", total=None, status="")
         with self.live:
             if not self.console.is_terminal:
@@ -112,7 +112,7 @@ class Display:
     def evaluating(self, done: int) -> None:
         """Shows how many evaluation episodes are done."""
         if done == 0:
-            for task in self.live.tasks:  # the last report of training comes with its evaluation, thus after it
+            for task in self.live.tasks:  # the last report arrives only after its evaluation
                 self.live.update(task.id, description="trained", total=task.total or 1, completed=task.total or 1)
             self._evaluation = self.live.add_task("evaluating", total=self._episodes, status="")
             if not self.console.is_terminal:
@@ -122,7 +122,7 @@ class Display:
     def _status(self, report: Report) -> str:
         rate = report.metrics.get("time/env_steps_per_second") or 0.0
         value = report.metrics.get("episode/return")
-        self._return = self._return if value is None else value  # the newest there is: episodes may be long
+        self._return = self._return if value is None else value  # the last return is shown until another episode ends
         shown = "-" if self._return is None else f"{self._return:.4g}"
         if report.evaluation:
             self._evaluated = f"  evaluation {report.evaluation['return_mean']:.4g}"

@@ -1,4 +1,4 @@
-"""Directories that hold a whole thing or none, and files of a run that someone else may have put there."""
+"""Writes directories completely or not at all, and reads files of a run that others may have written."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _SLACK = 2**16  # bytes of files that hold no arrays
 
 
 class DamageError(ConfigError):
-    """A checkpoint is not what was written, or of another run."""
+    """A checkpoint is damaged or belongs to another run."""
 
 
 # --- Writing ------------------------------------------------------------------------------------------
 
 
 def sync(path: pathlib.Path) -> None:
-    """Brings a file, or the names in a directory, to the disk.
+    """Syncs a file, or the entries of a directory, to disk.
 
     Raises:
-      OSError: it cannot be opened, or the disk fails.
+      OSError: the file cannot be opened, or the disk fails.
     """
     number = os.open(path, os.O_RDONLY)
     try:
@@ -37,9 +37,9 @@ def sync(path: pathlib.Path) -> None:
 
 
 def put(temporary: pathlib.Path, path: pathlib.Path, kept: pathlib.Path) -> None:
-    """Gives a directory that is whole its name, in an instant and on the disk.
+    """Syncs a complete directory to disk and renames it to its final name.
 
-    What had the name is found under ``kept`` until then, and is deleted.
+    A directory that has this name already is renamed to ``kept`` first, and deleted at the end.
     """
     for part in (*temporary.rglob("*"), temporary):
         sync(part)
@@ -52,7 +52,7 @@ def put(temporary: pathlib.Path, path: pathlib.Path, kept: pathlib.Path) -> None
 
 
 def remove(path: pathlib.Path) -> None:
-    """Deletes a directory, if it exists, so that no half of it ever has its name."""
+    """Deletes a directory, if it exists. Renames it first, so that its name never refers to a part of it."""
     doomed = path.with_name(f".{path.name}.old")
     delete(doomed)
     with contextlib.suppress(FileNotFoundError):
@@ -61,17 +61,20 @@ def remove(path: pathlib.Path) -> None:
 
 
 def delete(path: pathlib.Path) -> None:
-    """Deletes whatever has this name, as far as that is possible; of a link, the link alone."""
-    shutil.rmtree(path, ignore_errors=True)  # it leaves alone what is no directory
+    """Deletes the file or directory of this name, as far as possible; deletes a link, but not its target."""
+    shutil.rmtree(path, ignore_errors=True)  # skips files and links
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def check_room(path: pathlib.Path, size: int) -> None:
-    """Asks the disk for so many bytes, as the file ``path``, and gives them back: orbax is not quiet without them.
+    """Checks that the disk has room for ``size`` bytes: orbax prints messages on a full disk.
+
+    Args:
+      path: file that is allocated and deleted again.
 
     Raises:
-      OSError: it does not have them.
+      OSError: the disk has too little room.
     """
     number = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:
@@ -86,7 +89,7 @@ def check_room(path: pathlib.Path, size: int) -> None:
 
 @contextlib.contextmanager
 def reading(path: pathlib.Path) -> Iterator[None]:
-    """Makes an error of the disk one of the checkpoint, so that the one before may be used instead."""
+    """Turns a disk error into a ``DamageError``, so that the previous checkpoint can be used instead."""
     try:
         yield
     except OSError as error:
@@ -94,7 +97,7 @@ def reading(path: pathlib.Path) -> Iterator[None]:
 
 
 def plain_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """All files below a directory, none of which may be a link, a pipe or a device."""
+    """Returns all files below a directory; refuses links, pipes and devices."""
     files, folders = [], [path]
     with reading(path):
         if not stat.S_ISDIR(path.lstat().st_mode):
@@ -113,11 +116,11 @@ def plain_files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def digests(path: pathlib.Path) -> dict[str, str]:
-    """The SHA-256 of each file below a directory, by its relative name."""
+    """Returns the SHA-256 of each file below a directory, by relative name."""
     return {file.relative_to(path).as_posix(): sha256(file) for file in plain_files(path)}
 
 
 def sha256(file: pathlib.Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file in hexadecimal."""
     with reading(file), file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The files of a run directory: config, metrics line by line, summary."""
+"""Files of a run directory: config, metrics (one line a report) and summary."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _MAX_JSON = 2**26
 
 
 def default_run_dir(env: str, algorithm: str, seed: int) -> str:
-    """``runs/<env>__<algo>__<seed>__<utc>``, the time in UTC to the microsecond."""
+    """Returns ``runs/<env>__<algo>__<seed>__<utc>``, with the time in UTC to the microsecond."""
     utc = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S%f")
     return f"runs/{env.replace(':', '-').replace('/', '-')}__{algorithm}__{seed}__{utc}"
 
 
 def claim(run_dir: str) -> None:
-    """Makes the directory of a new run.
+    """Creates the directory of a new run.
 
     Raises:
-      ConfigError: it cannot be made or written, is a file, or holds a run already.
+      ConfigError: the directory cannot be created or written, is a file, or holds a run already.
     """
     path = pathlib.Path(run_dir)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        for name in (CONFIG_FILE, CHECKPOINTS):  # a new run would take the place of what is there
+        for name in (CONFIG_FILE, CHECKPOINTS):  # a new run would overwrite them
             if os.path.lexists(path / name):
                 raise FileExistsError
-        (path / METRICS).touch(exist_ok=False)  # of several processes, one gets the directory
+        (path / METRICS).touch(exist_ok=False)  # fails for all but one of several processes
     except FileExistsError:
         holds = "holds a run already; resume it, or" if path.is_dir() else "is a file;"
         if (path / CHECKPOINTS).is_symlink():
@@ -57,7 +57,7 @@ def claim(run_dir: str) -> None:
 
 
 def check_free(run_dir: str) -> None:
-    """Checks that a new run can have a directory, which it claims when it starts.
+    """Checks that a new run can claim a directory when it starts.
 
     Raises:
       ConfigError: as ``claim``.
@@ -67,18 +67,18 @@ def check_free(run_dir: str) -> None:
 
 
 def lock(run_dir: str) -> IO[bytes]:
-    """Keeps other processes off a run until its ``metrics.jsonl``, which is returned, is closed.
+    """Opens a run's ``metrics.jsonl``, and locks the run against other processes until the file is closed.
 
     Raises:
-      ConfigError: it cannot be written, is no plain file, or another process is at it.
+      ConfigError: the file cannot be written or is not a plain file, or another process holds the lock.
     """
     path = pathlib.Path(run_dir, METRICS)
-    try:  # through no link: what is opened may be cut
+    try:  # follows no link: the file may be truncated
         number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     file = os.fdopen(number, "r+b", buffering=0)
-    if not stat.S_ISREG(os.fstat(number).st_mode):  # to read a pipe would take forever
+    if not stat.S_ISREG(os.fstat(number).st_mode):  # reading a pipe would block forever
         file.close()
         raise ConfigError(f"{path} is no plain file")
     try:
@@ -86,14 +86,14 @@ def lock(run_dir: str) -> IO[bytes]:
     except BlockingIOError:
         file.close()
         raise ConfigError(f"another process is at the run in {run_dir}") from None
-    except OSError as error:  # some file systems of clusters have no locks
+    except OSError as error:  # some cluster file systems have no locks
         text = f"{path} cannot be locked ({error.strerror}): keep other processes off this run yourself"
         warnings.warn(text, FileWarning, stacklevel=2)
     return file
 
 
 def finished(run_dir: pathlib.Path, evaluation_episodes: int) -> bool:
-    """Whether a run has come to its end, its evaluation included."""
+    """Returns True if a run is complete, including its evaluation."""
     with contextlib.suppress(ConfigError, LookupError, TypeError):
         summary = read_json(run_dir / SUMMARY)
         return summary["evaluation"] is not None or not evaluation_episodes
@@ -101,13 +101,13 @@ def finished(run_dir: pathlib.Path, evaluation_episodes: int) -> bool:
 
 
 class Tracker(Protocol):
-    """Something else that keeps a run's metrics."""
+    """Another destination of a run's metrics."""
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Takes in what is new of the report at so many env steps: finite numbers."""
+        """Records the new values of the report at ``env_steps``, all finite."""
 
     def close(self) -> None:
-        """Ends it, when all is kept."""
+        """Closes the tracker after its last value."""
 
 
 class RunFiles:
@@ -124,9 +124,9 @@ class RunFiles:
         """Takes over from an earlier session, if there was one.
 
         Args:
-          metrics: what ``lock`` gave.
-          resumed: the iteration of the last report of an earlier session that counts; later ones will be made again.
-          trackers: what else is told of each report.
+          metrics: the file that ``lock`` returned.
+          resumed: iteration of the last report before the checkpoint; later lines are removed, and recreated.
+          trackers: other destinations of each report.
 
         Raises:
           OSError: a file cannot be written; the error names it.
@@ -149,7 +149,7 @@ class RunFiles:
     def write(self, report: Report) -> None:
         """Adds a line to ``metrics.jsonl``; on a full disk it warns, and tries again with the next line.
 
-        A report that is written once more, now with its evaluation, takes the place of its line.
+        A report that is written again, now with its evaluation, overwrites its line.
         """
         if not self.in_place():
             return
@@ -181,12 +181,12 @@ class RunFiles:
         for tracker in self._trackers:
             try:
                 tracker.write(report.env_steps, values)
-            except Exception as error:  # of libraries of others; the run's own file has it all
+            except Exception as error:  # other libraries may raise anything; metrics.jsonl is complete
                 text = f"{type(tracker).__name__} does not get the report at {report.env_steps} env steps: {error}"
                 warnings.warn(text, FileWarning, stacklevel=2)
 
     def in_place(self) -> bool:
-        """Whether the directory is still that of this run; warns once if someone has removed or renamed it."""
+        """Returns True if the directory is still this run's; warns once if it was removed or renamed."""
         if self._in_place:
             try:
                 self._in_place = os.path.samestat(os.stat(self.path / METRICS), os.fstat(self._metrics.fileno()))
@@ -197,10 +197,10 @@ class RunFiles:
         return self._in_place
 
     def check_place(self) -> None:
-        """Checks that the directory is still that of this run.
+        """Checks that the directory is still this run's.
 
         Raises:
-          OSError: it is not.
+          OSError: it was removed or renamed.
         """
         if not self.in_place():
             raise OSError(f"{self._gone()}; what the run has learnt since then is not saved")
@@ -209,13 +209,13 @@ class RunFiles:
         return f"{self.path}, or its {METRICS}, has been removed or renamed"
 
     def _take_back(self) -> None:
-        """Forgets the last line, whether it has been written or not."""
+        """Removes the last line, written or not."""
         self._unwritten = self._unwritten[: max(0, self._before - self._size())]
         if self._size() > self._before:
             self._metrics.truncate(self._before)
 
     def _size(self) -> int:
-        """Bytes that the file has: someone else may have cut it."""
+        """Returns the file's current bytes: another process may have truncated it."""
         return os.fstat(self._metrics.fileno()).st_size
 
     def _write(self) -> None:
@@ -223,10 +223,10 @@ class RunFiles:
             self._unwritten = self._unwritten[self._metrics.write(self._unwritten) :]
 
     def finish(self, last: Report) -> None:
-        """Writes ``summary.json``: rates leave compilation and evaluation out.
+        """Writes ``summary.json``; its rates exclude compilation and evaluation.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: the file cannot be written.
         """
         compile_seconds = last.metrics["time/compile_s"] or 0.0
         restarts = last.metrics.get("async/restarts")
@@ -244,22 +244,23 @@ class RunFiles:
         )
 
     def close(self) -> None:
-        """Lets other processes at the directory.
+        """Writes the remaining lines, and unlocks the run.
 
         Raises:
-          OSError: lines are left that cannot be written.
+          OSError: the remaining lines cannot be written.
         """
         with contextlib.closing(self._metrics), _naming(self.path / METRICS):
             self._write()
 
 
 def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
-    """The size of ``metrics.jsonl`` up to the last line that is whole and not of a later iteration, and which it is."""
+    """Returns the bytes of ``metrics.jsonl`` up to its last complete line of ``iteration`` or before, and that line's
+    iteration."""
     size = last = 0
     for line in metrics.read().splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
-        # A line that is damaged stays as it is.
+        # Damaged lines are kept.
         with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
             if (there := json.loads(line)["iteration"]) > iteration:
                 break
@@ -270,7 +271,7 @@ def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Says which file could not be written: the operating system does not where it is open already."""
+    """Adds the path to an ``OSError``: the operating system leaves it out if the file is open already."""
     try:
         yield
     except OSError as error:
@@ -278,7 +279,7 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """The versions that a run's numbers depend on."""
+    """Returns the versions of Python and of the packages that a run's numbers depend on."""
     packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
     found = {"python": platform.python_version()}
     for package in packages:
@@ -290,15 +291,15 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    """Writes a whole file or none, and to the disk: through a temporary file beside it.
+    """Writes a complete file or none, through a temporary file next to it, and syncs it to disk.
 
     Raises:
-      OSError: it cannot be written; the error names it.
+      OSError: the file cannot be written; the error names it.
     """
     temporary = path.with_suffix(".tmp")
     with _naming(path):
         temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link that someone else has put there
+        with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
             file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -307,10 +308,10 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """Reads a file of a run directory that someone else may have made; see ``read_plain``.
+    """Reads a JSON file that others may have written; see ``read_plain``.
 
     Raises:
-      ConfigError: there is none, it cannot be read, or it is not JSON.
+      ConfigError: the file does not exist, cannot be read, or is not JSON.
     """
     content = read_plain(path, _MAX_JSON)
     try:
@@ -320,10 +321,10 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def read_plain(path: pathlib.Path, most: int) -> bytes:
-    """Reads a file that someone else may have made: no link, no pipe, and not more than ``most`` bytes.
+    """Reads a file that others may have written; refuses links, pipes and more than ``most`` bytes.
 
     Raises:
-      ConfigError: there is none, or it cannot be read.
+      ConfigError: the file does not exist or cannot be read.
     """
 
     def opener(name: str, flags: int) -> int:

@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do to a run: it ends in order, and at a second one at once."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run in order, a second one ends it at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECOND_SECONDS = 1.0
-"""A signal that comes sooner after the first does not count: some tools send two, or one to each process of a group."""
+"""Seconds after the first signal in which more are ignored: some tools send two, or one to each process of a group."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -25,36 +25,36 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """Called, it says whether a signal has come."""
+    """Callable: True once a signal has arrived."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.notice: str | None = None
-        """What the first signal is answered by on stderr."""
+        """Text that is printed to stderr on the first signal."""
 
     def __call__(self) -> bool:
         return self.number is not None
 
     def interrupted(self, message: str = "interrupted") -> Interrupted:
-        """What to raise once a signal has come."""
+        """Returns the exception to raise once a signal has arrived."""
         assert self.number is not None
         return Interrupted(self.number, message)
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Handles the signals while it is open; those that the process was started to ignore, it ignores.
+    """Handles the signals while the context is open, except those that the process was started to ignore.
 
-    The first is seen by a thread as soon as it comes, even while the main thread waits in compiled code, where Python
-    runs no handler. A second one, at least ``SECOND_SECONDS`` later, ends the process there and then.
+    A thread notices the first signal at once, even while the main thread waits in compiled code, where Python runs no
+    handler. A second signal, at least ``SECOND_SECONDS`` later, ends the process immediately.
     """
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield stop
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        """Nothing: ``watch`` is told in another way. An exception from here can be lost, as in a call of the GC's."""
+        """Does nothing: ``watch`` reads signals from a pipe. An exception here could be lost, as in a GC callback."""
 
     def watch() -> None:
         began = 0.0
@@ -91,10 +91,10 @@ def stopping() -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def deferring(interrupt: Callable[[], None]) -> Iterator[None]:
-    """While it is open, Ctrl-C in Python calls ``interrupt`` and raises nothing.
+    """Makes Ctrl-C call ``interrupt``, instead of raising ``KeyboardInterrupt``, while the context is open.
 
-    A second one, at least ``SECOND_SECONDS`` later, raises ``KeyboardInterrupt`` at once. Changes nothing in other
-    threads than the main one, and where Ctrl-C does something else already.
+    A second Ctrl-C, at least ``SECOND_SECONDS`` later, raises ``KeyboardInterrupt`` at once. Has no effect outside the
+    main thread, or if Ctrl-C has a custom handler already.
     """
     if (
         threading.current_thread() is not threading.main_thread()

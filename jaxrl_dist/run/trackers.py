@@ -1,4 +1,4 @@
-"""Where a run's metrics go beside its own ``metrics.jsonl``: TensorBoard's event files, and Weights & Biases."""
+"""Destinations of a run's metrics besides ``metrics.jsonl``: TensorBoard event files, and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run.files import Tracker, read_json, write_json
 
 WANDB_FILE = "wandb.json"
-"""Where a run directory keeps the name by which Weights & Biases knows the run."""
+"""File of a run directory that holds the run's id in Weights & Biases."""
 
 
 def check(config: Train[Any]) -> None:
-    """Checks that the trackers that a run asks for can be had.
+    """Checks that the trackers of a run can be used.
 
     Raises:
-      ConfigError: they cannot.
+      ConfigError: one cannot.
     """
     check_used(config, "tensorboard", "wandb", there=config.run_dir is not None, needed="--run-dir")
     if config.wandb:
@@ -33,11 +33,11 @@ def check(config: Train[Any]) -> None:
 
 
 def start(config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], resumed: int | None) -> list[Tracker]:
-    """The trackers that a run asks for.
+    """Starts the trackers of a run.
 
     Args:
-      content: of ``config.json``.
-      resumed: the env steps of the last report of an earlier session that counts; later ones will be made again.
+      content: the contents of ``config.json``.
+      resumed: env steps of the last report before the checkpoint; later reports are recreated. None: a new run.
 
     Raises:
       ConfigError: Weights & Biases refuses.
@@ -48,10 +48,10 @@ def start(config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], re
 
 
 def close(tracker: Tracker) -> None:
-    """Closes it. That this fails is a warning: what a run has learned is worth more."""
+    """Closes a tracker. A failure is only a warning, so that the run still saves its results."""
     try:
         tracker.close()
-    except Exception as error:  # of a library that may raise anything
+    except Exception as error:  # the library may raise anything
         warnings.warn(f"{type(tracker).__name__} has not ended in order: {error}", FileWarning, stacklevel=2)
 
 
@@ -59,17 +59,17 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.([0-9]{6})")
 
 
 class TensorBoard:
-    """Writes an event file of its own for each session of a run.
+    """Writes one event file for each session of a run.
 
-    tensorboardX's own writer works in a thread, which ends on a full disk and holds the run up. So only the format is
-    taken from there.
+    Only the file format comes from tensorboardX: its writer runs in a thread, which ends on a full disk and then blocks
+    the run.
     """
 
     def __init__(self, run_dir: pathlib.Path, resumed: int | None) -> None:
         """As ``start``.
 
         Raises:
-          OSError: the file cannot be made.
+          OSError: the file cannot be created.
         """
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -80,7 +80,7 @@ class TensorBoard:
         path = run_dir / f"events.out.tfevents.{stamp:010d}.{number:06d}"
         self._file = path.open("xb", buffering=0)
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if resumed is not None:  # it takes from this that what other files have from this step on does not count
+        if resumed is not None:  # makes TensorBoard discard what other files hold from this step on
             log = SessionLog(status=SessionLog.START)
             self._add(Event(wall_time=time.time(), step=resumed + 1, session_log=log))
 
@@ -92,7 +92,7 @@ class TensorBoard:
         self._add(Event(wall_time=time.time(), step=env_steps, summary=summary))
 
     def _add(self, event: Any) -> None:
-        """Writes a whole record or none."""
+        """Writes a complete record or none."""
         from tensorboardX.record_writer import masked_crc32c
 
         data = event.SerializeToString()
@@ -112,22 +112,22 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Sends metrics by the package wandb, whose environment variables, such as ``WANDB_MODE``, say where."""
+    """Sends metrics with the package wandb, whose environment variables, such as ``WANDB_MODE``, choose where."""
 
     def __init__(self, run_dir: pathlib.Path, content: dict[str, Any]) -> None:
-        """As ``start``; a run that is resumed goes on as the run that it was.
+        """As ``start``; a resumed run continues under its id.
 
         Raises:
-          ConfigError: wandb refuses, as where nobody has logged in.
+          ConfigError: wandb refuses, for example without a login.
           OSError: the run directory cannot be written.
         """
         wandb = _wandb()
         name = uuid.uuid4().hex[:16]
         with contextlib.suppress(ConfigError, LookupError, TypeError):
             known = str(read_json(run_dir / WANDB_FILE)["id"])
-            name = known if re.fullmatch("[0-9a-f]{16}", known) else name  # only such as we have given
+            name = known if re.fullmatch("[0-9a-f]{16}", known) else name  # only ids that we made
         write_json(run_dir / WANDB_FILE, {"id": name})
-        # Of the process it is to see nothing but the numbers: no code, no repository, no output.
+        # wandb gets only the numbers: no code, no repository, no output.
         settings = {"console": "off", "disable_code": True, "disable_git": True}
         try:
             self._run = wandb.init(
@@ -144,7 +144,7 @@ class WeightsAndBiases:
 
 
 def _wandb() -> Any:
-    """The package.
+    """Imports the package.
 
     Raises:
       ConfigError: it is not installed.

@@ -1,4 +1,4 @@
-"""From a ``Train`` config to an iterator of reports."""
+"""Trains a ``Train`` config, and yields reports."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from jaxrl_dist.config import Train
 if TYPE_CHECKING:
     from jaxrl_dist.types import Report
 
-# What needs JAX is imported where it is used: a run's config can be read without it.
+# The functions import what needs JAX, so that a run's config can be read without it.
 
 
 def train(config: Train[Any]) -> Iterator[Report]:
-    """Trains, yielding a report each interval; the last one carries an evaluation, as do those at its interval.
+    """Trains and yields a report each interval. The last report has an evaluation, as do those at its interval.
 
-    Nothing runs that the caller does not ask for by taking the next report, so leaving the loop stops training. With
-    a ``run_dir``, config, metrics, summary, checkpoints and trained variables are written there; what the run has
-    learnt is saved however it ends, before an error is raised. ``close()`` an iterator that is left and kept.
+    Training advances only while the caller takes the next report, so leaving the loop stops it. With a ``run_dir``, the
+    run writes config, metrics, summary, checkpoints and trained variables there. However the run ends, it saves its
+    state before an error is raised. ``close()`` an iterator that you leave but keep.
 
-    In the main thread Ctrl-C ends the run after its update; a second one, at least 1 s later, at once.
+    In the main thread Ctrl-C ends the run after its update; a second one, at least 1 s later, ends it at once.
 
     Raises:
       ConfigError: at once, before anything is written, if the config cannot be run.
@@ -34,20 +34,20 @@ def train(config: Train[Any]) -> Iterator[Report]:
 def resume(
     run_dir: str | pathlib.Path, algorithm: type | None = None, *, env: Any = None, torso: Any = None, **changes: Any
 ) -> Iterator[Report]:
-    """Goes on with a run from the newest of its checkpoints that is whole, and yields reports as ``train`` does.
+    """Resumes a run from its newest intact checkpoint, and yields reports as ``train`` does.
 
-    Under the plan ``on_device`` it goes on as if it had never stopped, bit for bit. Where environments are on the host
-    they start anew, and so do actors in threads; two runs that are resumed from equal checkpoints are equal.
+    Under the plan ``on_device`` the run continues as if it had never stopped, bit for bit. Environments on the host
+    and actors in threads are restarted; two runs that are resumed from equal checkpoints are equal.
 
     Args:
-      algorithm: the config class that is trained, if it is not one of ours. No file can name code to run.
-      env: the run's environment, where no file can hold it: an object, or of the form ``my_module:make``.
-      torso: the network of your own that is trained, if there is one.
+      algorithm: the run's config class, if it is not built in. No file can name code to run.
+      env: the run's environment, if no file can hold it: an object, or a name such as ``my_module:make``.
+      torso: the run's custom network, if it has one.
       changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``.
 
     Raises:
-      ConfigError: at once, if the run cannot go on so.
-      CheckpointError: at once, if it has no checkpoint that can be read.
+      ConfigError: at once, if the run cannot be resumed with these arguments.
+      CheckpointError: at once, if no checkpoint can be read.
     """
     from jaxrl_dist.training.resuming import prepare_resume
     from jaxrl_dist.training.stored import stored_config
@@ -57,7 +57,7 @@ def resume(
 
 
 def preset(algorithm: str | type, env: Any, **changes: Any) -> Train[Any]:
-    """The config that ``Train(algorithm, env=env)`` stands for, with some fields changed.
+    """Returns ``Train(algorithm, env=env)`` with the preset filled in and some fields changed.
 
     Args:
       algorithm: its name, or its config class.

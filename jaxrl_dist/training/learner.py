@@ -1,4 +1,4 @@
-"""The learner of a run, and whether its sizes fit the devices."""
+"""Makes the learner of a run, and checks that its sizes fit the devices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jaxrl_dist.types import Algorithm, EnvSpec, Learner, Replay, Rollout
 
 
 def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> Learner:
-    """The learner that an algorithm asks for, by whether it replays experience.
+    """Returns the on-policy or off-policy learner of an algorithm.
 
     Raises:
-      ConfigError: sizes that do not divide.
+      ConfigError: sizes do not divide, or the replay memory does not fit.
     """
     check_sizes(config, algorithm, spec, num_devices)
     num_envs, length = config.num_envs, config.rollout_length
-    if config.plan == "gradients" or algorithm.replay is None:  # that plan takes its halves apart, and replays nothing
+    if config.plan == "gradients" or algorithm.replay is None:  # that plan splits each update, and replays nothing
         return on_policy.on_policy(algorithm)
 
     def shapes(key: jax.Array) -> Rollout:
@@ -53,7 +53,7 @@ def check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_dev
 
 
 MAX_COUNT = 2**31 - 1
-"""Of updates, iterations and steps of an environment, which devices count as int32."""
+"""Maximum of updates, iterations and steps of an environment: devices count them as int32."""
 
 
 def check_counts(config: Train[Any], algorithm: Algorithm) -> None:
@@ -81,7 +81,7 @@ def check_memory(plan: Replay, like: Rollout, num_devices: int, frame_stack: int
     """Checks that the replay memory fits the devices, before anything is allocated.
 
     Raises:
-      ConfigError: it does not; the message names the capacity that does.
+      ConfigError: it does not; the message names a capacity that fits.
     """
     num_envs, device = like.reward.shape[1], jax.local_devices()[0]
     slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None

@@ -1,4 +1,4 @@
-"""What a run does with the reports of its plan: generators, through which each report passes on its way to the user."""
+"""Generators between a plan and the user, which evaluate, write and save each report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jaxrl_dist.types import Checkpoint, Report
 
 
 class Ending:
-    """Whether a run ends before its steps are done: it is asked to stop, or has met an error.
+    """Callable: True once the run must end early, because of a stop request or an error.
 
-    The error is raised once what the run has learnt is saved.
+    The error is raised after the run's state is saved.
     """
 
     def __init__(self, asked: Callable[[], bool]) -> None:
@@ -29,11 +29,11 @@ class Ending:
 
 
 def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], ending: Ending) -> Iterator[Report]:
-    """Passes reports on; when the run ends by an error, a last one of the newest state, for others to save.
+    """Passes reports on; after an error, yields one more report of the newest state for the next stages to save.
 
     Args:
-      newest: makes that report where the plan itself has failed; None: it has learnt nothing.
-      ending: takes in the plan's error. Others may have put one there, and the last report is passed on again.
+      newest: makes that report if the plan itself failed; returns None if it has learnt nothing.
+      ending: receives the plan's error. If it holds another stage's error, the last report is passed on again.
     """
     report: Report | None = None
     while ending.error is None:
@@ -56,17 +56,17 @@ def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], en
 
 
 class Evaluations:
-    """Which reports get an evaluation: those at its interval, and the last."""
+    """Evaluates the reports at the evaluation interval, and the last one."""
 
     def __init__(self, config: Train, evaluated: int, ending: Ending) -> None:
-        """``evaluated``: env steps of the newest report that was evaluated, or had no need to be."""
+        """``evaluated``: env steps of the newest report whose evaluation is done or was not due."""
         self._interval, self._total = config.evaluation_interval, config.total_env_steps
         self._at_the_end = config.evaluation_episodes > 0
         self._evaluated, self._ending = evaluated, ending
         self._due = False  # whether the newest report is at the interval
 
     def on_the_way(self, reports: Iterable[Report], evaluate: Callable[[Report], Report]) -> Iterator[Report]:
-        """Evaluates at the interval, before the report is written. A checkpoint keeps how far that has come."""
+        """Evaluates at the interval, before the report is written. Checkpoints store which evaluations are done."""
         for report in reports:
             before, last = self._evaluated, report.env_steps >= self._total
             self._due = passed(self._interval, before, report.env_steps)
@@ -75,7 +75,7 @@ class Evaluations:
                     report = evaluate(report)
                 except BaseException as error:
                     self._ending.error = error
-            if last or report.evaluation or not self._due:  # else it is made with the next report
+            if last or report.evaluation or not self._due:  # else the next report is evaluated
                 self._evaluated = report.env_steps
             marked = partial(_marked, report.checkpoint, before, self._evaluated)
             yield dataclasses.replace(report, checkpoint=marked)
@@ -83,7 +83,7 @@ class Evaluations:
     def at_the_end(
         self, reports: Iterable[Report], evaluate: Callable[[Report], Report], files: RunFiles | None
     ) -> Iterator[Report]:
-        """Evaluates the last report, when all else is saved: it may take long."""
+        """Evaluates the last report after everything else is saved: an evaluation may take long."""
         for report in reports:
             if report.env_steps >= self._total and self._at_the_end and self._ending.error is None:
                 report = evaluate(report)
@@ -95,17 +95,17 @@ class Evaluations:
 
 
 def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Checkpoint:
-    """A report's checkpoint, with the env steps of the newest report that lacks no evaluation."""
+    """Returns a report's checkpoint, with the env steps of the newest report that lacks no evaluation."""
     whole = copy()
-    again = whole.progress["since"] is not None  # a resumed run makes this report when its interval is over
+    again = whole.progress["since"] is not None  # a resumed run recreates this report after its interval
     return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
 
 
 def writing(reports: Iterable[Report], files: RunFiles, total_env_steps: int) -> Iterator[Report]:
-    """Adds each to the metrics, and writes the trained variables and the summary with the last.
+    """Adds each report to the metrics, and writes the trained variables and the summary with the last one.
 
     Raises:
-      OSError: they cannot be written.
+      OSError: the variables or the summary cannot be written.
     """
     finished = False
     for report in reports:
@@ -128,16 +128,16 @@ def saving(
     ending: Ending,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Report]:
-    """Saves a checkpoint by env steps, by time and where the run ends.
+    """Saves a checkpoint by env steps, by time and at the end of the run.
 
-    Training does not wait for the disk: while a checkpoint is being written, the next is put off.
+    Training does not wait for the disk: while a checkpoint is being written, the next one is postponed.
 
     Args:
-      saved: env steps of the checkpoint that the run goes on from.
-      clock: seconds.
+      saved: env steps of the checkpoint that the run was resumed from; None: a new run.
+      clock: returns seconds.
 
     Raises:
-      OSError: the last one cannot be written.
+      OSError: the last checkpoint cannot be written.
     """
     saved_at = clock()
     for report in reports:
@@ -155,5 +155,5 @@ def saving(
 
 
 def passed(interval: int | None, before: int, now: int) -> bool:
-    """Whether a multiple of the interval is above the one number and not above the other; None or 0: there is none."""
+    """Returns True if ``before < k * interval <= now`` for an integer ``k``; False for an interval of None or 0."""
     return interval is not None and interval > 0 and now // interval > before // interval

@@ -1,4 +1,4 @@
-"""From a config that leaves much open to one that leaves nothing, and the environment that it names.
+"""Fills in the fields that a config leaves out, and finds its environment.
 
 Imports nothing heavy, so that a rejected flag is fast.
 """
@@ -21,17 +21,17 @@ RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
 
 
 def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train[Any], EnvSource]:
-    """Fills in what a config leaves open, and finds its environment.
+    """Fills in the fields that a config leaves out, and finds its environment.
 
-    What a user has asked for is checked before the environment is made.
+    The user's values are checked before the environment is made.
 
     Args:
-      changes: fields of ``Train`` or hyperparameters of the algorithm, which win over the algorithm's preset.
+      changes: fields of ``Train`` or hyperparameters of the algorithm, which override the algorithm's preset.
 
     Raises:
       ConfigError: no such algorithm, environment or field, or a value that is out of range.
       EnvError: the environment's own code failed.
-      TimeoutError: it has not answered in time.
+      TimeoutError: the environment has not answered in time.
     """
     if not isinstance(config, Train):
         raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
@@ -51,7 +51,7 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     own = {name: getattr(asked.algorithm, name) for name in own}
     config = dataclasses.replace(asked, algorithm=config.algorithm if by_name else asked.algorithm)
 
-    from jaxrl_dist.envs.source import locate  # what takes long to import comes after what may be refused before it
+    from jaxrl_dist.envs.source import locate  # slow to import, so after the checks
 
     if isinstance(config.env, str):
         locate(config.env)
@@ -62,13 +62,13 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     source = find_env(config)
     config = resolve(config, source)
     config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **own)).checked()
-    if config.atari_preset != source.atari_preset:  # the algorithm's preset asks for another than the usual
+    if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
         source = find_env(config)
     return config, source
 
 
 def _without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
-    """The hyperparameters as far as they are known before the environment is."""
+    """Returns the hyperparameters that are known before the environment, whose preset may add more."""
     if not isinstance(algorithm, str | type):
         return dataclasses.replace(algorithm, **own)
     named = algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
@@ -78,12 +78,12 @@ def _without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
 
 
 def find_env(config: Train[Any]) -> EnvSource:
-    """The environment of a config.
+    """Finds the environment of a config.
 
     Raises:
-      ConfigError: there is none of that name, or it does not have the options.
+      ConfigError: no environment has this name, or it does not have these options.
       EnvError: its own code failed.
-      TimeoutError: it has not answered in time.
+      TimeoutError: the environment has not answered in time.
     """
     from jaxrl_dist.envs.base import Wrappers
     from jaxrl_dist.envs.source import find
@@ -94,9 +94,9 @@ def find_env(config: Train[Any]) -> EnvSource:
 
 
 def resolve(config: Train[Any], source: EnvSource) -> Train[Any]:
-    """Fills in what the config leaves open: from the algorithm's preset for ``source``, else from ``RUN_DEFAULTS``.
+    """Fills in the fields that a config leaves out, from the preset for ``source``, else from ``RUN_DEFAULTS``.
 
-    An algorithm given by name or class gets its preset's hyperparameters; one given as a config is taken as it is.
+    An algorithm given by name or class gets its preset's hyperparameters; one given as a config keeps its own.
     """
     from jaxrl_dist.plans import PLANS
 

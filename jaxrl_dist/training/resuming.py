@@ -1,4 +1,4 @@
-"""Going on with a run that has begun already."""
+"""Prepares to resume a run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from jaxrl_dist.types import Checkpoint
 
 
 def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any]) -> Run:
-    """As ``prepare``, of a run with this config that has begun already; changes and errors as those of ``resume``."""
+    """Prepares to resume a run with this config; ``changes`` and errors are those of ``resume``."""
     for name in changes:
         if name not in RESUMABLE:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {', '.join(RESUMABLE)} can")
-    file = run_files.lock(str(run_dir))  # before the checkpoint is read: another process might go on from it
+    file = run_files.lock(str(run_dir))  # before the checkpoint is read: another process might resume it
     try:
         config = dataclasses.replace(config, run_dir=str(run_dir))
         new, source = resolved(dataclasses.replace(config, init_from=None), changes)
@@ -54,10 +54,10 @@ def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[s
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:
-    """Checks that the run's sizes, which cannot change any more, divide over the devices.
+    """Checks that the run's sizes, which can no longer change, divide over the devices.
 
     Raises:
-      ConfigError: they do not; the message names numbers of devices over which they do.
+      ConfigError: they do not; the message names numbers of devices that work.
     """
     algorithm = make_algorithm(config, source.spec)
 
@@ -77,7 +77,7 @@ def _check_devices(config: Train[Any], source: EnvSource) -> None:
 
 
 def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
-    """The shapes and dtypes of a checkpoint of this job."""
+    """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = jax.eval_shape(job.learner.init, key)
     actor = jax.eval_shape(on_device.start(job), key) if plan == "on_device" else ()
@@ -85,14 +85,15 @@ def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
 
 
 def _check_same(config: Train[Any], here: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """Checks that a checkpoint is of a run with this config, and says whether it holds a replay memory.
+    """Checks that a checkpoint's run has this config; returns True if the checkpoint holds a replay memory.
 
     Args:
-      here: the config and its environment's spaces as a new checkpoint would have them.
+      here: the config and its environment's spaces, as a new checkpoint would store them.
+      about: contents of the checkpoint's ``run.json``.
 
     Raises:
-      ConfigError: it is not; the message names the field.
-      LookupError, TypeError, ValueError: it is no checkpoint of ours.
+      ConfigError: a field differs; the message names it.
+      LookupError, TypeError, ValueError: ``about`` is damaged.
     """
     check_progress(about["progress"])
     there, here = about["config"], json.loads(json.dumps(here))
@@ -107,7 +108,7 @@ def _check_same(config: Train[Any], here: Mapping[str, Any], about: Mapping[str,
                 )
     for name in SPACES:
         old, new = there.get("spaces", {}).get(name), here["spaces"][name]
-        if old not in (None, new):  # an older version did not keep it
+        if old not in (None, new):  # an older version did not store it
             raise ConfigError(
                 f"the environment's {name}s are {new}, and those of the run to be resumed {old}; they cannot change"
             )

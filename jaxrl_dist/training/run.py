@@ -1,4 +1,4 @@
-"""A run that is ready to start, and what it writes and evaluates on its way."""
+"""A prepared training run, which evaluates, writes and saves the reports of its plan."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from jaxrl_dist.types import Checkpoint, Report
 class Run(NamedTuple):
     """A training run that is ready to start."""
 
-    config: Train[Any]  # resolved: nothing is left open
+    config: Train[Any]  # resolved: no field is left out
     job: Job
-    file: IO[bytes] | None = None  # the metrics of a run that is resumed, by which it is locked
+    file: IO[bytes] | None = None  # open metrics.jsonl of a resumed run; holding it locks the run
 
     def reports(self, evaluating: Callable[[int], None] = lambda done: None) -> Iterator[Report]:
-        """As ``train``; ``evaluating`` hears how many episodes of the evaluation at the end are done.
+        """As ``train``; ``evaluating`` receives the number of episodes done in the last evaluation.
 
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
@@ -49,16 +49,16 @@ class Run(NamedTuple):
         return reports
 
     def _reports(self, evaluating: Callable[[int], None]) -> Generator[Report]:
-        """Yields what comes out of all stages. When an error ends the run, or its caller leaves, it first saves."""
+        """Yields the reports of all stages. Saves the run if an error ends it or the caller leaves."""
         ending = Ending(self.job.stop)
         with contextlib.ExitStack() as stack:
             files, saver = self._files(stack) if self.config.run_dir else (None, None)
             reports = self._stages(stack, files, saver, ending, evaluating)
             while (report := self._next(reports, ending)) is not None:
-                if ending.error is None:  # else it only had to be saved
+                if ending.error is None:  # after an error, the report is only saved
                     try:
                         yield report
-                    except BaseException as error:  # of the caller, who may just have left the loop
+                    except BaseException as error:  # raised by the caller, or the caller left the loop
                         ending.error = error
         if ending.error is not None:
             if saver is not None and saver.newest is not None:
@@ -66,7 +66,7 @@ class Run(NamedTuple):
             raise ending.error
 
     def _next(self, reports: Iterator[Report], ending: Ending) -> Report | None:
-        """The next report that has passed all stages. Ctrl-C waits for it, as it would otherwise cost an update."""
+        """Returns the next report after all stages. Ctrl-C waits for it: it would otherwise lose an update."""
 
         def interrupt() -> None:
             ending.error = ending.error or KeyboardInterrupt()
@@ -82,7 +82,7 @@ class Run(NamedTuple):
             return None
 
     def _files(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles, checkpoint.Saver]:
-        """Opens what the run writes; ``stack`` closes it."""
+        """Opens the run's files; ``stack`` closes them."""
         config, resumed = self.config, self.job.resumed
         assert config.run_dir is not None
         if self.file is None:
@@ -112,7 +112,7 @@ class Run(NamedTuple):
         ending: Ending,
         evaluating: Callable[[int], None],
     ) -> Iterator[Report]:
-        """The reports of the plan, each evaluated, written and saved as far as it is due; ``stack`` ends the plan."""
+        """Returns the plan's reports, evaluated, written and saved when due; ``stack`` closes the plan."""
         config, away = self.config, 0.0
         offered: list[Callable[[], Report]] = []
         job = self.job._replace(stop=ending, away=lambda: away, offer=offered.append)
@@ -148,14 +148,14 @@ class Run(NamedTuple):
         return evaluations.at_the_end(reports, final, files)
 
     def _way_on(self, error: BaseException, env_steps: int) -> str:
-        """What can be done with what a run that has failed has saved."""
+        """Returns a note that tells how to continue from the state that a failed run saved."""
         run_dir = shlex.quote(str(self.config.run_dir))
         if isinstance(error, DivergedError):
             return f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them"
         return f"the run is saved: `jaxrl-dist resume {run_dir}` goes on from {env_steps} env steps"
 
     def _trimmed(self, whole: Checkpoint) -> Checkpoint:
-        """What a checkpoint is to hold of the state."""
+        """Removes the replay memory from a checkpoint, unless checkpoints hold it."""
         return whole if self.config.checkpoint_replay else whole._replace(state=whole.state._replace(memory=()))
 
     def _evaluator(self) -> Evaluator:
@@ -170,7 +170,7 @@ class Run(NamedTuple):
         progress: Callable[[int], None] = lambda done: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Report:
-        """The report with an evaluation, or without if it is stopped, or environments fail and that is forgiven."""
+        """Adds an evaluation, unless it is stopped, or environments fail under ``--on-actor-error restart``."""
         try:
             played = evaluator.play(report.variables(), progress, stop=stop)
         except (EnvError, TimeoutError) as error:
@@ -181,7 +181,7 @@ class Run(NamedTuple):
         return report if played is None else dataclasses.replace(report, evaluation=played.summary())
 
     def describe(self, name: str | None = None) -> str:
-        """One line on what runs where, for people; ``name`` is what they call the algorithm."""
+        """Describes the run and its devices in one line; ``name``: the user's name for the algorithm."""
         config, learning = self.config, self.job.mesh.devices.size
         devices = counted(learning, f"{self.job.mesh.devices.flat[0].platform} device")
         if PLANS[config.plan].threaded:
@@ -195,13 +195,13 @@ class Run(NamedTuple):
 
 
 def _evaluated(resumed: Checkpoint) -> int:
-    """The env steps of the newest report that was evaluated, or that had no need to be."""
+    """Returns the env steps of the newest report whose evaluation is done or was not due."""
     progress = resumed.progress
     return progress.get("evaluated", progress["reported"]["env_steps"])
 
 
 _UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
-"""Reports that someone may still take, or will never take."""
+"""Reports of runs that may not have ended."""
 
 
 def _leave_all() -> None:

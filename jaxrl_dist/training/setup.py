@@ -1,4 +1,4 @@
-"""The composition root: a ``Train`` config becomes a run that is ready to start."""
+"""The composition root: turns a ``Train`` config into a run that is ready to start."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from jaxrl_dist.types import Algorithm, EnvSpec
 
 
 def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
-    """Checks whether a config can be run, and sets it up.
+    """Checks that a config can be run, and prepares the run.
 
     Args:
-      source: its environment, if ``resolved`` has given both; None: it does so here.
+      source: the environment that ``resolved`` returned with ``config``; None: ``config`` is resolved here.
 
     Raises:
       ConfigError: the config cannot be run.
@@ -48,10 +48,10 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
-    """The algorithm of a resolved config, with what scales and clips its inputs.
+    """Returns the algorithm of a resolved config, wrapped to normalise observations and to scale and clip rewards.
 
     Raises:
-      ConfigError: it cannot handle the environment's spaces.
+      ConfigError: the algorithm cannot handle the environment's spaces.
     """
     algorithm = config.algorithm.make(spec)
     if config.normalize_observations:
@@ -64,15 +64,15 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
     if config.scale_rewards:
         algorithm = wrappers.scale_rewards(algorithm, config.algorithm.discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
-        algorithm = wrappers.clip_rewards(algorithm, *bounds)  # around the others, which see clipped ones
+        algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards
     return algorithm
 
 
 def make_job(config: Train[Any], source: EnvSource) -> Job:
-    """What a plan executes for a resolved config.
+    """Returns the job that a plan executes for a resolved config.
 
     Raises:
-      ConfigError: sizes that do not divide, a plan that does not fit, or variables that cannot be taken over.
+      ConfigError: sizes do not divide, the plan does not fit, or the variables to start from cannot be loaded.
     """
     if config.plan == "on_device":
         source.device()

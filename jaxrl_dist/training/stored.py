@@ -1,6 +1,6 @@
-"""``config.json``: the config of a run, as its directory and its checkpoints keep it.
+"""``config.json``: the config of a run, as its directory and its checkpoints store it.
 
-Imports nothing heavy, so that what is no run is refused fast.
+Imports nothing heavy, so that a directory without a run is refused fast.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
 
 FORMAT = 1
-"""Of ``config.json``; a reader refuses a number that it does not know."""
+"""Format number of ``config.json``; a reader refuses unknown numbers."""
 SPACES = ("observation", "action")
-"""What is kept of the environment: it is not to change between two sessions of a run."""
+"""Spaces of the environment that are stored: they must not change between two sessions of a run."""
 _NOT_KEPT = ("algorithm", "run_dir")
 
 
 def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
-    """A resolved config as ``config.json`` keeps it, with the spaces of its environment if they are known."""
+    """Returns the contents of ``config.json`` for a resolved config, with its environment's spaces if known."""
     run = {name: value for name, value in vars(config).items() if name not in _NOT_KEPT}
 
     hyperparameters = [field.name for field in dataclasses.fields(config.algorithm) if field.init]
@@ -45,13 +45,13 @@ def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
 
 
 def _spaces(spec: EnvSpec) -> dict[str, str]:
-    from jaxrl_dist.spaces import describe  # here, not above, as it needs numpy
+    from jaxrl_dist.spaces import describe  # imported here: it needs numpy
 
     return {name: describe(getattr(spec, name)) for name in SPACES}
 
 
 def _in_json(value: Any) -> Any:
-    """A hyperparameter as JSON holds it; an object, by a name that nothing loads."""
+    """Returns a hyperparameter as JSON; an object becomes a name that cannot be loaded."""
     try:
         json.dumps(value)
     except TypeError:
@@ -62,10 +62,10 @@ def _in_json(value: Any) -> Any:
 def stored_config(
     run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, torso: Any = None
 ) -> Train[Any]:
-    """The config of a run, with what no file can hold handed over again; arguments as those of ``load_policy``.
+    """Reads the config of a run; the arguments replace objects that no file can hold, as in ``load_policy``.
 
     Raises:
-      ConfigError: it cannot be read, or something is to be handed over that is not.
+      ConfigError: the config cannot be read, or an object that it needs is not passed.
     """
     objects = {} if torso is None else {"torso": torso}
     name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
@@ -78,19 +78,19 @@ def stored_config(
 def stored_fields(
     path: pathlib.Path, own: type | None = None, env: str | None = None, objects: Collection[str] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """The algorithm's name in a ``config.json``, and the values of fields that it holds: hyperparameters among them.
+    """Reads a ``config.json``: the algorithm's name, and the values of the stored fields and hyperparameters.
 
     Args:
-      path: its run directory will do too.
-      own: the config class of an algorithm that is not ours.
-      env: the environment that the user names, to take the place of the file's.
-      objects: hyperparameters that the caller fills in by objects of the user's, so that the file's do not count.
+      path: the file, or its run directory.
+      own: the config class of an algorithm that is not built in.
+      env: the user's environment, which replaces the file's.
+      objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
 
     Raises:
-      ConfigError: it is missing or damaged, names what this version does not know, names a module to import, as no
-        file may, or says that something was an object, as no file can hold.
+      ConfigError: the file is missing or damaged, has unknown names, names a module to import, which no file may, or
+        needs an object, which no file can hold.
     """
-    # A link that the user names is followed; one that lies in a run directory is not.
+    # A link that the user names is followed; one in a run directory is not.
     path = path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
     content = read_json(path)
     with _naming(path):
@@ -135,7 +135,7 @@ def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Puts the file's name before what is wrong with it."""
+    """Puts the file's name before the message of an error."""
     try:
         yield
     except ConfigError as error:
