@@ -117,7 +117,6 @@ BAD = {
     CARTPOLE + f"--seed {'1' * 5000}": "is no whole number",
     CARTPOLE + f"--anneal-updates 1{'0' * 400}": "--anneal-updates must be >= 1 and <= 1000000000000000, not 1000",
     CARTPOLE + f"--actor-devices {'1' * 400}": "--actor-devices must be device numbers such as 0,1 or 2-7, not '111",
-    DQN + "--num-envs 1 --rollout-length 1 --epsilon-steps 5e7": "--epsilon-steps must be <= 16777216 with 1 env steps",
     CARTPOLE + "--rollout-length 1.5": "--rollout-length: '1.5' is no whole number",
     CARTPOLE + "--total-env-steps inf": "--total-env-steps: 'inf' is no whole number",
     CARTPOLE + "--total-env-steps 0": "--total-env-steps must be >= 1",

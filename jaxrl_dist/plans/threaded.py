@@ -123,10 +123,15 @@ def joiner(mesh: Mesh, num_actors: int) -> Callable[[Sequence[Sample | None]], l
     joined_on = mesh if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat} else parts[0]
     blanks: dict[int, list[PyTree]] = {}
 
-    @jax.jit
     def concatenate(contents: Sequence[list[PyTree]]) -> list[PyTree]:
         axes = jax.tree.map(_axis, CONTENT[: len(contents[0])], is_leaf=_is_spec)
         return jax.tree.map(lambda axis, *x: jax.tree.map(lambda *y: jnp.concatenate(y, axis), *x), axes, *contents)
+
+    one = meshes.REPLICATED
+    programs = {
+        device: meshes.Program(concatenate, meshes.make_mesh([device]), (one,), one, mapped=meshes.whole)
+        for device in joined_on.devices.flat
+    }
 
     def join(samples: Sequence[Sample | None]) -> list[PyTree]:
         like = next(sample for sample in samples if sample is not None).content
@@ -138,7 +143,7 @@ def joiner(mesh: Mesh, num_actors: int) -> Callable[[Sequence[Sample | None]], l
         pieces = []
         for device in joined_on.devices.flat:
             here = [_shard(x, device) for x, part in zip(contents, parts, strict=True) if device in part.devices]
-            pieces.append(concatenate(here) if len(here) > 1 else here[0])
+            pieces.append(programs[device](here) if len(here) > 1 else here[0])
         specs = CONTENT[: len(like)]
         whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces, is_leaf=_is_spec)
         return whole if joined_on is mesh else _put(whole, mesh)

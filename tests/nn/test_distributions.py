@@ -127,7 +127,9 @@ def test_wrong_number_of_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.usefixtures("optimized")
 def test_shard_map(name: str) -> None:
+    """With all of XLA's optimisations, as near its bounds a squashed action's log-probability feels every rounding."""
     distribution = EXAMPLES[name](16)
     specs = map_batched(lambda _: P("data"), jax.tree.map(lambda _: P(), distribution))
 

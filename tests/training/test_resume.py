@@ -587,6 +587,7 @@ def test_a_second_signal_ends_at_once_even_while_xla_compiles(tmp_path: Path) ->
         "    while not stop(): time.sleep(0.01)\n"
         "    print('patient', flush=True)\n"
         "    import ctypes\n"
+        "    time.sleep(signals.SECOND_SECONDS)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    ctypes.CDLL(None).sleep(60)\n"  # as compiled code: no Python handler runs meanwhile
     )
@@ -719,7 +720,7 @@ def test_what_a_link_in_the_place_of_a_checkpoint_points_to_is_left_alone(name: 
     folder, victim = tmp_path / "run" / "checkpoints", tmp_path / "victim"
     saver = checkpoint.Saver(folder.parent, 1)
     for path in (victim, folder):
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
     (victim / "precious").touch()
     (folder / name.format("000000000010")).symlink_to(victim)
     for _ in range(2):
@@ -754,6 +755,7 @@ def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, seen, rename = tmp_path / "checkpoints" / "000000000010", [], Path.rename
+    path.parent.mkdir()
 
     def write(value: int) -> None:
         checkpoint._write(path, {"x": np.arange(3)}, {"value": value})
