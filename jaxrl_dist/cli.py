@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(note, file=sys.stderr)
             return _fail(f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1)
 
-        from jaxrl_dist.commands.machine import no_devices
+        from jaxrl_dist.commands.accelerators import no_devices
 
         if (problem := no_devices()) is None:
             raise

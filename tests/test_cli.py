@@ -21,7 +21,7 @@ import pytest
 import runs
 
 from jaxrl_dist import cli
-from jaxrl_dist.commands import COMMANDS, machine
+from jaxrl_dist.commands import COMMANDS, accelerators
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.run import checkpoint, console
@@ -707,9 +707,9 @@ def test_jax_without_a_device_is_one_line(
 
     monkeypatch.setattr("jaxrl_dist.commands.list.run", fail)
     monkeypatch.setattr("jax.local_devices", fail)
-    monkeypatch.setattr(machine, "ROOT", Path("/nowhere"))
+    monkeypatch.setattr(accelerators, "ROOT", Path("/nowhere"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(machine, "version", {"jax": "1.0"}.get)
+    monkeypatch.setattr(accelerators, "version", {"jax": "1.0"}.get)
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     for platforms, count, message in (
         (

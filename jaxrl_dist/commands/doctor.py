@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist import flags
 from jaxrl_dist.checks import counted
-from jaxrl_dist.commands import machine
+from jaxrl_dist.commands import accelerators
 from jaxrl_dist.config import BACKENDS
 from jaxrl_dist.machine import container_limit
 
@@ -95,25 +95,25 @@ def requirements() -> dict[str, list[str]]:
     for requirement in stated:
         if match := re.match(r"([\w.-]+)(?:\[(\w+)\])?.*?(?:extra == ['\"](\w+)['\"])?$", requirement):
             name, part, extra = match.groups()
-            found.setdefault(extra or "", []).append(machine.PLUGINS.get(part, name))
+            found.setdefault(extra or "", []).append(accelerators.PLUGINS.get(part, name))
     return found
 
 
 def _software(answer: Answer) -> None:
     needed = requirements()
     answer.facts.append(("python", f"{platform.python_version()} ({sys.executable})"))
-    answer.facts.append((PACKAGE, machine.version(PACKAGE) or "not installed: run from its source tree"))
+    answer.facts.append((PACKAGE, accelerators.version(PACKAGE) or "not installed: run from its source tree"))
     missing = []
     for package in dict.fromkeys(needed.pop("")):
-        found = machine.version(package)
+        found = accelerators.version(package)
         answer.facts.append((package, found or "missing"))
         missing += [] if found else [package]
     if missing:
         answer.problems.append(
-            f"{', '.join(missing)} {'are' if missing[1:] else 'is'} missing: {machine.install(*missing)}"
+            f"{', '.join(missing)} {'are' if missing[1:] else 'is'} missing: {accelerators.install(*missing)}"
         )
     for extra, packages in needed.items():
-        lacking = [package for package in packages if machine.version(package) is None]
+        lacking = [package for package in packages if accelerators.version(package) is None]
         answer.facts.append((f"extra {extra}", f"without {', '.join(lacking)}" if lacking else "installed"))
 
 
@@ -125,7 +125,7 @@ def _gigabytes(count: float) -> str:
 
 
 def _host(answer: Answer) -> None:
-    features = re.search(r"^flags\s*:(.*)$", machine.read("proc/cpuinfo"), re.MULTILINE)
+    features = re.search(r"^flags\s*:(.*)$", accelerators.read("proc/cpuinfo"), re.MULTILINE)
     known = features[1].split() if features else []
     vectors = [name for name in ("avx", "avx2", "fma", "avx512f") if name in known]
     cores = len(os.sched_getaffinity(0))
@@ -134,9 +134,10 @@ def _host(answer: Answer) -> None:
     if features and "avx" not in known:
         answer.problems.append("this CPU has no AVX instructions, which jaxlib from PyPI is compiled for")
     sizes = {
-        name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB", machine.read("proc/meminfo"), re.M)
+        name: int(size) * 1024
+        for name, size in re.findall(r"^(\w+):\s+(\d+) kB", accelerators.read("proc/meminfo"), re.M)
     }
-    limit = container_limit(machine.ROOT)
+    limit = container_limit(accelerators.ROOT)
     if "MemTotal" in sizes:
         text = f"{_gigabytes(sizes['MemTotal'])}, {_gigabytes(sizes.get('MemAvailable', 0))} available"
         if limit is not None and limit < sizes["MemTotal"]:
@@ -171,8 +172,8 @@ def _devices(answer: Answer, found: dict[str, Any]) -> None:
         answer.problems.append(f"JAX does not work: {found['error']}")
     chosen, said = os.environ.get("JAX_PLATFORMS"), found.get("said", "")
     for name, is_there, why, same in (
-        ("an NVIDIA GPU", machine.nvidia, machine.without_gpu, {"gpu", "cuda"}),
-        ("a TPU", machine.tpu, machine.without_tpu, {"tpu"}),
+        ("an NVIDIA GPU", accelerators.nvidia, accelerators.without_gpu, {"gpu", "cuda"}),
+        ("a TPU", accelerators.tpu, accelerators.without_tpu, {"tpu"}),
     ):
         if not platforms & same and is_there():
             hidden = chosen and not set(chosen.split(",")) & same
@@ -229,7 +230,7 @@ def look_at_devices() -> dict[str, Any]:
             if float(jax.jit(lambda x: (x @ x).sum())(x)) != 512:
                 error = "its sums are wrong"
         except Exception as problem:
-            memory, error = None, machine.line_of(problem)
+            memory, error = None, accelerators.line_of(problem)
         about = {"platform": device.platform, "number": device.id, "kind": device.device_kind}
         found.append({**about, "memory": memory, "error": error})
     return {"devices": found}
@@ -246,7 +247,7 @@ def main() -> None:
     try:
         found = look_at_devices() if name == "devices" else look_at_backend(name)
     except BaseException as error:
-        found = {"error": machine.no_devices() or machine.line_of(error)}
+        found = {"error": accelerators.no_devices() or accelerators.line_of(error)}
     print(f"\n{json.dumps(found)}", flush=True)
     os._exit(0)  # some libraries crash while Python shuts down, which does not affect training
 

@@ -24,8 +24,8 @@ class DeviceEnv(NamedTuple):
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
     """``(keys [B]) -> (state, obs [B, ...])``."""
     step: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Timestep, EpisodeStats]]
-    """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; The statistics
-    have one entry per environment, ``[B]``; their count ``episodes`` is 1 where an episode ended in this step."""
+    """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; the statistics have an entry per environment,
+    ``[B]``, and their count ``episodes`` is 1 where an episode ended in this step."""
 
 
 class Wrappers(NamedTuple):

@@ -127,7 +127,7 @@ def find(
     return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure)
 
 
-class Place(NamedTuple):
+class Located(NamedTuple):
     """The backend and id of an environment's name."""
 
     backend: str
@@ -138,7 +138,7 @@ class Place(NamedTuple):
     """The backend that the user named as a prefix of ``MODULE:NAME``; None: either."""
 
 
-def locate(env: str) -> Place:
+def locate(env: str) -> Located:
     """Finds the backend of a name, without importing the user's module.
 
     Raises:
@@ -149,7 +149,7 @@ def locate(env: str) -> Place:
         raise ConfigError(f"--env {env} names an object handed over from Python, which cannot be found by its name")
     backends = [prefix] if prefix else list(BACKENDS)
     if module is not None:
-        return Place("gymnasium", f"{module}:{env_id}", prefix)
+        return Located("gymnasium", f"{module}:{env_id}", prefix)
     backend = next((name for name in backends if env_id in BACKENDS[name].ids()), None)
     if backend is None:
         known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
@@ -157,7 +157,7 @@ def locate(env: str) -> Place:
         raise ConfigError(
             f"--env {env}: {where} has no such environment{did_you_mean(env_id, known)}; see: jaxrl-dist list envs"
         )
-    return Place(backend, env_id)
+    return Located(backend, env_id)
 
 
 def _of_name(

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from jaxrl_dist import cli
-from jaxrl_dist.commands import doctor
-from jaxrl_dist.commands import machine as this_machine
+from jaxrl_dist.commands import accelerators, doctor
 
 PROBE = doctor.probe
 HEALTHY: dict[str, dict[str, Any]] = {
@@ -54,7 +53,7 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.root, self.probes = root, {name: dict(answer) for name, answer in HEALTHY.items()}
         self.versions = dict.fromkeys((name for names in doctor.requirements().values() for name in names), "1.0")
-        for name in this_machine.PLUGINS.values():
+        for name in accelerators.PLUGINS.values():
             del self.versions[name]
         self.write("proc/cpuinfo", "processor : 0\nflags\t\t: fpu avx avx2\n")
         self.write("proc/meminfo", "MemTotal:  16000000 kB\nMemAvailable:  8000000 kB\n")
@@ -67,9 +66,9 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path)
-    monkeypatch.setattr(this_machine, "ROOT", tmp_path)
+    monkeypatch.setattr(accelerators, "ROOT", tmp_path)
     monkeypatch.setattr(doctor, "probe", made.probes.__getitem__)
-    monkeypatch.setattr(this_machine, "version", lambda package: made.versions.get(package))
+    monkeypatch.setattr(accelerators, "version", lambda package: made.versions.get(package))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     return made
@@ -216,7 +215,7 @@ def test_a_machine_that_tells_nothing(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No /proc, and no metadata of the package."""
-    monkeypatch.setattr(this_machine, "ROOT", tmp_path / "nowhere")
+    monkeypatch.setattr(accelerators, "ROOT", tmp_path / "nowhere")
     monkeypatch.setattr(doctor, "PACKAGE", "a-package-that-is-not-there")
     assert run(capsys) == (0, [], [])
 
