@@ -16,7 +16,6 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals
 from jaxrl_dist.training.resolving import resolved
-from jaxrl_dist.training.stored import stored_fields
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.run import Run
@@ -32,6 +31,8 @@ def run(args: Sequence[str]) -> int:
     stored: dict[str, Any] = {}
     config_file = flags.value_of(args, "--config")
     if config_file is not None and not wants_help:
+        from jaxrl_dist.training.stored import stored_fields  # here, not above: ``--help`` need not wait for it
+
         named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
         if name not in (None, named):
             raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
