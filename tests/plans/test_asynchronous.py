@@ -797,7 +797,7 @@ def test_windows_are_all_that_lie_in_the_rollout() -> None:
     job = base("dqn", 1)
     rollout = random_rollout(job.algorithm, job.source.spec, LENGTH, SIZE)
     for length in (1, 3, LENGTH):
-        found = halves.windows(rollout, length)
+        found = jax.jit(halves.windows, static_argnums=1)(rollout, length)
         assert found.core == found.final_core == ()
         index = 0
         for first in range(LENGTH - length + 1):
