@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from probes import assert_close, make_job, make_mesh
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.actors.host import HostActor, compile_acting
@@ -57,6 +59,14 @@ def variables(name: str) -> Any:
 
 
 @functools.cache
+def begun(name: str) -> device.ActorState:
+    """Environments that have been reset, as numpy arrays."""
+    algorithm, source = make(name)
+    begin = jax.jit(functools.partial(device.init, algorithm, source.device(), Share(0, NUM_ENVS, NUM_ENVS)))
+    return jax.device_get(begin(rng.stream(0, Stream.ENV)))
+
+
+@functools.cache
 def act_on_device(
     name: str, num_devices: int = 1, rollouts: int = 2, length: int = NUM_STEPS
 ) -> list[tuple[Rollout, EpisodeStats]]:
@@ -73,8 +83,7 @@ def act_on_device(
 
     specs = (everywhere, batch, everywhere, everywhere, everywhere, everywhere)
     program = meshes.Program(run, job.mesh, specs, (batch, meshes.ROLLOUT, batch), mapped=meshes.acting)
-    start = jax.jit(lambda key: device.init(algorithm, env, Share(0, NUM_ENVS, NUM_ENVS), key))
-    actor = meshes.put(start(job.key(Stream.ENV)), job.mesh, batch)
+    actor = meshes.put(begun(name), job.mesh, batch)
     results = []
     for iteration in range(rollouts):
         numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)
@@ -177,9 +186,11 @@ def test_unroll_finds_what_acting_found() -> None:
     config = CASES["recurrent"][2]
     start = variables("recurrent")
     net = networks.actor_critic(config, source.spec.observation, source.spec.action.n, False)
+    unroll = jax.jit(net.unroll)
     for experience, _ in act_on_device("recurrent"):
-        outputs, value, core = net.unroll(start.params, experience.obs[:-1], experience.core[1], experience.valid)
-        log_prob = jnp.take_along_axis(jax.nn.log_softmax(outputs), experience.action[..., None], -1)[..., 0]
+        outputs, value, core = unroll(start.params, experience.obs[:-1], experience.core[1], experience.valid)
+        log_probs = scipy.special.log_softmax(outputs, -1)
+        log_prob = np.take_along_axis(log_probs, experience.action[..., None], -1)[..., 0]
         np.testing.assert_allclose(log_prob, experience.extras["log_prob"], atol=1e-5)
         np.testing.assert_allclose(value, experience.extras["value"], atol=1e-5)
         np.testing.assert_allclose(core, experience.final_core[1], atol=1e-5)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,26 +65,27 @@ def test_window_return_is_the_n_step_return_of_the_first_step(n: int) -> None:
 def losses(config: DQN, w: Rollout, seed: int = 0) -> tuple[Any, ...]:
     """The algorithm's losses on windows, with what is needed to compute them again."""
     algorithm = config.make(SPEC)
-    variables = algorithm.init(jax.random.key(seed))
-    target = algorithm.init(jax.random.key(seed + 1)).params
-    keys = jax.random.split(jax.random.key(2), N)
-    context = Context(keys, target=target)
-    batch = algorithm.postprocess(variables, w, context)
-    loss, mask, aux = algorithm.loss(variables, batch, context)
+    init = jax.jit(algorithm.init)
+    variables, target = init(jax.random.key(seed)), init(jax.random.key(seed + 1)).params
+
+    @jax.jit
+    def compute(w: Rollout) -> Any:
+        context = Context(jax.random.split(jax.random.key(2), N), target=target)
+        return algorithm.loss(variables, algorithm.postprocess(variables, w, context), context)
+
+    loss, mask, aux = compute(w)
     np.testing.assert_array_equal(mask, w.valid[0])
     return np.asarray(loss), aux, variables.params, target
 
 
-def q_values(params: Any, obs: Any, dueling: bool = False, num_atoms: int = 1) -> np.ndarray:
-    network = networks.q_network(
-        TorsoConfig(hidden_sizes=(8,), activation="relu"),
-        OBSERVATION,
-        4,
-        num_atoms=num_atoms,
-        dueling=dueling,
-        noisy=False,
-    )
-    return np.asarray(network.apply(params, obs, None), np.float64)
+@functools.cache
+def compiled_network(num_atoms: int) -> Any:
+    config = TorsoConfig(hidden_sizes=(8,), activation="relu")
+    return jax.jit(networks.q_network(config, OBSERVATION, 4, num_atoms=num_atoms, dueling=False, noisy=False).apply)
+
+
+def q_values(params: Any, obs: Any, num_atoms: int = 1) -> np.ndarray:
+    return np.asarray(compiled_network(num_atoms)(params, obs, None), np.float64)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -131,9 +132,9 @@ def test_distributional_loss_is_the_cross_entropy_with_the_projected_target() ->
 def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
     config = TorsoConfig(hidden_sizes=(8,), activation="relu")
     network = networks.q_network(config, OBSERVATION, 4, num_atoms=1, dueling=True, noisy=False)
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     obs = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
-    q = np.asarray(network.apply(params, obs, None))[..., 0]
+    q = np.asarray(jax.jit(network.apply)(params, obs, None))[..., 0]
     dense = params["torso"]["params"]["Dense_0"]
     hidden = np.maximum(obs @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"]), 0)
     advantage, value = (
@@ -145,35 +146,35 @@ def test_dueling_values_are_the_value_plus_centred_advantages() -> None:
 def test_noisy_layer_has_factorised_noise_of_its_own_for_each_example() -> None:
     layer = NoisyDense(5)
     x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
-    params = layer.init(jax.random.key(0), x)
+    params, apply = jax.jit(layer.init)(jax.random.key(0), x), jax.jit(layer.apply)
     w = {name: np.asarray(value) for name, value in params["params"].items()}
     assert np.all(np.abs(w["kernel"]) <= 3**-0.5)
     np.testing.assert_allclose(w["kernel_sigma"], 0.5 / np.sqrt(3), rtol=1e-6)
     keys = jax.random.split(jax.random.key(1), N)
-    found = np.asarray(layer.apply(params, x, keys))
-    for i in range(N):
-        noise = np.asarray(jax.random.normal(keys[i], (8,)))
+    found = np.asarray(apply(params, x, keys))
+    noises = np.asarray(jax.jit(jax.vmap(lambda key: jax.random.normal(key, (8,))))(keys))
+    for i, noise in enumerate(noises):
         f = np.sign(noise) * np.sqrt(np.abs(noise))
         kernel = w["kernel"] + w["kernel_sigma"] * np.outer(f[:3], f[3:])
         np.testing.assert_allclose(found[i], x[i] @ kernel + w["bias"] + w["bias_sigma"] * f[3:], atol=1e-5)
-    np.testing.assert_allclose(layer.apply(params, x), x @ w["kernel"] + w["bias"], atol=1e-5)
+    np.testing.assert_allclose(apply(params, x), x @ w["kernel"] + w["bias"], atol=1e-5)
 
 
 def test_epsilon_falls_linearly() -> None:
     algorithm = DQN(hidden_sizes=(8,), epsilon_start=0.8, epsilon_end=0.2, epsilon_steps=1000).make(SPEC)
-    variables = algorithm.init(jax.random.key(0))
-    obs = jnp.ones((20_000, 3))
+    variables, act = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.policy)
+    obs = np.ones((20_000, 3), np.float32)
     keys = jax.random.split(jax.random.key(1), 20_000)
-    greedy = algorithm.policy(variables, obs[:1], (), Context())[0][0]
-    act = jax.jit(algorithm.policy)
+    greedy = np.asarray(act(variables, obs[:1], (), Context())[0][0])
     for env_step, epsilon in ((0.0, 0.8), (500.0, 0.5), (1e6, 0.2)):
-        action, _, _ = act(variables, obs, (), Context(keys, jnp.float32(env_step)))
-        assert abs(float((action != greedy).mean()) - 0.75 * epsilon) < 0.015
+        action, _, _ = act(variables, obs, (), Context(keys, np.float32(env_step)))
+        assert abs((np.asarray(action) != greedy).mean() - 0.75 * epsilon) < 0.015
 
 
-def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices() -> None:
+@pytest.mark.parametrize("num_devices", [8, pytest.param(2, marks=pytest.mark.slow)])
+def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices(num_devices: int) -> None:
     algorithm = DQN(hidden_sizes=(8,), n_step=3).make(SPEC)
-    state = sgd.init(algorithm, jax.random.key(0))
+    state = jax.jit(functools.partial(sgd.init, algorithm))(jax.random.key(0))
     probability = np.random.default_rng(0).random(N).astype(np.float32)
     w = windows(3)
 
@@ -185,14 +186,13 @@ def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices
         return grads, weight
 
     results = []
-    for num_devices in (1, 2, 8):
-        mesh = meshes.make_mesh(jax.local_devices()[:num_devices])
+    for size in (1, num_devices):
+        mesh = meshes.make_mesh(jax.local_devices()[:size])
         specs = (meshes.REPLICATED, meshes.ROLLOUT._replace(core=(), final_core=(), extras={}), meshes.BATCH)
         program = jax.shard_map(update, mesh=mesh, in_specs=specs, out_specs=(meshes.REPLICATED, meshes.BATCH))
         results.append(jax.device_get(jax.jit(program)(state, w, probability)))
     np.testing.assert_allclose(results[0][1], (probability / probability.min()) ** -0.6, rtol=1e-5)
-    for other in results[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), other, results[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *results)
 
 
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
@@ -253,7 +253,7 @@ def test_a_run_on_two_devices(priority_exponent: float | None) -> None:
 
 def test_uniform_windows_are_the_same_on_any_number_of_devices() -> None:
     w = windows(40)
-    memory = ring.add(ring.init(w, 64, prioritized=False), w, 3)
+    memory = jax.jit(lambda w: ring.add(ring.init(w, 64, prioritized=False), w, 3))(w)
     drawn = []
     for num_devices in (1, 2, 8):
         mesh = meshes.make_mesh(jax.local_devices()[:num_devices])
@@ -277,7 +277,7 @@ def test_a_memory_that_does_not_fit_is_refused_with_one_that_does() -> None:
 
 def test_a_loaded_policy_explores_no_more_than_at_the_end_of_training() -> None:
     run = setup.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", total_env_steps=20_000))
-    policy = Policy(run.config, run.job.source, run.job.algorithm.init(jax.random.key(0)))
+    policy = Policy(run.config, run.job.source, jax.jit(run.job.algorithm.init)(jax.random.key(0)))
     obs = np.ones((2000, 4), np.float32)
     greedy, _ = policy(obs)
     sampled, _ = policy(obs, key=jax.random.key(0))

@@ -43,13 +43,14 @@ def network_of(config: R2D2, env: EnvSpec = SPEC) -> networks.RecurrentNetwork:
 def problem(config: R2D2) -> tuple[Any, Any, Any, Rollout]:
     """Variables, another target network and windows, some of which run over an episode's end."""
     algorithm = config.make(SPEC)
-    variables = algorithm.init(jax.random.key(0))
-    target = algorithm.init(jax.random.key(1)).params
+    init = jax.jit(algorithm.init)
+    variables, target = init(jax.random.key(0)), init(jax.random.key(1)).params
     assert algorithm.window is not None
     windows = random_rollout(algorithm, SPEC, algorithm.window, N)
     return algorithm, variables, target, windows._replace(reward=10 * windows.reward, core=(), final_core=())
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def losses(config: R2D2, variables: Any, target: Any, windows: Rollout) -> Any:
     algorithm = config.make(SPEC)
     keys = jax.random.split(jax.random.key(0), N)
@@ -140,27 +141,30 @@ def test_burn_in_only_makes_the_core() -> None:
     config = R2D2(**NET, burn_in=5, sequence_length=4, n_step=2)
     _, variables, _, w = problem(config)
     late = w._replace(extras={"core": w.extras["core"][5:]}, **{f: getattr(w, f)[5:] for f in STEPS})
-    core = network_of(config).unroll(variables.params, w.obs[:5], w.extras["core"][0], w.valid[:5])[1]
+    core = jax.jit(network_of(config).unroll)(variables.params, w.obs[:5], w.extras["core"][0], w.valid[:5])[1]
     late.extras["core"][0] = core
 
+    @functools.partial(jax.jit, static_argnums=1)
+    @jax.value_and_grad
     def total(params: Any, config: R2D2, windows: Rollout) -> jax.Array:
         loss, mask, _ = losses(config, variables._replace(params=params), variables.params, windows)
         return jnp.sum(jnp.where(mask, loss, 0.0))
 
     short = dataclasses.replace(config, burn_in=0)
     assert_close(
-        jax.value_and_grad(total)(variables.params, config, w),
-        jax.value_and_grad(total)(variables.params, short, late),
+        total(variables.params, config, w),
+        total(variables.params, short, late),
     )
 
 
 STEPS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
 
-def test_one_update_is_the_same_on_any_number_of_devices() -> None:
+@pytest.mark.parametrize("num_devices", [8, pytest.param(2, marks=pytest.mark.slow)])
+def test_one_update_is_the_same_on_any_number_of_devices(num_devices: int) -> None:
     config = R2D2(**NET, burn_in=3, sequence_length=6, n_step=3)
     algorithm, _, _, w = problem(config)
-    state = sgd.init(algorithm, jax.random.key(0))
+    state = jax.jit(functools.partial(sgd.init, algorithm))(jax.random.key(0))
     weight = np.random.default_rng(0).random(N).astype(np.float32)
 
     def update(state: Any, w: Rollout, weight: jax.Array) -> Any:
@@ -169,14 +173,13 @@ def test_one_update_is_the_same_on_any_number_of_devices() -> None:
         return sgd.gradient(algorithm, state, batch, keys, weight)
 
     results = []
-    for num_devices in (1, 2, 8):
+    for size in (1, num_devices):
         specs = (meshes.REPLICATED, meshes.ROLLOUT._replace(core=(), final_core=()), meshes.BATCH)
         out = (meshes.REPLICATED, meshes.REPLICATED, meshes.BATCH)
-        program = jax.shard_map(update, mesh=make_mesh(num_devices), in_specs=specs, out_specs=out)
+        program = jax.shard_map(update, mesh=make_mesh(size), in_specs=specs, out_specs=out)
         results.append(jax.device_get(jax.jit(program)(state, w, weight)))
     assert np.ptp(w.valid.sum(0)) > 0  # so that a mean of the devices' means would differ
-    for other in results[1:]:
-        assert_close(other, results[0])
+    assert_close(results[1], results[0])
 
 
 # --- The stored core ----------------------------------------------------------------------------------
@@ -186,12 +189,11 @@ ACTING = R2D2(**NET, burn_in=6, sequence_length=8, n_step=3, epsilon_base=1.0, e
 
 
 @functools.cache
-def acted(prioritized: bool) -> tuple[Any, Rollout, ring.Memory]:
-    """Parameters, all that was done with them in CartPole, and a memory that has wrapped around."""
+def rollouts() -> tuple[Any, list[Rollout]]:
+    """Parameters, and consecutive rollouts with them in CartPole."""
     env = find("gymnax:CartPole-v1").device()
     algorithm = ACTING.make(env.spec)
-    assert algorithm.window is not None
-    variables = algorithm.init(jax.random.key(0))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
     everywhere, batch = meshes.REPLICATED, meshes.BATCH
     rollout = jax.shard_map(
         lambda *args: device.make_rollout(algorithm, env, LENGTH)(*args)[:2],
@@ -199,19 +201,30 @@ def acted(prioritized: bool) -> tuple[Any, Rollout, ring.Memory]:
         in_specs=(everywhere, batch, *[everywhere] * 4),
         out_specs=(batch, meshes.ROLLOUT),
     )
-    act, add = jax.jit(rollout), jax.jit(ring.add, static_argnums=2)
-    actor = device.init(algorithm, env, Share(0, ENVS, ENVS), jax.random.key(1))
-    memory, parts = None, []
+    act = jax.jit(rollout)
+    actor = jax.jit(functools.partial(device.init, algorithm, env, Share(0, ENVS, ENVS)))(jax.random.key(1))
+    parts = []
     for iteration in range(8):
         actor, experience = act(
-            variables, actor, jax.random.key(2), jax.random.key(3), jnp.int32(iteration), jnp.zeros(())
+            variables, actor, jax.random.key(2), jax.random.key(3), np.int32(iteration), np.float32(0)
         )
-        memory = memory or ring.init(experience, SLOTS, prioritized=prioritized)
-        memory = add(memory, experience, algorithm.window)
-        parts.append(experience._replace(core=(), final_core=()))
-    assert memory is not None
+        parts.append(jax.device_get(experience))
+    return variables.params, parts
+
+
+@functools.cache
+def acted(prioritized: bool) -> tuple[Any, Rollout, ring.Memory]:
+    """Parameters, all that was done with them, and a memory that has wrapped around."""
+    params, parts = rollouts()
+    window = ACTING.make(find("gymnax:CartPole-v1").spec).window
+    assert window is not None
+    memory = jax.jit(functools.partial(ring.init, slots=SLOTS, prioritized=prioritized))(parts[0])
+    add = jax.jit(ring.add, static_argnums=2)
+    for part in parts:
+        memory = add(memory, part, window)
+    parts = [part._replace(core=(), final_core=()) for part in parts]
     whole = jax.tree.map(lambda *x: np.concatenate(x), *[part._replace(obs=part.obs[:-1]) for part in parts])
-    return variables.params, whole._replace(obs=np.concatenate([whole.obs, parts[-1].obs[-1:]])), memory
+    return params, whole._replace(obs=np.concatenate([whole.obs, parts[-1].obs[-1:]])), memory
 
 
 @functools.cache
@@ -252,9 +265,13 @@ def test_the_recomputed_core_is_the_stored_one_at_every_later_step() -> None:
     stored = windows.extras["core"]
     assert (~windows.valid).any(0).mean() > 0.3 and np.abs(stored).mean() > 0.05
     unroll = jax.jit(network.unroll)
-    for t in range(1, len(stored)):
-        _, core = unroll(params, windows.obs[:t], stored[0], windows.valid[:t])
-        np.testing.assert_allclose(core, stored[t], atol=1e-6)
+    last = len(stored) - 1
+    _, core = unroll(params, windows.obs[:last], stored[0], windows.valid[:last])
+    np.testing.assert_allclose(core, stored[last], atol=1e-6)
+    core = stored[0]
+    for t in range(last):
+        _, core = unroll(params, windows.obs[t : t + 1], core, windows.valid[t : t + 1])
+        np.testing.assert_allclose(core, stored[t + 1], atol=1e-6)
     np.testing.assert_array_equal(stored[1:][~windows.valid[:-1]], 0.0)
 
 
@@ -280,12 +297,12 @@ def test_an_episode_begins_without_memory_and_with_the_same_epsilon() -> None:
     core, epsilon = algorithm.initial_core(4)
     np.testing.assert_array_equal(core, np.zeros((4, 4)))
     np.testing.assert_allclose(epsilon, [0.5, 0.25, 0.125, 0.0625])
-    variables = algorithm.init(jax.random.key(0))
-    many = (jnp.zeros((20_000, 4)), jnp.tile(epsilon, 5_000))
-    obs, keys = jnp.ones((20_000, 3)), jax.random.split(jax.random.key(1), 20_000)
-    greedy, *_ = algorithm.policy(variables, obs[:1], algorithm.initial_core(1), Context())
-    action, _, extras = algorithm.policy(variables, obs, many, Context(keys))
-    explored = np.mean(np.asarray(action != greedy).reshape(5_000, 4), axis=0)
+    variables, policy = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.policy)
+    many = (np.zeros((20_000, 4), np.float32), np.tile(epsilon, 5_000))
+    obs, keys = np.ones((20_000, 3), np.float32), jax.random.split(jax.random.key(1), 20_000)
+    greedy, *_ = policy(variables, obs[:1], algorithm.initial_core(1), Context())
+    action, _, extras = policy(variables, obs, many, Context(keys))
+    explored = np.mean((np.asarray(action) != greedy).reshape(5_000, 4), axis=0)
     np.testing.assert_allclose(explored, epsilon * 2 / 3, atol=0.02)
     assert_close(extras, {"core": many[0]})
 
@@ -293,16 +310,16 @@ def test_an_episode_begins_without_memory_and_with_the_same_epsilon() -> None:
 @pytest.mark.parametrize("dueling", [False, True])
 def test_step_with_reset_core_equals_unroll(dueling: bool) -> None:
     network = network_of(R2D2(**NET, dueling=dueling))
-    params = network.init(jax.random.key(0))
+    params, step = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.step)
     rng = np.random.default_rng(0)
     obs, valid = rng.normal(size=(9, 5, 3)).astype(np.float32), rng.random((9, 5)) < 0.7
     core = initial = network.initial_core(5)
-    rows = []
+    reset, rows = jax.jit(reset_core), []
     for x, ok in zip(obs, valid, strict=True):
-        q, core = network.step(params, x, core)
-        core = reset_core(core, initial, ok)
+        q, core = step(params, x, core)
+        core = reset(core, initial, ok)
         rows.append(q)
-    assert_close(network.unroll(params, obs, initial, valid), (jnp.stack(rows), core))
+    assert_close(jax.jit(network.unroll)(params, obs, initial, valid), (np.stack(rows), core))
 
 
 # --- Runs ---------------------------------------------------------------------------------------------

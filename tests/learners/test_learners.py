@@ -107,16 +107,18 @@ def make(name: str) -> tuple[Algorithm, list[Rollout]]:
     return algorithm, [random_rollout(algorithm, env, NUM_STEPS, NUM_ENVS, seed, ends) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_one_device_is_as_eight(name: str) -> None:
+DEVICES = {"ppo": (8, 2), "ppo-continuous": (4,), "dqn": (8, 2)}
+
+
+@pytest.mark.parametrize("name, num_devices", [(name, n) for name in CASES for n in DEVICES.get(name, (8,))])
+def test_one_device_is_as_many(name: str, num_devices: int) -> None:
     """Parameters, running statistics, optimiser state, counts, memory and metrics, after two rollouts."""
     algorithm, rollouts = make(name)
     env = CASES[name][1]
     one = updated(algorithm, rollouts, 1, env=env)
     assert one[0].updates == 2 * (2 if algorithm.replay else algorithm.num_epochs * algorithm.num_minibatches)
     assert one[0].iteration == 2 and one[0].env_step == 2 * NUM_STEPS * NUM_ENVS
-    for num_devices in {"ppo": (2, 8), "ppo-continuous": (4,), "dqn": (2, 8)}.get(name, (8,)):
-        assert_close(updated(algorithm, rollouts, num_devices, env=env), one)
+    assert_close(updated(algorithm, rollouts, num_devices, env=env), one)
 
 
 def test_shuffling_changes_the_result() -> None:

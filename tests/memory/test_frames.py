@@ -66,13 +66,13 @@ def test_stacks_against_a_plain_loop(frame_stack: int, channels: int, levels: in
         pixels = pixels[..., 0, 0].astype(np.float32)
     expected = plain_stacks(pixels, fresh, frame_stack, axis=2 if layout == "channels last" else 0)
 
-    stacks = jnp.full(expected.shape[1:], 77, expected.dtype)  # nothing may be left of it
+    stacks = np.full(expected.shape[1:], 77, expected.dtype)  # nothing may be left of it
     push = jax.jit(frames.push)
     for frame, wanted in zip(zip(pixels, fresh, strict=True), expected, strict=True):
         stacks, obs = push(stacks, frames.Frame(*frame))
         np.testing.assert_array_equal(obs, wanted)
 
-    kept = frames.newest(jnp.asarray(expected), frame_stack)
+    kept = jax.device_get(jax.jit(frames.newest, static_argnums=1)(expected, frame_stack))
     assert (np.asarray(kept.fresh) | ~fresh).all() and (levels == 2) == (np.asarray(kept.fresh) & ~fresh).any()
     stack = jax.jit(frames.stack)
     for given in (frames.Frame(pixels, fresh), kept):
@@ -157,8 +157,9 @@ def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
 
     spec = find(env_id, options).spec
     games, lost, truncations, restarts = 0, 0, 0, 0
+    newest = jax.jit(frames.newest, static_argnums=1)
     for experience, episodes in results:
-        fresh = np.asarray(frames.newest(jnp.asarray(experience.obs[1:]), spec.frame_stack).fresh)
+        fresh = np.asarray(newest(experience.obs[1:], spec.frame_stack).fresh)
         restarts += (fresh & ~experience.valid).sum()
         games += episodes.episodes
         lost += experience.terminated.sum()
@@ -180,7 +181,8 @@ def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
     whole, theirs = ([crop(experience) for experience, _ in act("lives", n)[:rollouts]] for n in (1, 0))
     obs = np.concatenate([*(rollout.obs[:-1] for rollout in theirs), theirs[-1].obs[-1:]])
     valid = np.concatenate([rollout.valid for rollout in whole])
-    memory = ring.init(whole[0], slots, prioritized=prioritized, frame_stack=frame_stack)
+    init = jax.jit(ring.init, static_argnames=("slots", "prioritized", "frame_stack"))
+    memory = init(whole[0], slots, prioritized=prioritized, frame_stack=frame_stack)
     add = jax.jit(ring.add, static_argnums=(2, 3))
     for rollout in whole:
         memory = add(memory, rollout, window, frame_stack)

@@ -245,11 +245,11 @@ def test_layers_are_normalized_before_their_activation(torso: Any, shape: tuple[
 
 def test_normalized_features_do_not_see_the_scale_of_observations() -> None:
     torso, x = MLP((64,), jnp.asarray, axes=3, layer_norm=True), sample(box(4, 4, 2), 3)  # with no activation after
-    params = torso.init(jax.random.key(0), x)
-    features = np.asarray(torso.apply(params, x))
+    params, apply = jax.jit(torso.init)(jax.random.key(0), x), jax.jit(torso.apply)
+    features = np.asarray(apply(params, x))
     np.testing.assert_allclose(features.mean(axis=1), 0, atol=1e-6)
     np.testing.assert_allclose(features.var(axis=1), 1, atol=1e-4)
-    equal(torso.apply(params, 100 * x), features, 1e-3)
+    equal(apply(params, 100 * x), features, 1e-3)
 
 
 # --- Observations -------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_heads_and_torsos(shared: bool) -> None:
     network, params = build(NetworkConfig(hidden_sizes=(8,)), VECTOR, shared, log_std=2)
     obs = sample(VECTOR, 4)
     params = params | {"log_std": jnp.array([-1.0, 2.0])}
-    outputs, _, _ = network.step(params, obs, ())
+    outputs = np.asarray(jax.jit(network.step)(params, obs, ())[0])
     equal(outputs[:, 2:], np.tile([-1.0, 2.0], (4, 1)))
 
     def gradient(pick: Callable[[jax.Array, jax.Array], jax.Array]) -> set[str]:
@@ -478,18 +478,18 @@ def test_unroll_equals_running_episodes_one_by_one(config: NetworkConfig, space:
     network, params = build(config, space)
     steps, num_envs = VALID.shape
     obs = sample(space, steps, num_envs)
-    start = jnp.asarray(sample(box(5), num_envs, seed=1))  # the rollout may begin within an episode
-    outputs, values, final = jax.jit(network.unroll)(params, obs, start, VALID)
-    step = jax.jit(network.step)
+    start = sample(box(5), num_envs, seed=1)  # the rollout may begin within an episode
+    step, unroll = jax.jit(network.step), jax.jit(network.unroll)
+    outputs, values, final = jax.device_get(unroll(params, obs, start, VALID))
     for env in range(num_envs):
         core = start[env : env + 1]
         for t in range(steps):
             output, value, core = step(params, obs[t, env][None], core)
-            equal((outputs[t, env], values[t, env]), (output[0], value[0]))
+            equal((outputs[t, env], values[t, env]), (np.asarray(output)[0], np.asarray(value)[0]))
             if not VALID[t, env]:
                 core = network.initial_core(1)
-        equal(final[env], core[0])
-    never_reset = network.unroll(params, obs, start, np.ones_like(VALID))[1]
+        equal(final[env], np.asarray(core)[0])
+    never_reset = np.asarray(unroll(params, obs, start, np.ones_like(VALID))[1])
     changed = np.any(np.abs(values - never_reset) > 1e-4, axis=0)
     assert changed.tolist() == [True, True, False]
 
@@ -499,13 +499,13 @@ def test_step_with_reset_core_equals_unroll(config: NetworkConfig, space: Space)
     network, params = build(config, space)
     obs = sample(space, *VALID.shape)
     core = initial = network.initial_core(VALID.shape[1])
-    step, rows = jax.jit(network.step), []
+    step, reset, rows = jax.jit(network.step), jax.jit(reset_core), []
     for t, valid in enumerate(VALID):
         *row, core = step(params, obs[t], core)
-        core = reset_core(core, initial, valid)
+        core = reset(core, initial, valid)
         rows.append(row)
     *unrolled, final = jax.jit(network.unroll)(params, obs, initial, VALID)
-    equal(unrolled, [jnp.stack(column) for column in zip(*rows, strict=True)])
+    equal(unrolled, [np.stack(column) for column in zip(*rows, strict=True)])
     equal(final, core)
 
 
@@ -531,17 +531,18 @@ def test_any_core_joins_any_heads() -> None:
     )
     config = TorsoConfig(hidden_sizes=(8,))
     critic = make_network(config, VECTOR, core, action_value_head(config, 2))
-    params = critic.init(jax.random.key(0))
+    params, step_critic, reset = jax.jit(critic.init)(jax.random.key(0)), jax.jit(critic.step), jax.jit(reset_core)
     assert params.keys() == {"torso", "decay", "mlp", "head"}
     obs, action = sample(VECTOR, *VALID.shape), sample(box(2), *VALID.shape)
     state = initial = critic.initial_core(VALID.shape[1])
     rows = []
     for x, a, valid in zip(obs, action, VALID, strict=True):
-        q, state = critic.step(params, x, state, a)
-        state = reset_core(state, initial, valid)
+        q, state = step_critic(params, x, state, a)
+        state = reset(state, initial, valid)
         rows.append(q)
-    equal(critic.unroll(params, obs, initial, VALID, action), (jnp.stack(rows), state))
-    assert jnp.max(jnp.abs(rows[1] - critic.step(params, obs[1], initial, action[1])[0])) > 1e-3  # it remembers
+    equal(jax.jit(critic.unroll)(params, obs, initial, VALID, action), (np.stack(rows), state))
+    forgetful, _ = step_critic(params, obs[1], initial, action[1])
+    assert np.max(np.abs(np.asarray(rows[1]) - forgetful)) > 1e-3  # it remembers
 
 
 def test_nothing_flows_over_a_reset() -> None:
@@ -566,9 +567,9 @@ def test_reset_core_broadcasts_over_any_state() -> None:
 def test_without_a_core_steps_are_independent() -> None:
     network, params = build(NetworkConfig(hidden_sizes=(8,)), VECTOR, False)
     obs = sample(VECTOR, *VALID.shape)
-    outputs, values, core = network.unroll(params, obs, (), VALID)
+    outputs, values, core = jax.device_get(jax.jit(network.unroll)(params, obs, (), VALID))
     assert core == ()
-    equal((outputs[4], values[4]), network.step(params, obs[4], ())[:2])
+    equal((outputs[4], values[4]), jax.jit(network.step)(params, obs[4], ())[:2])
 
 
 # --- Many devices -------------------------------------------------------------------------------------

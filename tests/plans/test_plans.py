@@ -106,7 +106,7 @@ def probed(name: str, env_id: str, plan: str = "on_device") -> dict[str, tuple[n
 
 def greedy(algorithm: Algorithm, variables: Variables, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Greedy actions, and the values that the policy or the loss sees in them."""
-    action, _, extras = algorithm.policy(variables, obs, algorithm.initial_core(len(obs)), Context())
+    action, _, extras = jax.jit(algorithm.policy)(variables, obs, algorithm.initial_core(len(obs)), Context())
     if "value" in extras:
         return np.asarray(action), np.asarray(extras["value"])
     assert algorithm.window is not None
