@@ -24,4 +24,11 @@ CASES = {
     "algorithms/test_r2d2.py::test_a_run_on_two_devices[synchronous]": "on_device",
     "plans/test_asynchronous.py::test_leaving_the_loop_leaves_nothing[a2c]": "impala",
     "test_docs.py::test_the_documented_algorithm_runs_everywhere": "test_the_documented_algorithm_learns_and_loads",
+    "test_cli.py::test_the_real_command_refuses_fast[environment]": "sizes",
+    "test_cli.py::test_training_outlives_its_output[closed]": "full; test_a_reader_that_has_enough_is_no_error",
+    "envs/test_envs.py::test_gymnax_against_its_own_step[MemoryChain-bsuite": "Catch, Breakout",
+    "envs/test_envs.py::test_gymnax_against_its_own_step[FourRooms-misc": "CartPole, FrozenLake",
+    "envs/test_gymnasium.py::test_ctrl_c_ends_a_process_whose_environment_hangs[processes]": "threads, killed",
+    "envs/test_env_faults.py::test_processes_describe_spaces_as_threads_do[Image]": "Box",
+    "envs/test_env_faults.py::test_processes_describe_spaces_as_threads_do[Whole]": "Box",
 }

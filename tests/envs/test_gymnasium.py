@@ -389,7 +389,9 @@ host.step(np.array([0, HANG]))
 
 
 @pytest.mark.parametrize(
-    "workers, how", [("threads", signal.SIGINT), ("processes", signal.SIGINT), ("processes", signal.SIGKILL)]
+    "workers, how",
+    [("threads", signal.SIGINT), ("processes", signal.SIGINT), ("processes", signal.SIGKILL)],
+    ids=["threads", "processes", "killed"],
 )
 def test_ctrl_c_ends_a_process_whose_environment_hangs(workers: str, how: signal.Signals) -> None:
     """And no worker outlives it, even if it has no time to say goodbye."""
