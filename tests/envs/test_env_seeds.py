@@ -76,8 +76,8 @@ def synchronous_observations(env: str) -> np.ndarray:
     [
         ("envpool:CartPole-v1", 2),
         ("gymnasium:CartPole-v1", 1),
+        ("gymnasium:CartPole-v1", 2),
         ("gymnasium:CartPole-v1", 4),
-        pytest.param("gymnasium:CartPole-v1", 2, marks=pytest.mark.slow),
     ],
 )
 def test_neither_plan_nor_actors_change_which_episodes_come_first(env: str, num_actors: int) -> None:

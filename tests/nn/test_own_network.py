@@ -68,7 +68,7 @@ def equinox_pair(size: int) -> Any:
 
 def functions(size: int) -> Any:
     def init(key: jax.Array, x: jax.Array) -> dict[str, jax.Array]:
-        return {"w": jax.random.normal(key, (size, WIDTH))}
+        return {"w": jax.random.normal(key, (size, WIDTH)) / size**0.5}
 
     return init, lambda params, x: jnp.tanh(x.reshape(len(x), -1) @ params["w"])
 

@@ -103,7 +103,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "ppo": {"normalize_observations": True, "scale_rewards": True, "num_epochs": 2, "num_minibatches": 2},
     "dqn": {"priority_exponent": 0.5, "num_devices": 2},
     "a2c": {"num_devices": 2, "core": "gru", "core_size": 4},
-    "pg": {"env": "Pendulum-v1", "normalize_observations": True},
+    "pg": {"env": "Pendulum-v1", "normalize_observations": True, "scale_rewards": True},
     "impala": {"plan": "on_device"},
     "appo": {"plan": "on_device"},
     "pqn": {},
@@ -113,7 +113,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "td3": {"env": "Pendulum-v1", "scale_rewards": True},
     "sac": {"env": "Pendulum-v1", "normalize_observations": True},
 }
-FAST = ("ppo", "dqn")
+FAST = ("pg", "dqn")
+"""With running statistics, and with a replay memory on two devices."""
 
 
 @pytest.mark.parametrize("name", [*FAST, *slow([name for name in EXACT if name not in FAST])])
@@ -526,7 +527,7 @@ def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
     full, free = ([*line.split()[1:]] for line in done.stdout.splitlines())
     assert {name for name in full if name[0] != "."} & set(free), "the last that was written is still there"
     lines = runs.read_metrics(tmp_path / "run")
-    assert [line["iteration"] for line in lines] == list(range(1, 17))
+    assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1)) and len(lines) > 15
     assert last_checkpoint(tmp_path / "run").env_steps == lines[-1]["env_steps"]
 
 
