@@ -20,6 +20,7 @@ from jax._src import compilation_cache
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
 jax.config.update("jax_num_cpu_devices", 8)
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"  # for what tests start, too: the key of a kept program holds this number
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # --- Compiled programs ----------------------------------------------------------------------------------

@@ -47,4 +47,14 @@ CASES = {
     "actors/test_actors.py::test_devices_do_not_matter[recurrent-2]": "recurrent-8",
     "actors/test_actors.py::test_devices_do_not_matter[continuous-8]": "recurrent-8",
     "test_docs.py::test_the_documented_algorithm_runs_everywhere": "test_the_documented_algorithm_learns_and_loads",
+    "test_cli.py::test_the_real_command_refuses_fast[environment]": "sizes",
+    "test_cli.py::test_training_outlives_its_output[closed]": "full; test_a_reader_that_has_enough_is_no_error",
+    "envs/test_envs.py::test_gymnax_against_its_own_step[MemoryChain-bsuite": "Catch, Breakout",
+    "envs/test_envs.py::test_gymnax_against_its_own_step[FourRooms-misc": "CartPole, FrozenLake",
+    "envs/test_gymnasium.py::test_ctrl_c_ends_a_process_whose_environment_hangs[processes]": "threads, killed",
+    "envs/test_env_faults.py::test_processes_describe_spaces_as_threads_do[Image]": "Box",
+    "envs/test_env_faults.py::test_processes_describe_spaces_as_threads_do[Whole]": "Box",
+    "envs/test_env_seeds.py::test_neither_plan_nor_actors_change_which_episodes_come_first[gymnasium:CartPole-v1-2]": (
+        "1, 4"
+    ),
 }

@@ -7,13 +7,15 @@ import io
 import os
 import re
 import resource
+import runpy
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +357,7 @@ def run(*args: str, cwd: Path, script: str | None = None) -> subprocess.Complete
         ("ppo --env CartPol-v1", "train.py", 5),
         ("train ppo --env CartPole-v1 --num-minibatches 7", None, 5),
     ],
+    ids=["flag", "script", "directory", "environment", "sizes"],
 )
 def test_the_real_command_refuses_fast(command: str, script: str | None, seconds: float, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -433,13 +436,21 @@ def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
             assert word.lower() in captured.out.lower(), (args, word)
 
 
-def test_the_script_is_the_same_command_and_names_what_happens(finished: Path, tmp_path: Path) -> None:
-    done = run("--config", str(finished / "done"), "--run-dir", "new/run", cwd=tmp_path, script="train.py")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_script_is_the_same_command_and_names_what_happens(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(runs.ROOT / "scripts" / "train.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [script, "--config", str(finished / "done"), "--run-dir", "new/run"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
     run_dir = tmp_path / "new" / "run"
     assert runs.untimed(run_dir) == runs.untimed(finished / "done")
     assert (run_dir / "config.json").read_text() == (finished / "done" / "config.json").read_text()
-    lines = done.stdout.splitlines()
+    lines = out.splitlines()
     assert "ppo on gymnax:CartPole-v1, plan on_device, 1 cpu device, 8 environments x 16 steps" in lines[0]
     assert lines[1] == "writing new/run"
     steps = runs.read_metrics(run_dir)[-1]["env_steps"]
@@ -463,27 +474,24 @@ def test_evaluate_plays_as_the_run_did(finished: Path, capsys: pytest.CaptureFix
     assert lines[1] != lines[0]
 
 
-def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_cleanly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = f"train pg --env envpool:CartPole-v1 {runs.TINY} --run-dir x".replace("steps 384", "steps 1000000000")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jaxrl_dist.cli", *command.split()],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        metrics_file = tmp_path / "x" / "metrics.jsonl"
-        deadline = time.monotonic() + 100
-        while not (metrics_file.exists() and metrics_file.stat().st_size > 2000):
-            assert process.poll() is None and time.monotonic() < deadline
+    metrics_file, deadline = tmp_path / "x" / "metrics.jsonl", time.monotonic() + 100
+
+    def interrupt() -> None:
+        while time.monotonic() < deadline and not (metrics_file.exists() and metrics_file.stat().st_size > 2000):
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 130
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.chdir(tmp_path)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code = cli.main(command.split())
+    thread.join()
+    out, err = capsys.readouterr()
+    assert code == 130
     answer, line = err.splitlines()
     assert answer.startswith("jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later")
     assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` goes on from ")
@@ -493,37 +501,34 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
     assert len(checkpoint.saved(tmp_path / "x")) == 1
 
 
-STOPPED = """
-import os, signal, sys, time
-from jaxrl_dist import cli
-from jaxrl_dist.run import console
-shown, first = console.Display.WHERE, [True]
-def stop(self, *args, **more):
-    if first:
-        first.clear()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)
-    return shown(self, *args, **more)
-console.Display.WHERE = stop
-sys.exit(cli.main(sys.argv[1:]))
-"""
+@pytest.fixture
+def stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], tuple[int, list[str]]]:
+    """``where -> (exit code, lines on stderr)`` of a run in ``x`` that gets SIGTERM in this method of Display."""
+
+    def train(where: str) -> tuple[int, list[str]]:
+        shown = getattr(console.Display, where)
+
+        def stop(self: console.Display, *args: Any, **more: Any) -> Any:
+            patch.setattr(console.Display, where, shown)  # only the first time
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            return shown(self, *args, **more)
+
+        monkeypatch.chdir(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(console.Display, where, stop)
+            code = cli.main(["train", *runs.CARTPOLE.split(), "--run-dir", "x"])
+        return code, capsys.readouterr().err.splitlines()
+
+    return train
 
 
-def stopped(where: str, command: str, folder: Path) -> tuple[int, list[str]]:
-    """Exit code, and lines on stderr, of a command that gets SIGTERM when it first comes to this method of Display."""
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED.replace("WHERE", where), *command.split()],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    return done.returncode, done.stderr.splitlines()
-
-
-def test_what_is_trained_is_kept_when_its_evaluation_is_stopped(tmp_path: Path) -> None:
-    code, lines = stopped("evaluating", f"train {runs.CARTPOLE} --run-dir x", tmp_path)
+def test_what_is_trained_is_kept_when_its_evaluation_is_stopped(
+    stopped: Callable[[str], tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    code, lines = stopped("evaluating")
     assert code == 143 and len(lines) == 2
     assert lines[1].endswith("interrupted; it is trained and saved, and `jaxrl-dist evaluate x` works")
     run_dir = tmp_path / "x"
@@ -536,8 +541,8 @@ def test_what_is_trained_is_kept_when_its_evaluation_is_stopped(tmp_path: Path) 
     assert (newest.stat().st_mtime_ns, newest.read_bytes()) == before, "there was nothing new to save"
 
 
-def test_a_signal_before_anything_is_begun_leaves_nothing(tmp_path: Path) -> None:
-    code, lines = stopped("__init__", f"train {runs.CARTPOLE} --run-dir x", tmp_path)
+def test_a_signal_before_anything_is_begun_leaves_nothing(stopped: Callable[[str], tuple[int, list[str]]]) -> None:
+    code, lines = stopped("__init__")
     assert code == 143 and lines[-1].startswith("jaxrl-dist: error: interrupted")
 
 
@@ -581,30 +586,30 @@ FAULTY = {
     "stderr": subprocess.PIPE,
     "text": True,
 }
-THREADS = f"-m jaxrl_dist.cli train impala {runs.TINY} --total-env-steps 1000000000".replace(
-    "--total-env-steps 384 ", ""
-)
+THREADS = f"train impala {runs.TINY} --total-env-steps 1000000000".replace("--total-env-steps 384 ", "")
 
 
 @pytest.mark.parametrize("attempt", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
-def test_an_error_in_an_actor_is_one_line_after_its_traceback(attempt: int, tmp_path: Path) -> None:
+def test_an_error_in_an_actor_is_one_line_after_its_traceback(
+    attempt: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chances = f"p_crash={0.02 / (1 + attempt)} p_crash_reset=0 p_stall=0 p_stall_reset=0"
     command = f"{THREADS} --env faulty:make --run-dir {tmp_path}/x --env-options {chances}"
-    done = subprocess.run([sys.executable, *command.split()], timeout=120, **FAULTY)
-    assert done.returncode == 1
-    *before, line = done.stderr.splitlines()
+    assert cli.main(command.split()) == 1
+    out, err = capsys.readouterr()
+    *before, line = err.splitlines()
     assert line.startswith("jaxrl-dist: error: gymnasium:faulty:make: environment")
     assert line.endswith("in step: RuntimeError: simulated crash")
     assert before[0].startswith("Traceback") and before[-2] == "RuntimeError: simulated crash"
     if before[-1].startswith("the run is saved: `jaxrl-dist resume "):  # it had learnt something
         before.pop()
     assert re.fullmatch(r"\(of the 4 environments of actor [01]\)", before[-1])
-    assert done.stderr.count("Traceback") == 1 and "Traceback" not in done.stdout
+    assert err.count("Traceback") == 1 and "Traceback" not in out
 
 
 def test_ctrl_c_ends_a_run_whose_environments_hang(tmp_path: Path) -> None:
     command = f"{THREADS} --env faulty:hanging --env-options after=40 --run-dir {tmp_path}/x"
-    process = subprocess.Popen([sys.executable, *command.split()], **FAULTY)
+    process = subprocess.Popen([sys.executable, "-m", "jaxrl_dist.cli", *command.split()], **FAULTY)
     try:
         metrics_file = tmp_path / "x" / "metrics.jsonl"
         deadline = time.monotonic() + 100

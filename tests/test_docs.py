@@ -80,10 +80,14 @@ def test_the_documented_algorithm_runs_everywhere(example: types.ModuleType) -> 
         assert last.env_steps >= 1024
 
 
+FEWER = "num_devices=1, evaluation_episodes=5"
+"""What the blocks of Python that train get besides fewer steps: all of them, so that their programs are the same."""
+
+
 def test_the_readme_s_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, use, *_ = blocks("README.md")
     run_dir = tmp_path / "run"
-    train = train.replace("total_env_steps=150_000", f"total_env_steps=2_000, run_dir={str(run_dir)!r}")
+    train = train.replace("total_env_steps=150_000", f"total_env_steps=2_000, {FEWER}, run_dir={str(run_dir)!r}")
     use = use.replace('"runs/..."', repr(str(run_dir))).replace("episodes=100", "episodes=5")
     import numpy as np
 
@@ -111,14 +115,14 @@ def test_the_page_of_what_was_learnt_is_that_of_the_results() -> None:
 
 
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """From its first line to its last, but for fewer steps on one device."""
+    """From its first line to its last, with fewer steps on one device."""
     monkeypatch.chdir(tmp_path)
     text = (runs.ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     ran = []
     for language, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
         if language == "python":
-            exec(block.replace("150_000", "2_000, num_devices=1, evaluation_episodes=5"), names)
+            exec(block.replace("150_000", f"2_000, {FEWER}"), names)
             continue
         program, command, *rest = shlex.split(block)
         assert program == "jaxrl-dist"

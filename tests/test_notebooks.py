@@ -20,7 +20,7 @@ NAMES = runpy.run_path(str(SCRIPT))
 FAST = "1-tour"
 """The one that every change runs."""
 NOTEBOOKS = {path.stem: path for path in NAMES["NOTEBOOKS"]}
-ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(runs.ROOT)}
 
 
 def cells(path: Path, kind: str = "code") -> list[dict[str, Any]]:

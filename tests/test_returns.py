@@ -34,7 +34,7 @@ class Data(NamedTuple):
     values: np.ndarray
 
 
-def random_data(seed: int, num_steps: int, num_envs: int = 1000, endless: bool = False) -> tuple[Data, np.ndarray]:
+def random_data(seed: int, num_steps: int, num_envs: int = 240, endless: bool = False) -> tuple[Data, np.ndarray]:
     """Rollouts as the environments make them, and log importance ratios.
 
     Every end is followed by a reset step; the chance of an end differs by environment and is 1 for some, half of the
@@ -229,30 +229,33 @@ def test_rlax() -> None:
     discounts = np.where(terminated, 0.0, DISCOUNT).astype(np.float32)
     before, after = data.values[:-1], data.values[1:]
 
-    def over_envs(function: Any, *arrays: np.ndarray) -> Any:
-        return jax.jit(jax.vmap(function, in_axes=1, out_axes=1))(*arrays)
+    def over_envs(function: Any, num_arrays: int) -> Any:
+        """Of arrays ``[T, B]`` and numbers."""
+        of_column = lambda numbers, *arrays: function(*arrays, *numbers)  # noqa: E731
+        mapped = jax.jit(jax.vmap(of_column, in_axes=(None, *(1,) * num_arrays), out_axes=1))
+        return lambda *args: mapped(args[num_arrays:], *args[:num_arrays])
 
+    rlax_lambda_returns = over_envs(rlax.lambda_returns, 3)
+    rlax_gae = over_envs(
+        lambda r, d, v, x: rlax.truncated_generalized_advantage_estimation(r, d, lambda_=x, values=v), 3
+    )
+    rlax_vtrace = over_envs(
+        partial(rlax.vtrace_td_error_and_advantage, clip_rho_threshold=1.5, clip_pg_rho_threshold=2.0), 5
+    )
     for gae_lambda in (0.0, 0.9, 1.0):
-        mix = {"lambda_": gae_lambda}
-        expected = over_envs(partial(rlax.lambda_returns, **mix), data.reward, discounts, after)
+        expected = rlax_lambda_returns(data.reward, discounts, after, gae_lambda)
         np.testing.assert_allclose(lambda_returns(*data, DISCOUNT, gae_lambda), expected, **TOLERANCE)
 
-        expected = over_envs(
-            lambda r, d, v, mix=mix: rlax.truncated_generalized_advantage_estimation(r, d, values=v, **mix),
-            *(data.reward, discounts, data.values),
-        )
+        expected = rlax_gae(data.reward, discounts, data.values, gae_lambda)
         np.testing.assert_allclose(gae(*data, DISCOUNT, gae_lambda), expected, **TOLERANCE)
 
-        expected = over_envs(
-            partial(rlax.vtrace_td_error_and_advantage, **mix, clip_rho_threshold=1.5, clip_pg_rho_threshold=2.0),
-            *(before, after, data.reward, discounts, np.exp(log_rhos)),
-        )
+        expected = rlax_vtrace(before, after, data.reward, discounts, np.exp(log_rhos), gae_lambda)
         result = vtrace(*data, log_rhos, DISCOUNT, gae_lambda, 1.5, 1.0, 2.0)
         np.testing.assert_allclose(result.vs - before, expected.errors, **TOLERANCE)
         np.testing.assert_allclose(result.pg_advantages, expected.pg_advantage, **TOLERANCE)
 
     for n in (1, 3, 12):
-        expected = over_envs(partial(rlax.n_step_bootstrapped_returns, n=n), data.reward, discounts, after)
+        expected = over_envs(partial(rlax.n_step_bootstrapped_returns, n=n), 3)(data.reward, discounts, after)
         np.testing.assert_allclose(n_step(*data, DISCOUNT, n), expected, **TOLERANCE)
 
 

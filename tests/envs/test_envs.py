@@ -161,9 +161,27 @@ def test_gymnax_against_its_own_step(env_id: str, options: dict[str, int], ends:
 
 
 TESTED = {"MNISTBandit-bsuite", *(env_id for env_id, *_ in AGAINST_NATIVE)}  # the first downloads its data
+OTHERS = [env_id for env_id in adapter.ids() if env_id not in TESTED]
+COMPILED = {"Acrobot-v1", "MountainCarContinuous-v0", "DeepSea-bsuite", "Swimmer-misc", "Freeway-MinAtar"}
 
 
-@pytest.mark.parametrize("env_id", [env_id for env_id in adapter.ids() if env_id not in TESTED])
+@pytest.mark.parametrize("env_id", OTHERS)
+def test_every_other_gymnax_environment_has_the_spaces_it_names(env_id: str) -> None:
+    """Of what its reset and its step trace to, without compiling them."""
+    env = adapter.make(env_id, {})
+    actions = jnp.asarray(random_actions(env.spec.action, np.random.default_rng(0), 2))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(1), 2))
+    with jax.numpy_rank_promotion("allow"):  # Swimmer needs it
+        state, first = jax.eval_shape(env.reset, keys)
+        after, step, _ = jax.eval_shape(env.step, state, actions, keys)
+    check_observation(first, env.spec, 2)
+    check_observation(step.obs, env.spec, 2)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+
+
+@pytest.mark.parametrize(
+    "env_id", [env_id if env_id in COMPILED else pytest.param(env_id, marks=pytest.mark.slow) for env_id in OTHERS]
+)
 def test_every_other_gymnax_environment_steps(env_id: str) -> None:
     env = adapter.make(env_id, {})
     actions = random_actions(env.spec.action, np.random.default_rng(0), 50, 2)

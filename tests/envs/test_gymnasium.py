@@ -389,7 +389,9 @@ host.step(np.array([0, HANG]))
 
 
 @pytest.mark.parametrize(
-    "workers, how", [("threads", signal.SIGINT), ("processes", signal.SIGINT), ("processes", signal.SIGKILL)]
+    "workers, how",
+    [("threads", signal.SIGINT), ("processes", signal.SIGINT), ("processes", signal.SIGKILL)],
+    ids=["threads", "processes", "killed"],
 )
 def test_ctrl_c_ends_a_process_whose_environment_hangs(workers: str, how: signal.Signals) -> None:
     """And no worker outlives it, even if it has no time to say goodbye."""
@@ -518,7 +520,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.chdir(folder)
         patch.setattr(sys, "path", sys.path)  # the command adds the current directory
         sys.path = list(sys.path)
-        command = f"ppo --env module_of_the_user:make {NO_FAULTS} {runs.TINY} --env-workers processes"
+        command = f"a2c --env module_of_the_user:make {NO_FAULTS} {runs.TINY} --env-workers processes"
         runs.train(f"{command} --normalize-observations", folder / "run")
         sys.modules.pop("module_of_the_user")
         yield "module_of_the_user"
@@ -528,7 +530,7 @@ def test_no_file_chooses_what_is_imported(module: str, capsys: pytest.CaptureFix
     config = runs.read_json(Path("run/config.json"))["run"]
     assert config["env"] == f"gymnasium:{module}:make" and config["env_workers"] == "processes"
     message = f"no file may choose code to run; name its environment yourself, by --env gymnasium:{module}:make"
-    for command in ("evaluate run", "train --config run", "train ppo --config run/config.json --seed 3"):
+    for command in ("evaluate run", "train --config run", "train a2c --config run/config.json --seed 3"):
         assert cli.main(command.split()) == 2
         err = capsys.readouterr().err
         assert message in err and err.count("\n") == 1

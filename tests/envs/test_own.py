@@ -28,6 +28,7 @@ SIZES: dict[str, Any] = {
     "report_interval": 128,
     "evaluation_episodes": 2,
     "num_devices": 1,
+    "hidden_sizes": (8,),
 }
 
 

@@ -68,7 +68,7 @@ def equinox_pair(size: int) -> Any:
 
 def functions(size: int) -> Any:
     def init(key: jax.Array, x: jax.Array) -> dict[str, jax.Array]:
-        return {"w": jax.random.normal(key, (size, WIDTH))}
+        return {"w": jax.random.normal(key, (size, WIDTH)) / size**0.5}
 
     return init, lambda params, x: jnp.tanh(x.reshape(len(x), -1) @ params["w"])
 
@@ -88,12 +88,13 @@ def test_it_sees_what_torsos_see(library: str, space: Any) -> None:
     """A batch along one axis, whatever the axes of the observations, which come as the other torsos have them."""
     shape = {(): (4,), (4, 6, 6): (6, 6, 4)}.get(space.shape, space.shape)
     torso = make_torso(TorsoConfig(torso=LIBRARIES[library](int(np.prod(shape)))), space, jnp.dtype(jnp.float32))
-    x = jax.random.normal(jax.random.key(1), (2, 3, *shape))
-    features, params = torso.init_with_output(jax.random.key(0), x[0, :1])
+    x = np.random.default_rng(1).normal(size=(2, 3, *shape)).astype(np.float32)
+    apply = jax.jit(torso.apply)
+    features, params = jax.jit(torso.init_with_output)(jax.random.key(0), x[0, :1])
     assert features.shape == (1, WIDTH) and all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
-    together = torso.apply(params, x)
+    together = apply(params, x)
     assert together.shape == (2, 3, WIDTH)
-    apart = np.stack([[torso.apply(params, each[None])[0] for each in row] for row in x])
+    apart = np.stack([[apply(params, each[None])[0] for each in row] for row in x])
     np.testing.assert_allclose(together, apart, rtol=1e-5, atol=1e-6)
 
 
