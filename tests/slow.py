@@ -57,4 +57,6 @@ CASES = {
     "envs/test_env_seeds.py::test_neither_plan_nor_actors_change_which_episodes_come_first[gymnasium:CartPole-v1-2]": (
         "1, 4"
     ),
+    "plans/test_on_device.py::test_a_population_traces_and_its_members_are_their_lone_runs[ppo-1]": "ppo-2, dqn-1",
+    "plans/test_on_device.py::test_a_population_traces_and_its_members_are_their_lone_runs[dqn-2]": "ppo-2, dqn-1",
 }

@@ -83,10 +83,13 @@ def test_a_population_traces_and_its_members_are_their_lone_runs(name: str, num_
 
     def run(seed: jax.Array) -> Any:
         state, actor, keys = begin(seed)
-        for _ in range(2):
+
+        def iterate(carry: Any, _: None) -> tuple[Any, None]:
+            state, actor = carry
             actor, experience, _ = act(state, actor, keys)
-            state, _ = learn(state, experience, keys)
-        return state.variables
+            return (learn(state, experience, keys)[0], actor), None
+
+        return jax.lax.scan(iterate, (state, actor), length=2)[0][0].variables
 
     seeds = jnp.arange(2)
     together = jax.jit(jax.vmap(run))(seeds)
