@@ -95,9 +95,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
     if stop():
         run_dir = shlex.quote(str(config.run_dir))
         if last.env_steps < config.total_env_steps:
-            raise stop.interrupted(
-                f"interrupted; `jaxrl-dist resume {run_dir}` goes on from {last.env_steps} env steps"
-            )
+            raise stop.interrupted(f"interrupted; `{run.resume_command()}` goes on from {last.env_steps} env steps")
         if config.evaluation_episodes and not last.evaluation:
             raise stop.interrupted(f"interrupted; it is trained and saved, and `jaxrl-dist evaluate {run_dir}` works")
     seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import pathlib
 import shlex
+import sys
 import time
 import warnings
 import weakref
@@ -17,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from jaxrl_dist import algorithms
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
-from jaxrl_dist.config import Train, env_name
+from jaxrl_dist.config import Train, env_name, split_env
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
@@ -152,7 +153,19 @@ class Run(NamedTuple):
         run_dir = shlex.quote(str(self.config.run_dir))
         if isinstance(error, DivergedError):
             return f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them"
-        return f"the run is saved: `jaxrl-dist resume {run_dir}` goes on from {env_steps} env steps"
+        return f"the run is saved: `{self.resume_command()}` goes on from {env_steps} env steps"
+
+    def resume_command(self) -> str:
+        """Returns the command, or in Python the call, that resumes the run, with the code that no file may name."""
+        words = ["jaxrl-dist", "resume", str(self.config.run_dir)]
+        if not isinstance(self.config.env, str):
+            return f"jaxrl_dist.resume({str(self.config.run_dir)!r}, env=...)"
+        if split_env(self.config.env)[1] is not None:
+            words += ["--env", self.config.env]
+        kind = type(self.config.algorithm)
+        if algorithms.name_of(kind) not in algorithms.ALGORITHMS:
+            words += ["--algorithm", getattr(sys.modules.get(kind.__module__), "__file__", None) or "FILE.py"]
+        return shlex.join(words)
 
     def _trimmed(self, whole: Checkpoint) -> Checkpoint:
         """Removes the replay memory from a checkpoint, unless checkpoints hold it."""

@@ -77,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, l
     """Runs of an object and of its id, and their reports."""
     folder = tmp_path_factory.mktemp("runs")
     configs = {
-        name: jaxrl_dist.Train("a2c", env=env, run_dir=str(folder / name), **SIZES)
+        name: jaxrl_dist.preset("a2c", env, run_dir=str(folder / name), **SIZES)
         for name, env in (("object", MADE), ("id", "CartPole-v1"))
     }
     return folder, {name: list(jaxrl_dist.train(config)) for name, config in configs.items()}

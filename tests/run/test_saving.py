@@ -25,6 +25,8 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli
+from jaxrl_dist.algorithms.pg import PG
+from jaxrl_dist.config import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, signals, trackers
@@ -296,6 +298,19 @@ def test_a_run_that_its_environment_ends_can_go_on(plan: str, options: dict[str,
         reports = jaxrl_dist.resume(tmp_path, env=own.Spoilt(), report_interval=32)
         assert next(reports).env_steps > env_steps
         reports.close()  # type: ignore[attr-defined]
+
+
+def test_the_command_that_resumes_a_run_names_the_user_s_code() -> None:
+    nothing: Any = None
+
+    def command(algorithm: Any, env: Any) -> str:
+        return training_run.Run(Train(algorithm, env=env, run_dir="runs/a b"), nothing).resume_command()
+
+    assert command(PG(), "gymnax:CartPole-v1") == "jaxrl-dist resume 'runs/a b'"
+    assert command(PG(), "gymnasium:my:make") == "jaxrl-dist resume 'runs/a b' --env gymnasium:my:make"
+    mine = type("Mine", (PG,), {"__module__": __name__})()
+    assert command(mine, "gymnax:CartPole-v1") == f"jaxrl-dist resume 'runs/a b' --algorithm {__file__}"
+    assert command(PG(), own.Spoilt()) == "jaxrl_dist.resume('runs/a b', env=...)"
 
 
 def test_a_run_that_has_diverged_leaves_finite_variables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
