@@ -59,4 +59,10 @@ CASES = {
     ),
     "plans/test_on_device.py::test_a_population_traces_and_its_members_are_their_lone_runs[ppo-1]": "ppo-2, dqn-1",
     "plans/test_on_device.py::test_a_population_traces_and_its_members_are_their_lone_runs[dqn-2]": "ppo-2, dqn-1",
+    "plans/test_plans.py::test_probe[a2c-": "ppo",
+    "plans/test_plans.py::test_probe[sac-": "dqn, and continuous td3",
+    "plans/test_plans.py::test_every_algorithm_repeats_bit_for_bit[impala]": "sac, pqn",
+    "learners/test_learners.py::test_one_device_is_as_many[a2c-8]": "ppo-8",
+    "learners/test_learners.py::test_one_device_is_as_many[impala-8]": "ppo-gru-8",
+    "actors/test_evaluate.py::test_evaluations_change_nothing[synchronous]": "on_device",
 }
