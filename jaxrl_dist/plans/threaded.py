@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -102,8 +103,14 @@ def sender(home: Mesh, priority: Deliver | None = None) -> Deliver:
 
 
 def _put(content: list[PyTree], on: Mesh) -> list[PyTree]:
-    """Puts an actor's content on its part of the mesh, without a copy if it is already there."""
-    return [jax.device_put(x, meshes.shardings(on, spec)) for x, spec in zip(content, CONTENT, strict=False)]
+    """Puts an actor's content on its part of the mesh; copies nothing that is there already."""
+    return [jax.device_put(x, where) for x, where in zip(content, _shardings(on), strict=False)]
+
+
+@functools.cache
+def _shardings(on: Mesh) -> list[Any]:
+    """Returns the shardings of ``CONTENT`` on a mesh."""
+    return [meshes.shardings(on, spec) for spec in CONTENT]
 
 
 def prioritize(job: Job, on: Mesh) -> Deliver:
@@ -139,7 +146,11 @@ def joiner(mesh: Mesh, num_actors: int) -> Callable[[Sequence[Sample | None]], l
         for index, sample in enumerate(samples):
             if sample is None and index not in blanks:
                 blanks[index] = _put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index])
-            contents.append(blanks[index] if sample is None else _put(sample.content, parts[index]))
+            content = blanks[index] if sample is None else sample.content
+            contents.append(content if joined_on.size == 1 else _put(content, parts[index]))
+        if joined_on.size == 1:  # nothing to take apart
+            joined = programs[joined_on.devices.flat[0]](contents) if len(contents) > 1 else contents[0]
+            return joined if joined_on is mesh else _put(joined, mesh)
         pieces = []
         for device in joined_on.devices.flat:
             here = [_shard(x, device) for x, part in zip(contents, parts, strict=True) if device in part.devices]
