@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
             state = state._replace(memory=ring.set_priority(state.memory, index, powered))
         return state, metrics
 
+    @partial(jax.jit, inline=True)  # traced once, though ``update`` needs it three times
     def learn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         keys = rng.per_index(key, jnp.arange(updates))
         state, metrics = jax.lax.scan(one_update, state, keys)

@@ -20,7 +20,7 @@ from jaxrl_dist.envs.base import Share
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import NO_EPISODES, Clock, IntervalSums, report
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Report, TrainState, Variables
+from jaxrl_dist.types import Report, Rollout, TrainState, Variables
 
 DISPATCH_SECONDS = 1.0
 """Approximate duration of one dispatch, so that the run stops soon after a request. Results do not depend on it."""
@@ -30,12 +30,13 @@ _SUMS: Any = IntervalSums._make([meshes.REPLICATED] * 3 + [meshes.BATCH])
 def on_device(job: Job) -> Iterator[Report]:
     """Runs ``job`` on gymnax environments, many iterations per dispatch."""
     clock = Clock(job.resumed, job.away)
-    program = _program(job)
+    iterate = _iterate(job)
+    program = _program(job, *iterate)
     actor = jax.jit(start(job))(job.key(Stream.ENV)) if job.resumed is None else job.resumed.actor
     actor = meshes.put(actor, job.mesh, meshes.BATCH)
     state = job.initial_state()
     keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-    since = _initial_since(job, state, actor, keys)
+    since = _initial_since(job, *iterate, state, actor, keys)
     clock.ready(program)
     env_steps, iterations_per_dispatch = job.env_steps, 1
 
@@ -73,7 +74,8 @@ def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the two functions of an iteration on whole arrays: acting and learning.
 
     They are ``(state, actor, keys) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience, keys)
-    -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device.
+    -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device. Both are traced once,
+    however many programs use them.
     """
     rollout = device.make_rollout(job.algorithm, job.source.device(), job.rollout_length)
     one, batch, experience = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT
@@ -92,12 +94,21 @@ def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Any:
         return acts(state.variables, actor, keys[:-1], state.iteration, state.env_step)
 
-    return act, lambda state, experience, keys: learns(state, experience, keys[-1])
+    def learn(state: TrainState, experience: Rollout, keys: tuple[jax.Array, ...]) -> Any:
+        return learns(state, experience, keys[-1])
+
+    return jax.jit(act, inline=True), jax.jit(learn, inline=True)
 
 
-def _initial_since(job: Job, state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> IntervalSums:
+def _initial_since(
+    job: Job,
+    act: Callable[..., Any],
+    learn: Callable[..., Any],
+    state: TrainState,
+    actor: device.ActorState,
+    keys: tuple[jax.Array, ...],
+) -> IntervalSums:
     """Returns the sums since the last report: those of the checkpoint, or zeros."""
-    act, learn = _iterate(job)
     metrics = jax.eval_shape(lambda *args: learn(args[0], act(*args)[1], args[2])[1], state, actor, keys)
     return _place(job, IntervalSums.of(job.resumed), IntervalSums(np.int32(0), np.int32(0), metrics, NO_EPISODES))
 
@@ -112,14 +123,13 @@ def _place(job: Job, since: IntervalSums, like: IntervalSums) -> IntervalSums:
     return jax.device_put(since._replace(sums=sums, episodes=parts), meshes.shardings(job.mesh, _SUMS))
 
 
-def _program(job: Job) -> meshes.Program:
+def _program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> meshes.Program:
     """Returns ``(state, actor, since, keys, count, budget) -> (state, actor, since, steps, fault)``.
 
     The program makes ``count`` iterations, or fewer if ``budget`` env steps are done earlier, and adds their sums to
     ``since``. If an environment returns NaN or infinity, it stops before that iteration and returns each device's first
     ``fault``.
     """
-    act, update = _iterate(job)
 
     def finite(fault: device.Fault) -> jax.Array:
         return jnp.all(fault.where == device.NO_FAULT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +75,29 @@ def test_evaluations_change_nothing(plan: str, tmp_path: Path) -> None:
     assert read_curve(with_, "evaluation/return_mean").x.tolist() == due
 
 
-def test_a_resumed_run_evaluates_where_it_would_have(tmp_path: Path) -> None:
-    """Whether its first part ends between two reports or with one, and whether that one was to be evaluated or not."""
-    whole = tmp_path / "whole"
-    list(jaxrl_dist.train(config(run_dir=str(whole))))
-    steps, due = [line["env_steps"] for line in runs.untimed(whole)], list(split(whole)[1])
-    for first in (due[0] - 10, due[0], due[1], next(step for step in steps if step not in due)):
-        parts = tmp_path / f"parts{first}"
-        list(jaxrl_dist.train(config(total_env_steps=first, run_dir=str(parts))))
-        list(jaxrl_dist.resume(parts, total_env_steps=SIZES["total_env_steps"]))
-        assert runs.untimed(parts) == runs.untimed(whole)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is evaluated with some of its reports."""
+    run_dir = tmp_path_factory.mktemp("evaluate") / "whole"
+    list(jaxrl_dist.train(config(run_dir=str(run_dir))))
+    return run_dir
+
+
+FIRST_PARTS: dict[str, Callable[[list[int], list[int]], int]] = {
+    "before one that is due": lambda steps, due: due[0] - 10,
+    "with one that is due": lambda steps, due: due[1],
+    "with the first that is due": lambda steps, due: due[0],
+    "with one that is not": lambda steps, due: next(step for step in steps if step not in due),
+}
+"""With which report the first part of a run ends, from the env steps of all reports and of the evaluated ones."""
+
+
+@pytest.mark.parametrize("ends", FIRST_PARTS)
+def test_a_resumed_run_evaluates_where_it_would_have(ends: str, whole: Path, tmp_path: Path) -> None:
+    first = FIRST_PARTS[ends]([line["env_steps"] for line in runs.untimed(whole)], list(split(whole)[1]))
+    list(jaxrl_dist.train(config(total_env_steps=first, run_dir=str(tmp_path))))
+    list(jaxrl_dist.resume(tmp_path, total_env_steps=SIZES["total_env_steps"]))
+    assert runs.untimed(tmp_path) == runs.untimed(whole)
 
 
 def test_an_evaluation_that_a_signal_ends_is_made_up_for(tmp_path: Path) -> None:

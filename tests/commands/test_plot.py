@@ -68,10 +68,10 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     """The percentile bootstrap of few seeds is known to be a little narrow."""
     rng = np.random.default_rng(1)
     covered = 0
-    for _ in range(20):
+    for _ in range(10):
         line = plot.middle([Curve(np.arange(2.0), np.full(2, value)) for value in rng.normal(3.0, 1.0, 20)])
         covered += line.low[0] <= 3.0 <= line.high[0]
-    assert 15 <= covered <= 20
+    assert 8 <= covered <= 10
 
 
 def test_where_a_seed_has_ended_the_others_count() -> None:

@@ -448,12 +448,13 @@ def test_nothing_goes_through_the_host() -> None:
     """While the program of ``on_device`` runs: all that it needs, it has."""
     algorithm = PG(hidden_sizes=(4,)).make(find("Clock-v0").spec)
     job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
-    program = on_device_module._program(job)
+    iterate = on_device_module._iterate(job)
+    program = on_device_module._program(job, *iterate)
     actor = jax.jit(on_device_module.start(job))(job.key(on_device_module.Stream.ENV))
     actor = meshes.put(actor, job.mesh, meshes.BATCH)
     keys = tuple(job.key(stream) for stream in (1, 2, 3))
     state = job.initial_state()
-    since = on_device_module._initial_since(job, state, actor, keys)
+    since = on_device_module._initial_since(job, *iterate, state, actor, keys)
     limits = meshes.put((np.int32(2), np.int32(10**6)), make_mesh(2), meshes.REPLICATED)  # iterations, env steps
     state, actor, since, *_ = program(state, actor, since, keys, *limits)
     with jax.transfer_guard("disallow"):

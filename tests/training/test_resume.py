@@ -251,7 +251,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = config(checkpoint_interval=1, keep_checkpoints=3, report_interval=16, run_dir=str(run_dir))
     for report in jaxrl_dist.train(dataclasses.replace(here, total_env_steps=160)):
         written = run_dir / "checkpoints" / f"{report.env_steps:012d}"
-        for _ in range(600):  # a checkpoint is skipped while the one before is being written
+        for _ in range(20):  # a checkpoint is skipped while the one before is being written, and never comes
             if written.exists():
                 break
             time.sleep(0.1)
@@ -504,7 +504,7 @@ def written():
 for report in jaxrl_dist.train(dataclasses.replace(config, total_env_steps=256, run_dir=str(folder))):
     time.sleep(0.1)
     if report.iteration == 5:
-        for _ in range(600):  # a checkpoint is skipped while the one before is being written
+        for _ in range(20):  # a checkpoint is skipped while the one before is being written, and never comes
             if written():
                 break
             time.sleep(0.1)
