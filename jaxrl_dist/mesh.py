@@ -60,10 +60,9 @@ def learning(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs:
     """Maps a function of shards that computes gradients or sums over devices.
 
     ``check_vma`` proves while tracing that replicated outputs are equal on all devices, and makes the gradient of a
-    global mean correct. It hardly works under ``jax.disable_jit``, which ``Program`` allows on one device only; there
-    it has nothing to prove and is off.
+    global mean correct. On one device it has nothing to prove and is off.
     """
-    check_vma = not _jit_disabled()
+    check_vma = mesh.size > 1
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
 
 
@@ -137,7 +136,7 @@ class Program:
 
 def global_sum(tree: Any) -> Any:
     """Sums each array over the devices; the result is equal on all of them."""
-    return jax.lax.psum(tree, DATA)
+    return jax.lax.psum(tree, DATA) if jax.lax.axis_size(DATA) > 1 else tree
 
 
 def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -161,6 +160,15 @@ def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
 def global_index(local_size: int) -> jax.Array:
     """Returns the global indices, int32 ``[local_size]``, of this device's shard of an axis."""
     return jax.lax.axis_index(DATA) * local_size + jnp.arange(local_size, dtype=jnp.int32)
+
+
+def vary(tree: Any) -> Any:
+    """Marks arrays as different on each device, so that a gradient by them is that of this device's examples alone."""
+    if jax.lax.axis_size(DATA) == 1:
+        return tree
+    return jax.tree.map(
+        lambda x: x if DATA in jax.typeof(x).mat.varying else jax.lax.pcast(x, DATA, to="varying"), tree
+    )
 
 
 def vary_as(tree: Any, like: jax.Array) -> Any:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_dist import mesh
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.mesh import global_sum
 from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
+MICROBATCH = 4096
+"""Losses that a CPU differentiates at a time: the activations of more leave its caches (docs/speed.md)."""
 MAX_SKIPPED = 10
 """Number of consecutive non-finite gradients after which training has diverged and the run ends."""
 
@@ -35,8 +40,9 @@ def gradient(
 ) -> tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]:
     """Differentiates the mean loss over the examples of all devices.
 
-    The mean is ``psum(sum(weight * losses * mask)) / psum(sum(mask))`` and is differentiated whole, collectives
-    included. Averaging per-device gradients instead would weigh devices, not examples, whenever masks differ.
+    The mean is ``sum(weight * losses * mask) / sum(mask)``, both sums over all devices. Each device differentiates its
+    own sum; gradients, losses and counts are then added up together, and divided. A mean of per-device means would
+    weigh devices, not examples, whenever masks differ.
 
     Args:
       batch: this device's examples, leading axis ``N``.
@@ -51,7 +57,8 @@ def gradient(
       ConfigError: losses or mask do not have an entry for each example.
     """
 
-    def mean_loss(params: PyTree) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
+    def losses_of(params: PyTree, examples: Any) -> tuple[dict[str, jax.Array], jax.Array, jax.Array | None]:
+        batch, keys, weight = examples
         losses, mask, aux = algorithm.loss(state.variables._replace(params=params), batch, state.context(keys))
         if not losses.shape == mask.shape or losses.shape[:1] != (len(keys),):
             raise ConfigError(
@@ -59,16 +66,57 @@ def gradient(
                 f"for each of {len(keys)} examples, and no mean"
             )
         weighted = losses if weight is None else losses * weight.reshape(-1, *(1,) * (losses.ndim - 1))
-        per_example = {"loss/total": weighted, **aux.metrics}
-        sums = jnp.stack([jnp.sum(jnp.where(mask, x, 0.0)) for x in per_example.values()])
-        total, count = global_sum((sums, jnp.sum(mask, dtype=jnp.float32)))
-        means = dict(zip(per_example, total / jnp.maximum(count, 1.0), strict=True))
-        return means["loss/total"], (means, aux.priority)
+        return {"loss/total": weighted, **aux.metrics}, mask, aux.priority
 
-    grads, (metrics, priority) = jax.grad(mean_loss, has_aux=True)(state.variables.params)
+    def summed_loss(params: PyTree, examples: Any) -> tuple[jax.Array, Any]:
+        per_example, mask, priority = losses_of(params, examples)
+        sums = {name: jnp.sum(jnp.where(mask, x, 0.0)) for name, x in per_example.items()}
+        return sums["loss/total"], (sums, jnp.sum(mask, dtype=jnp.float32), priority)
+
+    def differentiate(params: PyTree, examples: Any) -> tuple[PyTree, jax.Array | None]:
+        grads, (sums, count, priority) = jax.grad(summed_loss, has_aux=True)(params, examples)
+        return (grads, sums, count), priority
+
+    params, examples = mesh.vary(state.variables.params), (batch, keys, weight)
+    _, mask, _ = jax.eval_shape(losses_of, params, examples)
+    parts = num_parts(*mask.shape)
+    if parts == 1:
+        sums, priority = differentiate(params, examples)
+    else:
+        cpu = partial(_by_parts, differentiate, parts)
+        sums, priority = jax.lax.platform_dependent(params, examples, cpu=cpu, default=differentiate)
+    grads, sums, count = mesh.global_sum(sums)
+    grads, metrics = jax.tree.map(lambda x: x / jnp.maximum(count, 1.0), (grads, sums))
     norm = optax.tree.norm(grads)
-    metrics |= {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}
-    return grads, metrics, priority
+    return grads, metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}, priority
+
+
+def num_parts(num_examples: int, *each: int) -> int:
+    """Returns the number of equal parts in which a CPU differentiates examples with losses of shape ``each``.
+
+    It is 1 if the examples do not divide into parts of ``MICROBATCH / 2`` to ``MICROBATCH`` losses.
+    """
+    wanted = -(-num_examples * math.prod(each) // MICROBATCH)
+    return next((parts for parts in range(wanted, 2 * wanted) if num_examples % parts == 0), 1)
+
+
+def _by_parts(
+    function: Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]],
+    num_parts: int,
+    params: PyTree,
+    examples: PyTree,
+) -> tuple[PyTree, jax.Array | None]:
+    """Computes ``(sums, per_example) = function(params, examples)`` part by part."""
+    parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), examples)
+    shapes = jax.eval_shape(function, params, jax.tree.map(lambda x: x[0], parts))[0]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def add(total: PyTree, part: PyTree) -> tuple[PyTree, jax.Array | None]:
+        sums, per_example = function(params, part)
+        return jax.tree.map(jnp.add, total, sums), per_example
+
+    sums, per_example = jax.lax.scan(add, mesh.vary(zeros), parts)
+    return sums, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), per_example)
 
 
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:

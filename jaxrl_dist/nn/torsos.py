@@ -20,6 +20,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.convolution import conv2d, max_pool
+from jaxrl_dist.nn.matmul import dot_general
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space, channels_first
 from jaxrl_dist.types import PyTree
 
@@ -80,7 +81,7 @@ class Conv(nn.Module):
 
 def dense(features: int, scale: float = _RELU_GAIN, dtype: DTypeLike = jnp.float32) -> nn.Dense:
     """A dense layer: ``[..., D]`` to ``[..., features]``. ``scale`` is the gain of the orthogonal initial weights."""
-    return nn.Dense(features, dtype=dtype, kernel_init=nn.initializers.orthogonal(scale))
+    return nn.Dense(features, dtype=dtype, kernel_init=nn.initializers.orthogonal(scale), dot_general=dot_general)
 
 
 def flatten(x: jax.Array, axes: int) -> jax.Array:

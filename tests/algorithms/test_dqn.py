@@ -189,7 +189,7 @@ def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices
     for size in (1, num_devices):
         mesh = meshes.make_mesh(jax.local_devices()[:size])
         specs = (meshes.REPLICATED, meshes.ROLLOUT._replace(core=(), final_core=(), extras={}), meshes.BATCH)
-        program = jax.shard_map(update, mesh=mesh, in_specs=specs, out_specs=(meshes.REPLICATED, meshes.BATCH))
+        program = meshes.learning(update, mesh, specs, (meshes.REPLICATED, meshes.BATCH))
         results.append(jax.device_get(jax.jit(program)(state, w, probability)))
     np.testing.assert_allclose(results[0][1], (probability / probability.min()) ** -0.6, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *results)

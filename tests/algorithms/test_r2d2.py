@@ -176,7 +176,7 @@ def test_one_update_is_the_same_on_any_number_of_devices(num_devices: int) -> No
     for size in (1, num_devices):
         specs = (meshes.REPLICATED, meshes.ROLLOUT._replace(core=(), final_core=()), meshes.BATCH)
         out = (meshes.REPLICATED, meshes.REPLICATED, meshes.BATCH)
-        program = jax.shard_map(update, mesh=make_mesh(size), in_specs=specs, out_specs=out)
+        program = meshes.learning(update, make_mesh(size), specs, out)
         results.append(jax.device_get(jax.jit(program)(state, w, weight)))
     assert np.ptp(w.valid.sum(0)) > 0  # so that a mean of the devices' means would differ
     assert_close(results[1], results[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import hypothesis
@@ -170,6 +171,63 @@ def test_mean_over_unequal_masks() -> None:
         np.mean(part[keep]) for part, keep in zip(np.split(x, 8), np.split(mask, 8), strict=True) if keep.any()
     ]
     assert abs(np.mean(by_device) - np.mean(x[mask])) > 0.01  # so the test can tell
+
+
+@pytest.mark.parametrize(
+    "num_examples, each, parts",
+    [
+        (4096, (), 1),
+        (4098, (), 2),
+        (65536, (), 16),
+        (100, (128,), 4),
+        (12000, (), 3),
+        (4099, (), 1),
+        (3, (9000,), 1),
+    ],
+)
+def test_examples_are_divided_into_parts_that_are_equal(num_examples: int, each: tuple[int, ...], parts: int) -> None:
+    assert sgd.num_parts(num_examples, *each) == parts
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("each", [(), (3,)])
+def test_the_gradient_of_parts_is_that_of_the_whole(
+    each: tuple[int, ...], num_devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With masked examples, weights and priorities, which stay in order."""
+    rng = np.random.default_rng(0)
+    values = {name: rng.normal(size=(24, *each)).astype(np.float32) for name in ("x", "y")}
+    values["mask"] = rng.random((24, *each)) < 0.7
+    weight = rng.random(24).astype(np.float32)
+
+    def loss(variables: Variables, batch: Any, context: Context) -> Any:
+        error = (
+            variables.params["w"] * batch["x"]
+            - batch["y"]
+            + jax.vmap(jax.random.normal)(context.keys).reshape(-1, *(1,) * len(each))
+        )
+        return jnp.square(error), batch["mask"], Aux({"error": error}, jnp.abs(error))
+
+    algorithm = dataclasses.replace(
+        PG(**NET).make(DISCRETE), init=lambda key: Variables({"w": jnp.float32(0.7)}, ()), loss=loss
+    )
+
+    def run(state: TrainState, batch: Any, weight: jax.Array) -> Any:
+        keys = jax.vmap(jax.random.key)(meshes.global_index(len(weight)))
+        return sgd.gradient(algorithm, state, batch, keys, weight)
+
+    state, batch = sgd.init(algorithm, jax.random.key(0)), meshes.BATCH
+    results = []
+    for limit in (4096, 4 * math.prod(each)):  # losses: one part, or three on each of two devices
+        monkeypatch.setattr(sgd, "MICROBATCH", limit)
+        function = jax.jit(
+            meshes.learning(
+                run, make_mesh(num_devices), (meshes.REPLICATED, batch, batch), (*[meshes.REPLICATED] * 2, batch)
+            )
+        )
+        results.append(function(state, values, weight))
+        assert (sgd.num_parts(24 // num_devices, *each) > 1) == (limit < 4096)
+    assert_close(*results, 1e-5)
 
 
 # --- Masks --------------------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""The matrix product of dense layers: value and gradients of autodiff, with a stored transpose on CPUs alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_dist.nn.matmul import MAX_WIDTH, dot_general
+
+
+def gradients(width: int, matmul: Any, dtype: Any = jnp.float32) -> Any:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 5, width)), dtype)
+    layer = nn.Dense(3, dtype=dtype, dot_general=matmul)
+    kernel = jnp.asarray(rng.normal(size=(width, 3)), jnp.float32) / width
+
+    def loss(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = layer.apply({"params": {"kernel": kernel, "bias": jnp.ones(3)}}, x)
+        return jnp.sum(jnp.sin(y)), y
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(x, kernel)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-6), (jnp.bfloat16, 3e-2)])
+@pytest.mark.parametrize("width", [1, 7, MAX_WIDTH, MAX_WIDTH + 1])
+def test_value_and_gradients_are_those_of_autodiff(width: int, dtype: Any, tolerance: float) -> None:
+    ours, plain = gradients(width, dot_general, dtype), gradients(width, None, dtype)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), tolerance, tolerance)
+
+
+@pytest.mark.parametrize(
+    "platform, width, stored", [("cpu", 7, 1), ("cpu", MAX_WIDTH + 1, 0), ("cuda", 7, 0), ("tpu", 7, 0)]
+)
+def test_the_transpose_is_stored_on_cpus_alone(platform: str, width: int, stored: int) -> None:
+    x, kernel = jnp.ones((4, width)), jnp.ones((width, 3))
+    function = jax.jit(jax.grad(lambda kernel: jnp.sum(jnp.sin(dot_general(x, kernel, (((1,), (0,)), ((), ())))))))
+    text = jax.export.export(function, platforms=[platform])(kernel).mlir_module()
+    assert text.count("stablehlo.optimization_barrier") == stored
