@@ -189,6 +189,8 @@ class Train(Generic[Config]):
     """Devices to train on; None: all local ones."""
     mem_fraction: float | None = None
     """Fraction of a GPU's memory to reserve at the start; None: JAX's default (0.75)."""
+    compile_cache: bool = True
+    """Keep compiled programs for later runs, below ~/.cache/jaxrl_dist or in JAX_COMPILATION_CACHE_DIR if that is set."""
     init_from: str | None = None
     """Run directory with the trained variables to start from."""
     num_actors: int | None = PRESET
@@ -271,7 +273,7 @@ RESUMABLE = (
     *("total_env_steps", "report_interval"),
     *("evaluation_episodes", "evaluation_interval", "evaluation_max_steps", "tensorboard", "wandb"),
     *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),
-    *("num_devices", "actor_devices", "learner_devices", "mem_fraction"),
+    *("num_devices", "actor_devices", "learner_devices", "mem_fraction", "compile_cache"),
     *("env_workers", "env_timeout", "on_actor_error", "max_restarts"),
 )
 """Fields of ``Train`` that may change when a run is resumed."""

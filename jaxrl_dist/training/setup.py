@@ -22,6 +22,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.spaces import Box
 from jaxrl_dist.training.learner import make_learner
+from jaxrl_dist.training.programs import keep_programs
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Algorithm, EnvSpec
@@ -74,6 +75,8 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
     Raises:
       ConfigError: sizes do not divide, the plan does not fit, or the variables to start from cannot be loaded.
     """
+    if config.compile_cache:
+        keep_programs()
     if config.plan == "on_device":
         source.device()
     algorithm = make_algorithm(config, source.spec)

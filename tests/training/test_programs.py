@@ -1,0 +1,91 @@
+"""Compiled programs on the disk: found by later runs, kept apart by CPU, and never a reason to fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+import runs
+
+from jaxrl_dist.training import programs
+
+TRAIN = """
+import pathlib, sys
+from jaxrl_dist import cli
+
+home = pathlib.Path(sys.argv[1])
+for flag in ("--no-compile-cache", "--compile-cache", "--compile-cache"):
+    run_dir = home / f"run{len(list(home.iterdir()))}"
+    assert cli.main(["train", *sys.argv[2:], flag, "--quiet", "--run-dir", str(run_dir)]) == 0
+    print(len(list(home.glob("cache/jaxrl_dist/*/*-cache"))))
+"""
+
+
+def start(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Trains three times, the first without the cache; prints the number of kept programs after each."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    env |= {"PYTHONPATH": str(runs.ROOT), "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(home / "cache"), **environment}
+    command = [sys.executable, "-c", TRAIN, str(home), *runs.CARTPOLE.split()]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_a_second_run_finds_what_the_first_compiled(tmp_path: Path) -> None:
+    done = start(tmp_path)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    none, first, second = map(int, done.stdout.split())
+    assert none == 0 and first == second > 0
+
+
+@pytest.mark.slow
+def test_the_user_s_own_directory_counts(tmp_path: Path) -> None:
+    done = start(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "0", "0"] and any((tmp_path / "own").iterdir())
+
+
+def test_each_version_and_each_cpu_has_a_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = programs.cache_dir()
+    assert here == programs.cache_dir() and here.parent == tmp_path / "jaxrl_dist"
+    assert jax.__version__ in here.name
+    monkeypatch.setattr(programs, "_cpu", lambda: "flags: fpu sse avx512f")
+    assert programs.cache_dir() != here
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert programs.cache_dir().parent == tmp_path / "home" / ".cache" / "jaxrl_dist"
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A home for caches, in a process that has chosen none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = ("dir", "min_compile_time_secs", "enable_xla_caches")
+    options = [f"jax_{'compilation_cache' if name == 'dir' else 'persistent_cache'}_{name}" for name in names]
+    before = {option: getattr(jax.config, option) for option in options}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path / "cache"
+    for option, value in before.items():
+        jax.config.update(option, value)
+
+
+def test_programs_that_nobody_reads_are_deleted(unset: Path) -> None:
+    folder = programs.cache_dir()
+    folder.mkdir(parents=True)
+    for name, days in {"old": 40, "new": 2}.items():
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - 86400 * days,) * 2)
+    programs.keep_programs()
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_a_place_that_cannot_be_written_is_no_error(unset: Path) -> None:
+    unset.write_text("a file")
+    programs.keep_programs()
+    assert jax.config.jax_compilation_cache_dir is None
