@@ -190,7 +190,7 @@ class Train(Generic[Config]):
     mem_fraction: float | None = None
     """Fraction of a GPU's memory to reserve at the start; None: JAX's default (0.75)."""
     compile_cache: bool = True
-    """Keep compiled programs for later runs, below ~/.cache/jaxrl_dist or in JAX_COMPILATION_CACHE_DIR if that is set."""
+    """Keep compiled programs for later runs, below ~/.cache/jaxrl_dist or in JAX_COMPILATION_CACHE_DIR if it is set."""
     init_from: str | None = None
     """Run directory with the trained variables to start from."""
     num_actors: int | None = PRESET

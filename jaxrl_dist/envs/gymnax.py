@@ -130,7 +130,7 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
     """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
-    Resets run only when an environment needs one, which makes stepping up to twice as fast. Frames are stacked
+    On CPUs resets run only when an environment needs one, which makes stepping up to twice as fast. Frames are stacked
     elsewhere.
 
     Raises:
@@ -181,10 +181,15 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
         next_env = jax.tree.map(lambda new, old: new.astype(old.dtype), next_env, state.env)
         next_obs = jax.tree.map(lambda new, old: new.astype(old.dtype), next_obs, state.obs)
 
-        obs, env_state = jax.lax.cond(
-            jnp.any(state.ended),
-            lambda: _where(state.ended, reset_all(keys[:, 1]), (next_obs, next_env)),
-            lambda: (next_obs, next_env),
+        def started(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
+            return _where(ended, reset_all(keys), stepped)
+
+        def started_if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
+            return jax.lax.cond(jnp.any(ended), started, lambda keys, ended, stepped: stepped, keys, ended, stepped)
+
+        # A GPU would wait for the host at each condition, and steps so many environments that some have ended anyway.
+        obs, env_state = jax.lax.platform_dependent(
+            keys[:, 1], state.ended, (next_obs, next_env), cpu=started_if_any, default=started
         )
         if wrappers.time_limit is not None:
             truncated = truncated | (state.episode_length + 1 >= wrappers.time_limit)

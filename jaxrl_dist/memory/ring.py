@@ -180,18 +180,28 @@ def sample_uniform(
     def on_reset(index: Index) -> jax.Array:
         return ~memory.steps.valid[index.env, index.slot]
 
-    def redraw(carry: tuple[jax.Array, Index]) -> tuple[jax.Array, Index]:
-        attempt, index = carry
-        again = on_reset(index)
-        index = jax.tree.map(lambda new, old: jnp.where(again, new, old), draw(attempt), index)
-        return attempt + 1, index
+    def until_none_is_on_a_reset() -> Index:
+        def redraw(carry: tuple[jax.Array, Index]) -> tuple[jax.Array, Index]:
+            attempt, index = carry
+            again = on_reset(index)
+            index = jax.tree.map(lambda new, old: jnp.where(again, new, old), draw(attempt), index)
+            return attempt + 1, index
 
-    def missed(carry: tuple[jax.Array, Index]) -> jax.Array:
-        attempt, index = carry
-        return (attempt <= REDRAWS) & jnp.any(on_reset(index))
+        def missed(carry: tuple[jax.Array, Index]) -> jax.Array:
+            attempt, index = carry
+            return (attempt <= REDRAWS) & jnp.any(on_reset(index))
 
-    start = jnp.zeros((), jnp.int32)
-    _, index = jax.lax.while_loop(missed, redraw, (start + 1, draw(start)))
+        start = jnp.zeros((), jnp.int32)
+        return jax.lax.while_loop(missed, redraw, (start + 1, draw(start)))[1]
+
+    def all_at_once() -> Index:
+        draws = jax.vmap(draw)(jnp.arange(REDRAWS + 1, dtype=jnp.int32))
+        rejected = on_reset(draws)
+        first = jnp.where(rejected.all(axis=0), REDRAWS, jnp.argmin(rejected, axis=0))
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, first[None], axis=0)[0], draws)
+
+    # Both find the same windows. A GPU would wait for the host in each round of the loop.
+    index = jax.lax.platform_dependent(cpu=until_none_is_on_a_reset, default=all_at_once)
     return _gather(memory, index, window, frame_stack), index
 
 

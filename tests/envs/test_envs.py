@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import warnings
@@ -158,6 +159,24 @@ def test_gymnax_against_its_own_step(env_id: str, options: dict[str, int], ends:
             assert [step.terminated, step.truncated, step.valid] == flags
             np.testing.assert_allclose(states.episode_return[t, index], episode_return, rtol=1e-4, atol=1e-5)
             assert states.episode_length[t, index] == length
+
+
+def test_accelerators_reset_without_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And step as CPUs do, which reset only when an environment needs it."""
+    env = adapter.make("CartPole-v1", {"max_steps_in_episode": "7"})
+    actions = random_actions(env.spec.action, np.random.default_rng(0), NUM_STEPS, NUM_ENVS)
+    keys = jax.random.split(jax.random.key(1), (NUM_STEPS, NUM_ENVS))
+    first = jax.random.split(jax.random.key(2), NUM_ENVS)
+    on_cpu = run_gymnax(env, actions, keys, first)
+    step = jax.jit(env.step)
+    args = jax.eval_shape(env.reset, first)[0], jax.ShapeDtypeStruct(actions[0].shape, actions.dtype), keys[0]
+    conditions = [
+        len(re.findall("stablehlo.(?:case|if)", jax.export.export(step, platforms=[platform])(*args).mlir_module()))
+        for platform in ("cpu", "cuda", "tpu")
+    ]
+    assert conditions == [3, 2, 2]  # two are the choice of the platform, by a constant: XLA removes them
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    jax.tree.map(np.testing.assert_array_equal, run_gymnax(env, actions, keys, first), on_cpu)
 
 
 TESTED = {"MNISTBandit-bsuite", *(env_id for env_id, *_ in AGAINST_NATIVE)}  # the first downloads its data

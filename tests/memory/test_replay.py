@@ -125,6 +125,27 @@ def test_uniform_is_uniform() -> None:
     assert scipy.stats.chisquare(counts).pvalue > 0.01
 
 
+def test_accelerators_draw_the_same_windows_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = stream(100)
+    memory = filled(whole, 40, 4, 3, prioritized=False)
+    found, loops = [], []
+    for _platform in ("cpu", "cuda"):
+
+        def sample(memory: ring.Memory, key: jax.Array) -> Any:
+            return ring.sample_uniform(memory, key, 512, 3)
+
+        out = (meshes.TIME_BATCH, meshes.BATCH)
+        draw = on_mesh(sample, 1, (meshes.BATCH, meshes.REPLICATED), out)
+        text = str(jax.make_jaxpr(draw)(memory, jax.random.key(2)))
+        loops.append(text.count("while["))
+        found.append(draw(memory, jax.random.key(2)))
+        monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    assert loops[1] == 0 < loops[0]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    reset = {(env, step) for step, env in np.argwhere(~whole.valid)}
+    assert not reset & {(int(env), int(step)) for step, env in np.asarray(found[1][0].obs[0])}
+
+
 @functools.cache
 def prioritized_memory() -> tuple[ring.Memory, dict[tuple[int, int], float]]:
     """A wrapped-around memory whose priorities were set at random, and what they are by (environment, step)."""
