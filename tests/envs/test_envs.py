@@ -176,7 +176,7 @@ def test_accelerators_reset_without_a_condition(monkeypatch: pytest.MonkeyPatch)
     ]
     assert conditions == [3, 2, 2]  # two are the choice of the platform, by a constant: XLA removes them
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
-    jax.tree.map(np.testing.assert_array_equal, run_gymnax(env, actions, keys, first), on_cpu)
+    assert_close(run_gymnax(env, actions, keys, first), on_cpu)
 
 
 TESTED = {"MNISTBandit-bsuite", *(env_id for env_id, *_ in AGAINST_NATIVE)}  # the first downloads its data
