@@ -36,31 +36,32 @@ def on_device(job: Job) -> Iterator[Report]:
     actor = meshes.put(actor, job.mesh, meshes.BATCH)
     state = job.initial_state()
     keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-    since = _initial_since(job, *iterate, state, actor, keys)
+    blank = _blank_sums(job, *iterate, state, actor, keys)
+    since = _parted(job, IntervalSums.of(job.resumed), blank)
     clock.ready(program)
-    env_steps, iterations_per_dispatch = job.env_steps, 1
+    env_steps, iterations, iterations_per_dispatch = job.env_steps, int(since.iterations), 1
 
     def now() -> Report:
-        due = bool(since.iterations >= job.iterations_per_report)
+        due = iterations >= job.iterations_per_report
         return report(state, env_steps, clock, since, due=due, actor=actor)
 
     job.offer(now)
     done = env_steps >= job.total_env_steps
     while not done:
         began = time.perf_counter() - program.compile_seconds
-        count = max(1, min(iterations_per_dispatch, job.iterations_per_report - int(since.iterations)))
+        count = max(1, min(iterations_per_dispatch, job.iterations_per_report - iterations))
         budget = min(job.total_env_steps - env_steps, 2**30)
         state, actor, since, *outputs = program(state, actor, since, keys, np.int32(count), np.int32(budget))
-        steps, fault = jax.device_get(outputs)
+        steps, fault, iterations = jax.device_get((*outputs, since.iterations))
         env_steps += int(steps)
         # The program stops before the faulty iteration, so that a resumed run meets the fault again.
         device.check_fault(job.source.spec, fault, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
         iterations_per_dispatch = max(1, min(2 * iterations_per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
         done = env_steps >= job.total_env_steps or job.stop()
-        if not done and since.iterations >= job.iterations_per_report:
+        if not done and iterations >= job.iterations_per_report:
             yield now()
-            since = _place(job, IntervalSums.of(None), since)
+            since, iterations = blank, 0
     yield now()
 
 
@@ -100,7 +101,7 @@ def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return jax.jit(act, inline=True), jax.jit(learn, inline=True)
 
 
-def _initial_since(
+def _blank_sums(
     job: Job,
     act: Callable[..., Any],
     learn: Callable[..., Any],
@@ -108,19 +109,20 @@ def _initial_since(
     actor: device.ActorState,
     keys: tuple[jax.Array, ...],
 ) -> IntervalSums:
-    """Returns the sums since the last report: those of the checkpoint, or zeros."""
+    """Returns zero sums, as numpy arrays, of all metrics, and with a part of the episodes for each device."""
     metrics = jax.eval_shape(lambda *args: learn(args[0], act(*args)[1], args[2])[1], state, actor, keys)
-    return _place(job, IntervalSums.of(job.resumed), IntervalSums(np.int32(0), np.int32(0), metrics, NO_EPISODES))
+    episodes = jax.tree.map(lambda x: np.repeat(x, job.mesh.devices.size), NO_EPISODES)
+    sums = {name: np.zeros(x.shape, x.dtype) for name, x in metrics.items()}
+    return IntervalSums(np.int32(0), np.int32(0), sums, episodes)
 
 
-def _place(job: Job, since: IntervalSums, like: IntervalSums) -> IntervalSums:
-    """Puts sums on the mesh, with the metrics of ``like`` and a part of the episodes on each device."""
-    sums = {name: np.asarray(since.sums.get(name, 0), x.dtype) for name, x in like.sums.items()}
-    parts, devices = since.episodes, job.mesh.devices.size
-    if len(parts.episodes) != devices:  # one part per device; the first holds all episodes
-        rest = jax.tree.map(lambda x: np.repeat(x, devices - 1), NO_EPISODES)
-        parts = jax.tree.map(lambda x, y: np.append(x, y), parts.merge(), rest)
-    return jax.device_put(since._replace(sums=sums, episodes=parts), meshes.shardings(job.mesh, _SUMS))
+def _parted(job: Job, since: IntervalSums, blank: IntervalSums) -> IntervalSums:
+    """Returns sums of a checkpoint with the metrics and the parts of ``blank``."""
+    sums = {name: np.asarray(since.sums.get(name, x), x.dtype) for name, x in blank.sums.items()}
+    episodes = since.episodes
+    if len(episodes.episodes) != job.mesh.devices.size:  # from another number: the first holds all episodes
+        episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), episodes.merge(), blank.episodes)
+    return since._replace(sums=sums, episodes=episodes)
 
 
 def _program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> meshes.Program:

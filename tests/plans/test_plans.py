@@ -454,7 +454,7 @@ def test_nothing_goes_through_the_host() -> None:
     actor = meshes.put(actor, job.mesh, meshes.BATCH)
     keys = tuple(job.key(stream) for stream in (1, 2, 3))
     state = job.initial_state()
-    since = on_device_module._initial_since(job, *iterate, state, actor, keys)
+    since = on_device_module._blank_sums(job, *iterate, state, actor, keys)
     limits = meshes.put((np.int32(2), np.int32(10**6)), make_mesh(2), meshes.REPLICATED)  # iterations, env steps
     state, actor, since, *_ = program(state, actor, since, keys, *limits)
     with jax.transfer_guard("disallow"):
