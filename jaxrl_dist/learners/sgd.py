@@ -102,12 +102,12 @@ def num_parts(num_examples: int, *each: int) -> int:
 
 def _by_parts(
     function: Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]],
-    num_parts: int,
+    count: int,
     params: PyTree,
     examples: PyTree,
 ) -> tuple[PyTree, jax.Array | None]:
-    """Computes ``(sums, per_example) = function(params, examples)`` part by part."""
-    parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), examples)
+    """Computes ``(sums, per_example) = function(params, examples)`` in ``count`` equal parts, one after the other."""
+    parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), examples)
     shapes = jax.eval_shape(function, params, jax.tree.map(lambda x: x[0], parts))[0]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 

@@ -15,7 +15,7 @@ MAX_WIDTH = 256
 def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
     """Multiplies ``x [..., D]`` by ``kernel [D, F]``, for ``flax.linen.Dense``.
 
-    On the CPU, XLA multiplies a transposed matrix at half its usual speed, and the gradient of the kernel is such a
+    On the CPU, XLA multiplies a transposed matrix more slowly than others, and the gradient of the kernel is such a
     product: there the transpose is stored first. It then has no forward-mode derivative.
     """
     assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "flax's Dense contracts the last axis with the first"

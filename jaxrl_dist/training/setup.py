@@ -40,6 +40,8 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
     if source is None:
         config, source = resolved(config)
     trackers.check(config)
+    if config.compile_cache:
+        keep_programs()
     job = make_job(config, source)
     if source.spec.masked:
         warnings.warn(f"{source.spec.backend}:{source.spec.id}: {MASKS_IGNORED}", EnvWarning, stacklevel=2)
@@ -75,8 +77,6 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
     Raises:
       ConfigError: sizes do not divide, the plan does not fit, or the variables to start from cannot be loaded.
     """
-    if config.compile_cache:
-        keep_programs()
     if config.plan == "on_device":
         source.device()
     algorithm = make_algorithm(config, source.spec)
