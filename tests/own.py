@@ -105,3 +105,28 @@ class Branching(Walk):
 
     def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
         return super().step_env(key, state, action if state.place < 2 else 0, params)
+
+
+class Target:
+    """Episodes of one step that pay minus the distance to 70 % of the action's bounds, in units of their distance."""
+
+    default_params = None
+
+    def __init__(self, low: list[float], high: list[float]) -> None:
+        self._low, self._high = jnp.array(low), jnp.array(high)
+
+    def reset_env(self, key: jax.Array, params: None) -> tuple[jax.Array, jax.Array]:
+        return jnp.ones(1), jnp.int32(0)
+
+    def step_env(self, key: jax.Array, state: jax.Array, action: jax.Array, params: None) -> Any:
+        reward = -jnp.abs((action - self._low) / (self._high - self._low) - 0.7).mean()
+        return jnp.ones(1), state + 1, reward, jnp.bool_(True), {}
+
+    def is_truncated(self, state: jax.Array, params: None) -> Any:
+        return False
+
+    def observation_space(self, params: None) -> spaces.Box:
+        return spaces.Box(-1, 1, (1,), jnp.float32)
+
+    def action_space(self, params: None) -> spaces.Box:
+        return spaces.Box(self._low, self._high, self._low.shape, jnp.float32)

@@ -6,9 +6,11 @@ import runpy
 
 import pytest
 import runs
+from own import Target
 
 import jaxrl_dist
 
+OTHERS = ("a2c", "pg", "impala", "appo", "ddpg", "td3", "sac")
 LEARNING = runpy.run_path(str(runs.ROOT / "scripts" / "learning.py"))
 
 
@@ -25,6 +27,19 @@ def test_ppo_learns_cartpole_a_little():
     *_, last = jaxrl_dist.train(config)
     assert last.evaluation is not None
     assert last.evaluation["return_mean"] > 150  # random actions get about 22
+
+
+BOUNDS = ([0.0, -0.01, -3.0], [100.0, 0.01, 1.0])
+
+
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_bounds_of_actions_do_not_matter(name):
+    """The bounds differ by four orders of magnitude; the optimum is 0, and the middle of the bounds gets -0.2."""
+    steps = 4_000 if name in ("sac", "td3", "ddpg") else 60_000
+    config = jaxrl_dist.preset(name, Target(*BOUNDS), total_env_steps=steps, num_devices=1, evaluation_episodes=1)
+    *_, last = jaxrl_dist.train(config)
+    assert last.evaluation is not None
+    assert last.evaluation["return_mean"] > -0.05
 
 
 def test_a_bar_is_passed_by_its_share_of_the_seeds():

@@ -40,7 +40,8 @@ class NetworkConfig(TorsoConfig):
     """Flags of an actor-critic's network, which may have a recurrent core."""
 
     initial_std: float = 1.0
-    """Standard deviation of continuous actions at the start; training changes it."""
+    """Standard deviation of continuous actions at the start, in units where finite bounds are -1 and 1; training
+    changes it."""
     core: Literal["none", "gru"] = "none"
     """Recurrent core before the heads; 'gru' gives the policy a memory, which each episode resets."""
     core_size: int = 64

@@ -198,6 +198,11 @@ class PolicyHead(NamedTuple):
 def policy_head(action_space: spaces.Space) -> PolicyHead:
     """Discrete -> ``Categorical``, MultiDiscrete -> ``MultiCategorical``, Box of one axis -> ``Normal``.
 
+    Where a component of a Box has two finite bounds, the outputs are in units in which these bounds are -1 and 1, and
+    the ``Normal`` is in the environment's units, as with RLlib's ``normalize_actions``. It is not truncated:
+    the environment clips an action beyond its bounds, and the log density is that of the action before clipping, as in
+    OpenAI baselines' PPO (Dhariwal et al. 2017).
+
     Raises:
       ConfigError: for any other action space.
     """
@@ -217,9 +222,17 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
             f"a Box action space must be a vector of floats, not shape {action_space.shape} of {action_space.dtype}"
         )
 
+    with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number are no bounds
+        low, high = (np.asarray(bound, np.float32) for bound in (action_space.low, action_space.high))
+        half = 0.5 * (high - low)
+    bounded = np.isfinite(half) & (half > 0)
+    half = np.where(bounded, half, np.float32(1.0))
+    centre = np.where(bounded, low, -half) + half
+
     def normal(outputs: jax.Array) -> Normal:
         mean, log_std = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
-        return Normal(mean, log_std)
+        shift, scale, log_scale = (jnp.broadcast_to(x, mean.shape) for x in (centre, half, np.log(half)))
+        return Normal(shift + scale * mean, log_std + log_scale)
 
     (size,) = action_space.shape
     return PolicyHead(size, size, normal)

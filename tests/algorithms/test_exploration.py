@@ -20,6 +20,7 @@ from jaxrl_dist.algorithms.replayed import ActionScale
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn.distributions import policy_head
 from jaxrl_dist.spaces import Box, MultiDiscrete
 from jaxrl_dist.types import Context, Timestep
 
@@ -107,6 +108,12 @@ def test_action_scale() -> None:
     action = np.asarray(scale.to_env(inside))
     assert np.all((action >= LOW) & (action <= HIGH))
     np.testing.assert_allclose(scale.from_env(action), inside, atol=1e-6)
+
+
+def test_on_policy_heads_have_the_same_scale() -> None:
+    outputs = jnp.array([[-1.0, -1.0], [1.0, 1.0], [0.2, -0.7]])
+    mode = policy_head(CONTINUOUS.action).distribution(jnp.pad(outputs, ((0, 0), (0, 2)))).mode()
+    np.testing.assert_allclose(mode, ActionScale.of(TD3(), CONTINUOUS).to_env(outputs), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,23 @@ def test_policy_head(space: spaces.Space, num_outputs: int, log_std_size: int, k
         assert [(x.shape, x.dtype) for x in numbers] == [((7,), jnp.float32)] * 2
 
 
+def test_a_normal_is_in_the_units_of_its_bounds() -> None:
+    """In float64, for outputs in units where finite bounds are -1 and 1; other components keep their units."""
+    largest = np.finfo(np.float32).max
+    low, high = np.array([0, -0.01, -3, -np.inf, 0, -largest, 2]), np.array([100, 0.01, 1, 5, np.inf, largest, 2])
+    centre, half = np.array([50, 0, -1, 0, 0, 0, 0]), np.array([50, 0.01, 2, 1, 1, 1, 1])
+    mean, log_std = normal_like(0, 64, 7), 0.3 * normal_like(1, 64, 7)
+    space = spaces.Box((7,), np.dtype(np.float32), np.float32(low), np.float32(high))
+    distribution: Any = policy_head(space).distribution(np.concatenate([mean, log_std], axis=-1))
+    exact = scipy.stats.norm(centre + half * mean, half * np.exp(np.float64(log_std)))
+    unit = (np.float64(sample(distribution, keys(64))) - centre) / half  # draws before the affine map
+    np.testing.assert_allclose(unit, sample(Normal(mean, log_std), keys(64)), rtol=1e-5, atol=1e-5)
+    action = np.float32(centre + half * unit)
+    np.testing.assert_allclose(mode(distribution), exact.mean(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log_prob(distribution, action), exact.logpdf(action).sum(axis=-1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(entropy(distribution), exact.entropy().sum(axis=-1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("space", [box(), box(2, 3), box(2, dtype=np.int32)])
 def test_policy_head_refuses_other_boxes(space: spaces.Box) -> None:
     with pytest.raises(ConfigError, match=r"^a Box action space must be a vector of floats, not shape .* of \w+$"):
