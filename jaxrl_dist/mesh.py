@@ -116,9 +116,13 @@ class Program:
             with self._compiling:
                 if self._compiled is None:
                     began = time.perf_counter()
-                    self._compiled = self._jitted.lower(*args).compile()
+                    self._compiled = self.lower(*args).compile()
                     self.compile_seconds = time.perf_counter() - began
         return self._compiled(*args)
+
+    def lower(self, *args: Any) -> Any:
+        """Lowers the function for arguments of these shapes and dtypes; returns a ``jax.stages.Lowered``."""
+        return self._jitted.lower(*args)
 
     def _step_by_step(self, *args: Any) -> Any:
         """Runs the function uncompiled, for ``jax.disable_jit``: ``print`` shows numbers, and errors name their line.

@@ -162,7 +162,7 @@ def make_job(
 def learner_of(algorithm: Algorithm, env: EnvSpec, num_envs: int, rollout_length: int, num_devices: int = 1) -> Learner:
     """The learner that the algorithm asks for."""
     config: Train[Any] = Train(None, num_envs=num_envs, rollout_length=rollout_length)
-    return make_learner(config, algorithm, env, num_devices)
+    return make_learner(config, algorithm, env, jax.local_devices()[:num_devices])
 
 
 def make_mesh(num_devices: int) -> jax.sharding.Mesh:

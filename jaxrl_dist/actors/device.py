@@ -65,9 +65,10 @@ def make_rollout(
             core = after_step(algorithm, core, actor.initial_core, action, timestep)
             return (env_state, timestep.obs, core), (obs, action, extras, timestep._replace(obs=()), episodes)
 
-        (env_state, obs, core), (observations, action, extras, timestep, episodes) = jax.lax.scan(
-            step, (actor.env, actor.obs, actor.core), keys
-        )
+        with jax.named_scope("env_step"):
+            (env_state, obs, core), (observations, action, extras, timestep, episodes) = jax.lax.scan(
+                step, (actor.env, actor.obs, actor.core), keys
+            )
         experience = Rollout(
             obs=jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, obs),
             action=action,

@@ -24,6 +24,7 @@ usage: jaxrl-dist COMMAND ...
   plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
   check-env ENV [FLAGS]              say what is wrong with an environment of your own
   doctor                             say whether this machine can train, on what, and what is missing
+  doctor --compile-for h200x8 ALGO --env ID [FLAGS]  compile a run for a GPU or TPU that is not here
   list algorithms|envs|plans         what there is
   --version                          which jaxrl-dist this is
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist import flags
 from jaxrl_dist.checks import counted
-from jaxrl_dist.commands import accelerators
+from jaxrl_dist.commands import accelerators, compile_for
 from jaxrl_dist.config import BACKENDS
 from jaxrl_dist.machine import container_limit
 
@@ -49,11 +49,18 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Doctor:
-    """Checks whether this machine can train, on which devices, with which libraries, and what is missing."""
+    """Checks whether this machine can train, on which devices, with which libraries, and what is missing.
+
+    doctor --compile-for TARGET ALGO --env ID [FLAGS] [--json] compiles the run that train would start, for accelerators
+    that need not be here, such as h200, h200x8 or v5e:2x4. It prints the memory of a device, and what each loop starts.
+    """
 
 
 def run(args: Sequence[str]) -> int:
     """Runs ``doctor``; returns 1 if this machine cannot train."""
+    target, rest = flags.taken(args, "--compile-for")
+    if len(rest) < len(args):
+        return compile_for.run(target, rest)
     flags.check_flags(args, ())
     flags.run_tyro(Doctor, args, prog="jaxrl-dist doctor")
     answer = examine()

@@ -6,8 +6,8 @@ import dataclasses
 import errno
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist import flags
 from jaxrl_dist.algorithms import from_file
@@ -18,11 +18,32 @@ from jaxrl_dist.run import signals
 from jaxrl_dist.training.resolving import resolved
 
 if TYPE_CHECKING:
+    from jaxrl_dist.envs.source import EnvSource
     from jaxrl_dist.training.run import Run
 
 
-def run(args: Sequence[str]) -> int:
-    """Runs ``train ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file."""
+class Asked(NamedTuple):
+    """A training run as the command line names it."""
+
+    name: str
+    """The algorithm's display name."""
+    algorithm: str | type
+    fields: dict[str, Any]
+    """Fields of ``Train`` and hyperparameters, those of ``--config`` included."""
+
+    def resolved(self) -> tuple[Train[Any], EnvSource]:
+        """Returns the whole config, and its environment."""
+        find_modules(self.fields.get("env"))
+        return resolved(Train(self.algorithm), self.fields)
+
+
+def asked(args: Sequence[str]) -> Asked | None:
+    """Parses ``ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file. None: the user asked for help of no algorithm.
+
+    Raises:
+      ConfigError: there is no algorithm, or a flag is wrong.
+      SystemExit: with code 0, after an algorithm's ``--help``.
+    """
     algorithm: Any = args[0] if args and not args[0].startswith("-") else None
     args = list(args[1:] if algorithm else args)
     own = from_file(algorithm) if algorithm is not None and algorithm.endswith(".py") else None
@@ -40,29 +61,36 @@ def run(args: Sequence[str]) -> int:
     if algorithm is None:
         if wants_help:
             print(help_text(), end="")
-            return 0
+            return None
         raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
     fields = {**stored, **flags.parse_train(algorithm, ["--help"] if wants_help else args)}
     fields.pop("config", None)
-    quiet = fields.pop("quiet", False)
-    with signals.stopping() as stop:
-        find_modules(fields.get("env"))
-        _train(name, algorithm, fields, stop, quiet=quiet)
+    return Asked(name, algorithm, fields)
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``train ALGO --env ID [FLAGS]``."""
+    found = asked(args)
+    if found is not None:
+        quiet = found.fields.pop("quiet", False)
+        with signals.stopping() as stop:
+            _train(found, stop, quiet=quiet)
     return 0
 
 
-def _train(name: str, algorithm: str | type, fields: Mapping[str, Any], stop: signals.Stop, *, quiet: bool) -> None:
-    """Trains with these fields of ``Train`` and hyperparameters; ``name`` is the algorithm's display name."""
-    config, source = resolved(Train(algorithm), fields)
+def _train(run: Asked, stop: signals.Stop, *, quiet: bool) -> None:
+    """Trains as the command line asks."""
+    config, source = run.resolved()
 
     from jaxrl_dist.run import files
     from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import setup
 
     if config.run_dir is None:
-        config = dataclasses.replace(config, run_dir=files.default_run_dir(fields["env"], name, config.seed))
+        run_dir = files.default_run_dir(run.fields["env"], run.name, config.seed)
+        config = dataclasses.replace(config, run_dir=run_dir)
     with one_line_warnings(quiet):
-        show(name, setup.prepare(config, source), stop, quiet=quiet)
+        show(run.name, setup.prepare(config, source), stop, quiet=quiet)
 
 
 def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:

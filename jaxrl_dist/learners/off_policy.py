@@ -60,7 +60,8 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
     @partial(jax.jit, inline=True)  # traced once, though ``update`` needs it three times
     def learn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         keys = rng.per_index(key, jnp.arange(updates))
-        state, metrics = jax.lax.scan(one_update, state, keys)
+        with jax.named_scope("update"):
+            state, metrics = jax.lax.scan(one_update, state, keys)
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update(

@@ -60,13 +60,16 @@ def on_policy(algorithm: Algorithm) -> Learner:
                 shuffled = jax.vmap(jax.random.permutation)(shuffle_keys, local)
                 rows = shuffled.reshape(shuffled.shape[0], minibatches, -1).swapaxes(0, 1).reshape(minibatches, -1)
             index = jnp.arange(minibatches)
-            return jax.lax.scan(one_update, state, (index, jnp.full_like(index, epoch), rows))
+            with jax.named_scope("update"):
+                return jax.lax.scan(one_update, state, (index, jnp.full_like(index, epoch), rows))
 
         if epochs == minibatches == 1:
             zero = jnp.zeros((), jnp.int32)
-            state, metrics = one_update(state, (zero, zero, None))
+            with jax.named_scope("update"):
+                state, metrics = one_update(state, (zero, zero, None))
         else:
-            state, metrics = jax.lax.scan(one_epoch, state, jnp.arange(epochs))
+            with jax.named_scope("epoch"):
+                state, metrics = jax.lax.scan(one_epoch, state, jnp.arange(epochs))
         state = state._replace(
             variables=state.variables._replace(stats=stats),
             iteration=state.iteration + 1,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import Share
 from jaxrl_dist.plans.job import Job
@@ -63,6 +64,20 @@ def on_device(job: Job) -> Iterator[Report]:
             yield now()
             since, iterations = blank, 0
     yield now()
+
+
+def lower(job: Job) -> Any:
+    """Lowers the plan's program for the devices of ``job``, which need not be there.
+
+    Returns:
+      A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
+    """
+    iterate = _iterate(job)
+    key = jax.eval_shape(lambda: rng.stream(job.seed, Stream.INIT))
+    state, actor = jax.eval_shape(job.learner.init, key), jax.eval_shape(start(job), key)
+    keys = (key, key, key)
+    blank = _blank_sums(job, *iterate, state, actor, keys)
+    return _program(job, *iterate).lower(state, actor, blank, keys, np.int32(1), np.int32(1))
 
 
 def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
@@ -172,7 +187,8 @@ def _program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> m
 
         devices = job.mesh.devices.size
         none = device.Fault(jnp.zeros(devices, jnp.int32), jnp.full(devices, device.NO_FAULT))
-        return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32), none))
+        with jax.named_scope("iteration"):
+            return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32), none))
 
     one, batch = meshes.REPLICATED, meshes.BATCH
     in_specs = (meshes.STATE, batch, _SUMS, one, one, one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,13 +17,13 @@ from jaxrl_dist.memory import ring
 from jaxrl_dist.types import Algorithm, EnvSpec, Learner, Replay, Rollout
 
 
-def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> Learner:
+def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, devices: Sequence[jax.Device]) -> Learner:
     """Returns the on-policy or off-policy learner of an algorithm.
 
     Raises:
       ConfigError: sizes do not divide, or the replay memory does not fit.
     """
-    check_sizes(config, algorithm, spec, num_devices)
+    check_sizes(config, algorithm, spec, len(devices))
     num_envs, length = config.num_envs, config.rollout_length
     if config.plan == "gradients" or algorithm.replay is None:  # that plan splits each update, and replays nothing
         return on_policy.on_policy(algorithm)
@@ -32,7 +33,7 @@ def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
         return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
 
     like = jax.eval_shape(shapes, jax.random.key(0))
-    check_memory(algorithm.replay, like, num_devices, spec.frame_stack)
+    check_memory(algorithm.replay, like, devices, spec.frame_stack)
     return off_policy.off_policy(algorithm, like, spec.frame_stack)
 
 
@@ -77,19 +78,21 @@ def check_counts(config: Train[Any], algorithm: Algorithm) -> None:
         )
 
 
-def check_memory(plan: Replay, like: Rollout, num_devices: int, frame_stack: int) -> None:
+def check_memory(plan: Replay, like: Rollout, devices: Sequence[jax.Device], frame_stack: int) -> None:
     """Checks that the replay memory fits the devices, before anything is allocated.
 
     Raises:
       ConfigError: it does not; the message names a capacity that fits.
     """
-    num_envs, device = like.reward.shape[1], jax.local_devices()[0]
+    num_envs = like.reward.shape[1]
     slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
     needed = ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
-    if device.platform == "cpu":
+    if devices[0].platform == "cpu":
         there = memory_size()
-    else:
-        there = (device.memory_stats() or {}).get("bytes_limit", 2**63) * num_devices
+    elif devices[0] in jax.local_devices():
+        there = (devices[0].memory_stats() or {}).get("bytes_limit", 2**63) * len(devices)
+    else:  # a description of a device, for which a program is compiled
+        return
     if needed > there:
         fits = int(plan.capacity * 0.8 * there / needed) // num_envs * num_envs
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -71,8 +72,11 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
     return algorithm
 
 
-def make_job(config: Train[Any], source: EnvSource) -> Job:
+def make_job(config: Train[Any], source: EnvSource, devices: Sequence[jax.Device] | None = None) -> Job:
     """Returns the job that a plan executes for a resolved config.
+
+    Args:
+      devices: the devices that learn, which need not be of this machine; None: those that the config names.
 
     Raises:
       ConfigError: sizes do not divide, the plan does not fit, or the variables to start from cannot be loaded.
@@ -80,10 +84,10 @@ def make_job(config: Train[Any], source: EnvSource) -> Job:
     if config.plan == "on_device":
         source.device()
     algorithm = make_algorithm(config, source.spec)
-    devices = learner_devices(config)
+    devices = learner_devices(config) if devices is None else devices
     name = algorithms.name_of(config.algorithm)
     pool = plans.pool_options(config, algorithm, name, devices, on_host=not source.is_pure)
-    learner = make_learner(config, algorithm, source.spec, len(devices))
+    learner = make_learner(config, algorithm, source.spec, devices)
     init_variables = None
     if config.init_from is not None:
         shapes = jax.eval_shape(algorithm.init, jax.random.key(0))

@@ -223,7 +223,7 @@ def test_a_million_atari_steps_take_seven_gigabytes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(learner, "memory_size", lambda: 2**40)  # a machine that has them
     config = preset("dqn", "envpool:Pong-v5", replay_capacity=1_000_000)
     spec = find_env(config).spec
-    made = learner.make_learner(config, setup.make_algorithm(config, spec), spec, 1)
+    made = learner.make_learner(config, setup.make_algorithm(config, spec), spec, jax.local_devices()[:1])
     memory = jax.eval_shape(made.init, jax.random.key(0)).memory
     assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) == pytest.approx(1e6 * 84 * 84, rel=0.005)
 

@@ -1,0 +1,134 @@
+"""``jaxrl-dist doctor --compile-for TARGET ALGO --env ID [FLAGS]``: compiles a run for devices that are not here."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_dist.checks import counted, flag
+from jaxrl_dist.commands import accelerators, train
+from jaxrl_dist.config import env_name
+from jaxrl_dist.errors import ConfigError
+
+EXTRAS = {"cuda": ("cuda12", "cuda13"), "tpu": ("tpu",)}
+"""JAX's extras, each of which brings a compiler for the platform."""
+DEVICES = ("num_devices", "learner_devices", "actor_devices")
+"""Fields that name devices of this machine."""
+
+
+def run(target: str | None, args: Sequence[str]) -> int:
+    """Compiles the run that ``args`` name, as ``train`` would parse them, and prints what the program needs and starts.
+
+    Raises:
+      ConfigError: no such target, its compiler is not installed, or the run cannot be compiled for it.
+    """
+    from jaxrl_dist.training import targets
+
+    if target is None or target.startswith("-"):
+        raise ConfigError(f"--compile-for which accelerator? Such as {targets.EXAMPLES}")
+    chosen = targets.target(target)
+    as_json = "--json" in args
+    asked = train.asked([arg for arg in args if arg != "--json"])
+    if asked is None:
+        return 0
+    extras = EXTRAS[chosen.platform]
+    if not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
+        raise ConfigError(
+            f"compiling for {target} needs JAX's compiler for it, though not the device; "
+            f"{accelerators.install_plugin(extras[0])}"
+        )
+    report = compiled(chosen, asked)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print("\n".join(lines(report)))
+    return 0
+
+
+def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
+    """Compiles a run for a ``targets.Target``.
+
+    Returns:
+      Names of the run and the target, the seconds that compiling took, bytes of memory a device, and the loops with
+      what one pass of each starts.
+
+    Raises:
+      ConfigError: the run is not of ``--plan on_device``, names devices of this machine, or does not divide over the
+        target's.
+    """
+    devices = target.devices()
+
+    from jaxrl_dist.plans import on_device
+    from jaxrl_dist.training import setup
+    from jaxrl_dist.training.loops import find_loops
+
+    config, source = asked.resolved()
+    if config.plan != "on_device":
+        raise ConfigError(f"--compile-for compiles runs under --plan on_device; this one is under {config.plan}")
+    for name in DEVICES:
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")
+    job = setup.make_job(config, source, devices)
+    began = time.perf_counter()
+    program = on_device.lower(job).compile(compiler_options=dict(target.options))
+    seconds = time.perf_counter() - began
+    memory = program.memory_analysis()
+    loops = find_loops(program.as_text())
+    return {
+        "algorithm": asked.name,
+        "env": env_name(config.env),
+        "num_envs": config.num_envs,
+        "rollout_length": config.rollout_length,
+        "target": target.name,
+        "devices": len(devices),
+        "kind": devices[0].device_kind,
+        "compile_seconds": seconds,
+        "memory": {
+            "device": target.memory,
+            "state": memory.argument_size_in_bytes,
+            "new_state": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            "temporary": memory.temp_size_in_bytes,
+            "program": memory.generated_code_size_in_bytes,
+        },
+        "loops": [{"depth": depth, **loop.counts()} for depth, loop in loops.walk()],
+        "started": {loop.name: loop.started() for _, loop in loops.walk() if loop.name == "iteration"},
+    }
+
+
+def lines(report: Mapping[str, Any]) -> list[str]:
+    """Formats a report of ``compiled`` for reading."""
+    sizes = dict(report["memory"])
+    available = sizes.pop("device")
+    used = sum(sizes.values())
+    parts = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for name, size in sizes.items() if size)
+    shown = [
+        f"{report['algorithm']} on {report['env']}, {counted(report['num_envs'], 'environment')} x "
+        f"{counted(report['rollout_length'], 'step')} an iteration, compiled for "
+        f"{report['devices']} x {report['kind']} in {report['compile_seconds']:.1f} s",
+        f"memory of a device: {_size(used)} of {_size(available)} ({parts})",
+        "",
+        f"{'what one pass starts':<34}{'times':>7}{'kernels':>9}{'copies':>8}{'branches':>10}  collectives",
+    ]
+    for loop in report["loops"]:
+        collectives = ", ".join(f"{count} {name}" for name, count in loop["collectives"].items()) or "none"
+        times = "?" if loop["times"] is None else loop["times"]
+        shown.append(
+            f"{'  ' * loop['depth'] + loop['name']:<34}{times:>7}{loop['kernels']:>9}{loop['copies']:>8}"
+            f"{loop['conditionals']:>10}  {collectives}"
+        )
+    shown += ["", *(f"one {name} starts {count:,} in all" for name, count in report["started"].items())]
+    if used > available:
+        shown.append(f"it does not fit: {_size(used)} are more than the {_size(available)} of a device")
+    return shown
+
+
+def _size(count: int) -> str:
+    """Formats bytes with three digits."""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,238 @@
+"""What a compiled program starts: the kernels, copies, conditionals and collectives of each of its loops.
+
+A small network spends its time on a GPU starting kernels, some microseconds each, and not computing. How many there are
+is known without the GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+SCOPES = ("iteration", "env_step", "epoch", "update")
+"""Names of ``jax.named_scope`` that name the loops of a run, outer ones first."""
+FREE = {
+    "add-dependency",
+    "after-all",
+    "bitcast",
+    "constant",
+    "domain",
+    "get-tuple-element",
+    "opt-barrier",
+    "parameter",
+    "partition-id",
+    "replica-id",
+    "tuple",
+}
+"""Instructions of HLO that start nothing."""
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+
+
+@dataclasses.dataclass
+class Loop:
+    """One pass of a loop's body, without the loops inside it."""
+
+    name: str
+    """``dispatch`` for the program itself, one of ``SCOPES``, or the function of the source that holds the loop."""
+    times: int | None
+    """Passes in each pass of the loop around it; None: data decide."""
+    kernels: int = 0
+    copies: int = 0
+    conditionals: int = 0
+    """Branches; a GPU's host waits for the predicate of each. The larger branch is counted."""
+    collectives: dict[str, int] = dataclasses.field(default_factory=dict)
+    loops: list[Loop] = dataclasses.field(default_factory=list)
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Loop]]:
+        """Yields the depth of each loop, and the loop, from this one inwards."""
+        yield depth, self
+        for loop in self.loops:
+            yield from loop.walk(depth + 1)
+
+    def find(self, name: str) -> Loop | None:
+        """Returns the first loop of this name, this one or one inside it."""
+        return next((loop for _, loop in self.walk() if loop.name == name), None)
+
+    def started(self) -> int:
+        """Returns the kernels, copies and collectives of one pass, those of the loops inside it included.
+
+        A loop whose passes data decide counts once.
+        """
+        inside = sum((loop.times or 1) * loop.started() for loop in self.loops)
+        return self.kernels + self.copies + sum(self.collectives.values()) + inside
+
+    def counts(self) -> dict[str, Any]:
+        """Returns the numbers of this loop without those inside it, for JSON."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "loops"}
+
+
+def find_loops(hlo: str) -> Loop:
+    """Finds the loops of a program in the text of its optimised HLO, as ``jax.stages.Compiled.as_text`` returns it.
+
+    Returns:
+      What the program itself starts, with its loops inside.
+
+    Raises:
+      ValueError: the text holds no entry computation.
+    """
+    return _Program(hlo).read()
+
+
+class _Instruction(NamedTuple):
+    opcode: str
+    scope: str | None  # the innermost of ``SCOPES``
+    loop_scope: str | None  # the same, if the instruction is the loop that the scope is about
+    called: Mapping[str, list[str]]  # names of computations by their use
+    number: int | None  # passes of a loop, or the value of an integer constant
+    frame: int | None  # row of the table of stack frames
+
+
+class _Program:
+    def __init__(self, hlo: str) -> None:
+        self._computations: dict[str, list[_Instruction]] = {}
+        self._entry: str | None = None
+        self._tables = {name: dict(_table(hlo, name)) for name in ("FunctionNames", "FileLocations", "StackFrames")}
+        body: list[_Instruction] = []
+        for line in hlo.splitlines():
+            if head := re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line):
+                body = self._computations[head[2]] = []
+                self._entry = head[2] if head[1] else self._entry
+            elif found := re.match(r"\s+(?:ROOT )?%?[\w.-]+ = .*? ([a-z][\w-]*)\(", line):
+                body.append(_instruction(found[1], line))
+        if self._entry is None:
+            raise ValueError("this is no text of an HLO module: it has no ENTRY computation")
+
+    def read(self) -> Loop:
+        assert self._entry is not None
+        dispatch = Loop("dispatch", 1)
+        self._fill(dispatch, self._entry, 0)
+        return dispatch
+
+    def _fill(self, loop: Loop, computation: str, level: int) -> None:
+        """Counts what one pass of a computation starts; ``level`` is the loop's among ``SCOPES``."""
+        inner: dict[str, Loop] = {}  # what belongs to a loop that XLA has dissolved, because it has one pass
+        present = set(self._scopes(computation))
+        for instruction in self._executed(computation):
+            into = loop
+            scope = instruction.scope
+            if instruction.opcode == "while":
+                loop.loops.append(self._loop(instruction, level))
+                continue
+            if scope in SCOPES[level:] and scope != loop.name and scope not in present:
+                into = inner.setdefault(scope, Loop(scope, 1))
+            _count(into, instruction.opcode)
+        loop.loops += inner.values()
+
+    def _loop(self, instruction: _Instruction, level: int) -> Loop:
+        (body,), (condition,) = instruction.called["body"], instruction.called["condition"]
+        scope = instruction.loop_scope if instruction.loop_scope in SCOPES[level:] else None
+        times = instruction.number if instruction.number is not None else self._passes(condition)
+        loop = Loop(scope or self._function(instruction.frame), times)
+        # XLA may have moved a loop of no scope out of another one, with the scope that its parts had there.
+        self._fill(loop, body, SCOPES.index(scope) + 1 if scope else len(SCOPES))
+        if times is None:  # a condition that only counts passes is not computed
+            for part in self._executed(condition):
+                _count(loop, part.opcode)
+        return loop
+
+    def _passes(self, condition: str) -> int | None:
+        """Returns the passes of a loop whose condition compares a count with a constant, as ``jax.lax.scan`` does."""
+        parts = [part for part in self._executed(condition) if part.opcode == "constant" or part.opcode not in FREE]
+        constants = [part.number for part in parts if part.opcode == "constant"]
+        compared = [part.opcode for part in parts if part.opcode != "constant"]
+        return constants[0] if compared == ["compare"] and len(constants) == 1 else None
+
+    def _executed(self, computation: str) -> Iterator[_Instruction]:
+        """Yields what a computation executes, calls and the larger branches included, but not the bodies of loops."""
+        for instruction in self._computations[computation]:
+            called = instruction.called
+            if instruction.opcode == "conditional":
+                yield instruction
+                branches = [list(self._executed(name)) for name in called["branch"]]
+                yield from max(branches, key=lambda branch: sum(part.opcode not in FREE for part in branch))
+            elif instruction.opcode in ("call", "async-start"):
+                for name in (*called.get("calls", ()), *called.get("to_apply", ())):
+                    yield from self._executed(name)
+            else:
+                yield instruction
+
+    def _scopes(self, computation: str) -> Iterator[str | None]:
+        """Yields the scopes of the loops inside a computation."""
+        for instruction in self._executed(computation):
+            if instruction.opcode == "while":
+                yield instruction.loop_scope
+                yield from self._scopes(*instruction.called["body"])
+
+    def _function(self, frame: int | None) -> str:
+        """Returns the name of the function that made an instruction, or ``loop`` if the text does not say."""
+        try:
+            location = _number(self._tables["StackFrames"][frame or 0], "file_location_id")
+            function = _number(self._tables["FileLocations"][location], "function_name_id")
+            names = self._tables["FunctionNames"][function].strip('"').split(".")
+        except KeyError:
+            return "loop"
+        return next((f"{name}()" for name in reversed(names) if not name.startswith("<")), "loop")
+
+
+def _instruction(opcode: str, line: str) -> _Instruction:
+    called = {
+        key: re.findall(r"[\w.-]+", names.replace("%", ""))
+        for key, names in re.findall(r"\b(body|condition|calls|to_apply)=(%?[\w.-]+)", line)
+    }
+    for names in re.findall(r"branch_computations=\{([^}]*)\}", line):
+        called["branch"] = re.findall(r"[\w.-]+", names.replace("%", ""))
+    if pair := re.findall(r"(?:true|false)_computation=%?([\w.-]+)", line):
+        called["branch"] = pair
+    number, frame, name = (
+        re.search(pattern, line)
+        for pattern in (
+            r'"known_trip_count":\{"n":"(\d+)"| s32\[\]\S* constant\((\d+)\)',
+            r"stack_frame_id=(\d+)",
+            r'op_name="([^"]*)"',
+        )
+    )
+    path = name[1] if name else ""
+    scope = _scope_of(path)
+    return _Instruction(
+        opcode,
+        scope,
+        scope if path.endswith(f"/{scope}/while") else None,
+        called,
+        int(number[1] or number[2]) if number else None,
+        int(frame[1]) if frame else None,
+    )
+
+
+def _scope_of(op_name: str) -> str | None:
+    """Returns the innermost scope of a name such as ``jit(run)/iteration/while/body/vmap(update)/add``."""
+    parts = [re.sub(r"^(?:(?:vmap|jvp|transpose)\()+([^()]*)\)+$", r"\1", part) for part in op_name.split("/")]
+    return next((part for part in reversed(parts) if part in SCOPES), None)
+
+
+def _count(loop: Loop, opcode: str) -> None:
+    name = opcode.removesuffix("-start")
+    if opcode in FREE or opcode.endswith(("-done", "-update")):
+        return
+    if opcode == "conditional":
+        loop.conditionals += 1
+    elif name in COLLECTIVES:
+        loop.collectives[name] = loop.collectives.get(name, 0) + 1
+    elif name == "copy":
+        loop.copies += 1
+    else:
+        loop.kernels += 1
+
+
+def _table(hlo: str, name: str) -> Iterable[tuple[int, str]]:
+    """Yields the rows of a table in the head of the text."""
+    found = re.search(rf"^{name}\n((?:\d+ .*\n)*)", hlo, re.MULTILINE)
+    for row in found[1].splitlines() if found else ():
+        number, _, rest = row.partition(" ")
+        yield int(number), rest
+
+
+def _number(row: str, key: str) -> int:
+    found = re.search(rf"{key}=(\d+)", row)
+    return int(found[1]) if found else 0

@@ -1,0 +1,72 @@
+"""``jaxrl-dist doctor --compile-for``: on a target that is this CPU, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+
+from jaxrl_dist import cli
+from jaxrl_dist.commands import accelerators
+from jaxrl_dist.training import targets
+
+RUN = "ppo --env CartPole-v1 --num-envs 8 --rollout-length 16 --hidden-sizes 8 --num-epochs 2 --num-minibatches 2"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with both compilers, of which the GPU's compiles for two devices of this CPU."""
+    monkeypatch.setattr(accelerators, "version", lambda package: "1.0")
+    monkeypatch.setattr(targets.Target, "devices", lambda self: jax.local_devices()[:2])
+
+
+def test_a_run_is_compiled_and_counted(
+    installed: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = targets.Target("h200x2", "cuda", 10**9, {}, {})
+    monkeypatch.setattr(targets, "target", lambda name: {"h200x2": chosen}[name])
+    assert cli.main(["doctor", "--compile-for", "h200x2", *RUN.split(), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["env"] == "gymnax:CartPole-v1" and report["devices"] == 2 and report["num_envs"] == 8
+    loops = {loop["name"]: loop for loop in report["loops"]}
+    assert [loops[name]["times"] for name in ("env_step", "epoch", "update")] == [16, 2, 2]
+    assert loops["update"]["collectives"] == {"all-reduce": 1} and loops["env_step"]["collectives"] == {}
+    assert report["memory"]["device"] == 10**9 and report["memory"]["state"] > 8 * 4 * 4
+
+    assert cli.main(["doctor", f"--compile-for={chosen.name}", *RUN.split()]) == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.split()[0:2] == ["env_step", "16"])
+    assert row.split()[2:5] == [str(loops["env_step"][key]) for key in ("kernels", "copies", "conditionals")]
+    assert "2 x cpu" in out and "of 1 GB" in out and "does not fit" not in out
+
+
+@pytest.mark.parametrize(
+    "target, flags, message",
+    [
+        ("h20", RUN, "no target 'h20' (did you mean 'h200'?); such as h200, h200x8"),
+        ("v5e", RUN, "no target 'v5e'"),
+        ("h200x0", RUN, "no target 'h200x0'"),
+        ("", "", "--compile-for which accelerator? Such as h200"),
+        ("h200", "", "which algorithm?"),
+        ("h200x2", "ppo --env CartPole-v1 --plan synchronous", "this one is under synchronous"),
+        ("h200x2", f"{RUN} --num-devices 1", "--num-devices names devices of this machine"),
+        ("h200x2", "ppo --env CartPole-v1 --num-envs 3", "--num-envs 3 does not divide over 2 devices"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_in_one_line(
+    installed: None, capsys: pytest.CaptureFixture[str], target: str, flags: str, message: str
+) -> None:
+    assert cli.main(["doctor", "--compile-for", *([target] if target else []), *flags.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("target, extra", [("h200", "cuda12"), ("v5e:2x4", "tpu")])
+def test_a_missing_compiler_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str, extra: str
+) -> None:
+    monkeypatch.setattr(accelerators, "version", lambda package: "0.11.2" if package == "jax" else None)
+    assert cli.main(["doctor", "--compile-for", target, *RUN.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"-m pip install 'jax[{extra}]==0.11.2'" in err and err.count("\n") == 1
