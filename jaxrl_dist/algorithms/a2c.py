@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import optax, spaces
+from jaxrl_dist.lazy import optax
 from jaxrl_dist.types import Algorithm, EnvSpec
 
 
@@ -30,12 +31,7 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        preset: dict[str, Any] = {"rollout_length": 16}
-        if isinstance(spec.action, spaces.Box):  # unscaled, Pendulum's returns of -1000 drown the policy gradient
-            preset |= {"learning_rate": 2e-3, "scale_rewards": True, "gae_lambda": 0.95, "entropy_coefficient": 0.0}
-        elif not isinstance(spec.observation, spaces.Box):  # tabular states with rare rewards
-            preset |= {"learning_rate": 2e-3, "scale_rewards": True}
-        return preset
+        return presets.row("a2c", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)

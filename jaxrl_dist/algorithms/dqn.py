@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxrl_dist.algorithms import exploration
+from jaxrl_dist.algorithms import exploration, presets
 from jaxrl_dist.algorithms.replayed import num_actions, taken, transitions, value_learner
 from jaxrl_dist.checks import check_range, check_used
 from jaxrl_dist.errors import ConfigError
@@ -67,12 +67,7 @@ class DQN(
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 4}
-        if spec.family == "classic_control":
-            # Once the policy never fails, a memory with only its latest steps, or many updates on them, lets the values
-            # of failures drift until the policy fails again.
-            preset |= {"replay_capacity": 1_000_000, "replay_ratio": 0.125, "target_period": 500}
-        return preset
+        return presets.row("dqn", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)

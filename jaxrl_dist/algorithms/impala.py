@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import jax, jnp, optax, returns
@@ -35,12 +36,7 @@ class IMPALA(ActorCriticConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        preset: dict[str, Any] = {"plan": "asynchronous", "num_envs": 16, "rollout_length": 16}
-        if spec.family == "atari":  # table G.1, with fewer environments
-            preset |= {"num_envs": 32, "rollout_length": 20, "learning_rate": 6e-4, "report_interval": 6_400}
-        else:  # both gradients are clipped together, and that of large values would drown the policy's
-            preset |= {"scale_rewards": True}
-        return preset
+        return presets.row("impala", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
 from jaxrl_dist.lazy import optax
 from jaxrl_dist.types import Algorithm, EnvSpec
@@ -17,7 +18,7 @@ class PG(ActorCriticConfig, learning_rate=3e-3, entropy_coefficient=0.0):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        return {"num_envs": 8, "rollout_length": 128}
+        return presets.row("pg", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)

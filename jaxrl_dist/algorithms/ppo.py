@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCritic, ActorCriticConfig, actor_critic
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import jax, jnp, mesh, optax, returns, spaces
+from jaxrl_dist.lazy import jax, jnp, mesh, optax, returns
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
@@ -37,36 +38,7 @@ class PPO(ActorCriticConfig):
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        preset: dict[str, Any] = {}
-        if spec.family == "atari":
-            # Schulman et al. (2017), table 5, with the later changes of CleanRL's ppo_atari_envpool.
-            preset |= {"num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "clip_epsilon": 0.1}
-            preset |= {"value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10}
-        elif spec.family == "minatar":
-            # PureJaxRL's flags without annealing. These games need a large step size, which large batches allow.
-            preset |= {"num_envs": 64, "rollout_length": 128, "learning_rate": 5e-3, "num_minibatches": 8}
-            preset |= {"activation": "relu"}
-        elif spec.family == "bsuite":
-            # With few episodes at a time the policy converges too early. A recurrent core also needs this many
-            # sequences to fill its minibatches on eight devices.
-            preset |= {"num_envs": 32}
-        elif not isinstance(spec.observation, spaces.Box):
-            # Tabular states with rare rewards: without large batches and more entropy the policy only learns to avoid
-            # penalties and never reaches the goal.
-            preset |= {"num_envs": 32, "rollout_length": 128, "num_minibatches": 8}
-            preset |= {"entropy_coefficient": 0.03, "scale_rewards": True}
-        elif isinstance(spec.action, spaces.Box):
-            # Schulman et al. (2017), table 3. Unscaled, large returns would drown the policy gradient.
-            preset |= {"num_envs": 8, "rollout_length": 128, "learning_rate": 3e-4, "num_epochs": 10}
-            preset |= {"entropy_coefficient": 0.0, "scale_rewards": True}
-            if spec.family == "classic_control":
-                # With 8 environments and a discount of 0.99, the greedy policy may hold Pendulum sideways forever.
-                preset |= {"num_envs": 16, "num_minibatches": 8, "discount": 0.95}
-            elif spec.family == "mujoco":
-                # Andrychowicz et al. (2021), sections 3.2 and 3.3: standard deviation 0.5, normalised observations.
-                preset |= {"num_envs": 64, "rollout_length": 32, "num_minibatches": 32}
-                preset |= {"normalize_observations": True, "initial_std": 0.5}
-        return preset
+        return presets.row("ppo", spec)
 
     def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
         """Returns advantages and value targets, ``[T, B]`` each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.replayed import num_actions, taken
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns
@@ -48,7 +49,7 @@ class PQN(TorsoConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=Tr
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        return {"num_envs": 32, "rollout_length": 32} if spec.family != "atari" else {"num_envs": 128}
+        return presets.row("pqn", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)

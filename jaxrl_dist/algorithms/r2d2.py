@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxrl_dist.algorithms import exploration
+from jaxrl_dist.algorithms import exploration, presets
 from jaxrl_dist.algorithms.replayed import num_actions, taken, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns
@@ -68,27 +68,7 @@ class R2D2(
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        if spec.family == "atari":
-            # Kapturowski et al. (2019), section 2.3 and appendix, with fewer environments and less capacity for
-            # one host. An update uses 5,120 steps, so each step is used about five times. Values are rescaled, so
-            # rewards are not clipped; losing a life does not end the episode (protocol of Machado et al. 2018).
-            return {
-                "atari_preset": "machado",
-                "num_envs": 64,
-                "rollout_length": 16,
-                "core_size": 512,
-                "burn_in": 40,
-                "sequence_length": 80,
-                "batch_size": 64,
-                "replay_ratio": 1 / 1024,
-                "replay_capacity": 1_000_000,
-                "learning_starts": 50_000,
-                "learning_rate": 1e-4,
-                "discount": 0.997,
-                "target_period": 2500,
-                "evaluation_episodes": 10,
-            }
-        return {"num_envs": 16, "rollout_length": 8}
+        return presets.row("r2d2", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         network = networks.recurrent_q_network(

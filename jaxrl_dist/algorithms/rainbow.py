@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.types import EnvSpec
 
@@ -19,7 +20,4 @@ class Rainbow(DQN, dueling=True, priority_exponent=0.5, num_atoms=51, noisy=True
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 4}
-        if spec.family == "classic_control":  # rewards of at most 1, so returns of at most 1 / (1 - discount)
-            preset |= {"value_min": -100.0, "value_max": 100.0, "replay_ratio": 0.25}
-        return preset
+        return presets.row("rainbow", spec)

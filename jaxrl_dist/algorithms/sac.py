@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, spaces
@@ -39,21 +40,7 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000}
-        if isinstance(spec.action, spaces.Discrete):
-            preset |= {
-                "rollout_length": 4,
-                "replay_ratio": 0.25,
-                "replay_capacity": 100_000,
-                "hidden_sizes": (128, 128),
-                "n_step": 3,
-                "target_rate": 0.02,
-            }
-        elif spec.family == "classic_control":  # here small networks do as well in a tenth of the time
-            preset |= {"hidden_sizes": (64, 64), "batch_size": 128, "actor_learning_rate": 1e-3}
-        elif spec.family == "mujoco":  # needs many steps, and a long random phase covers more states
-            preset |= {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10}
-        return preset
+        return presets.row("sac", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         kind = _discrete(self, spec) if isinstance(spec.action, spaces.Discrete) else _continuous(self, spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from jaxrl_dist.algorithms import exploration
+from jaxrl_dist.algorithms import exploration, presets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, replay_of, transitions
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import jax, jnp, networks, optax
@@ -46,12 +46,7 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        preset: dict[str, Any] = {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000}
-        if spec.family == "classic_control":  # here small networks do as well in a tenth of the time
-            preset |= {"hidden_sizes": (64, 64), "batch_size": 128}
-        elif spec.family == "mujoco":  # needs many steps, and a long random phase covers more states
-            preset |= {"learning_starts": 10_000, "report_interval": 10_000, "evaluation_episodes": 10}
-        return preset
+        return presets.row("td3", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         scale = ActionScale.of(self, spec)

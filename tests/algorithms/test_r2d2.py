@@ -22,7 +22,6 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.nn import networks
-from jaxrl_dist.spaces import Box
 from jaxrl_dist.types import Context, EnvSpec, Rollout, reset_core
 
 SPEC = spec()
@@ -338,19 +337,6 @@ def test_a_run_on_two_devices(plan: str) -> None:
     assert last.metrics["loss/q"] is not None and np.isfinite(last.metrics["loss/q"])
     assert last.updates == 2 * (last.iteration - 3)  # after rollouts of 32 steps, from the first past 100 steps on
     assert last.evaluation is not None and last.evaluation["episodes"] == 2
-
-
-@pytest.mark.parametrize("family", ["classic_control", "atari"])
-def test_preset_fits_eight_devices(family: str) -> None:
-    shape, dtype = (4, 84, 84), np.dtype(np.uint8)
-    frames = Box(shape, dtype, np.zeros(shape, dtype), np.full(shape, 255, dtype))
-    observation = frames if family == "atari" else None
-    env = dataclasses.replace(spec(observation), family=family)
-    preset = R2D2.preset(env)
-    names = {field.name for field in dataclasses.fields(R2D2)}
-    config = R2D2(**{name: value for name, value in preset.items() if name in names})
-    config.validate()
-    off_policy.check_sizes(config.make(env), preset["num_envs"], preset["rollout_length"], 8)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -1,0 +1,158 @@
+"""Presets: the flags that each algorithm gets for a kind of task, as a table.
+
+A row lists the flags that differ from the defaults of ``Train`` and of the algorithm. A comment names the source of its
+values; "measured" means the runs of ``docs/learning.md``, which also says on which tasks values were tuned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxrl_dist.lazy import spaces
+from jaxrl_dist.types import EnvSpec
+
+KINDS = {
+    "classic_control": "classic control, discrete actions",
+    "classic_control/continuous": "classic control, continuous actions",
+    "box2d": "Box2D, discrete actions",
+    "box2d/continuous": "Box2D, continuous actions",
+    "mujoco/continuous": "MuJoCo",
+    "minatar": "MinAtar",
+    "atari": "Atari",
+    "bsuite": "bsuite",
+    "table": "categories as observations",
+    "image": "other images",
+    "unknown": "other vectors, discrete actions",
+    "unknown/continuous": "other vectors, continuous actions",
+}
+"""The kinds of tasks that the table's rows distinguish, with their names in the documentation."""
+
+
+def kind_of(spec: EnvSpec) -> str:
+    """Returns the kind of a task, one of ``KINDS``."""
+    if spec.family in ("atari", "minatar", "bsuite"):
+        return spec.family
+    if not isinstance(spec.observation, spaces.Box):
+        return "table"
+    if len(spec.observation.shape) == 3:
+        return "image"
+    suffix = "/continuous" if isinstance(spec.action, spaces.Box) else ""
+    kind = spec.family + suffix
+    return kind if kind in KINDS else "unknown" + suffix
+
+
+def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
+    """Returns an algorithm's flags for a task: its rows ``any``, ``continuous`` or ``discrete``, and the task's kind.
+
+    Each row overrides the ones before it.
+    """
+    names = "any", "continuous" if isinstance(spec.action, spaces.Box) else "discrete", kind_of(spec)
+    return {flag: value for name in names for flag, value in TABLE[algorithm].get(name, {}).items()}
+
+
+# fmt: off
+TABLE: dict[str, dict[str, dict[str, Any]]] = {
+    "ppo": {
+        "continuous": {
+            # Schulman et al. (2017), table 3. Unscaled, large returns would drown the policy gradient.
+            "num_envs": 8, "rollout_length": 128, "learning_rate": 3e-4, "num_epochs": 10, "entropy_coefficient": 0.0,
+            "scale_rewards": True,
+        },
+        "classic_control/continuous": {
+            # With 8 environments and a discount of 0.99, the greedy policy may hold Pendulum sideways forever.
+            "num_envs": 16, "num_minibatches": 8, "discount": 0.95,
+        },
+        "mujoco/continuous": {
+            # Andrychowicz et al. (2021), sections 3.2 and 3.3: standard deviation 0.5, normalised observations.
+            "num_envs": 64, "rollout_length": 32, "num_minibatches": 32,
+            "normalize_observations": True, "initial_std": 0.5,
+        },
+        "minatar": {
+            # PureJaxRL's flags without annealing. These games need a large step size, which large batches allow.
+            "num_envs": 64, "rollout_length": 128, "learning_rate": 5e-3, "num_minibatches": 8, "activation": "relu",
+        },
+        "atari": {
+            # Schulman et al. (2017), table 5, with the later changes of CleanRL's ppo_atari_envpool.
+            "num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "clip_epsilon": 0.1,
+            "value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10,
+        },
+        "bsuite": {
+            # With few episodes at a time the policy converges too early. A recurrent core also needs this many
+            # sequences to fill its minibatches on eight devices.
+            "num_envs": 32,
+        },
+        "table": {
+            # Rewards are rare: without large batches and more entropy the policy only learns to avoid penalties and
+            # never reaches the goal.
+            "num_envs": 32, "rollout_length": 128, "num_minibatches": 8, "entropy_coefficient": 0.03,
+            "scale_rewards": True,
+        },
+    },
+    "a2c": {
+        "any": {"rollout_length": 16},
+        # Unscaled, Pendulum's returns of -1000 drown the policy gradient.
+        "continuous": {
+            "learning_rate": 2e-3, "scale_rewards": True, "gae_lambda": 0.95, "entropy_coefficient": 0.0,
+        },
+        "table": {"learning_rate": 2e-3, "scale_rewards": True},  # rare rewards
+    },
+    "pg": {
+        "any": {"num_envs": 8, "rollout_length": 128},
+    },
+    "impala": {
+        # Both gradients are clipped together, and that of large values would drown the policy's.
+        "any": {"plan": "asynchronous", "num_envs": 16, "rollout_length": 16, "scale_rewards": True},
+        "atari": {
+            # Espeholt et al. (2018), table G.1, with fewer environments; rewards are clipped.
+            "num_envs": 32, "rollout_length": 20, "learning_rate": 6e-4, "report_interval": 6_400,
+            "scale_rewards": False,
+        },
+    },
+    "dqn": {
+        "any": {"num_envs": 8, "rollout_length": 4},
+        "classic_control": {
+            # Once the policy never fails, a memory with only its latest steps, or many updates on them, lets the values
+            # of failures drift until the policy fails again.
+            "replay_capacity": 1_000_000, "replay_ratio": 0.125, "target_period": 500,
+        },
+    },
+    "rainbow": {
+        "any": {"num_envs": 8, "rollout_length": 4},
+        # Rewards are at most 1, so returns at most 1 / (1 - discount).
+        "classic_control": {"value_min": -100.0, "value_max": 100.0, "replay_ratio": 0.25},
+    },
+    "pqn": {
+        "any": {"num_envs": 32, "rollout_length": 32},
+        "atari": {"num_envs": 128},
+    },
+    "r2d2": {
+        "any": {"num_envs": 16, "rollout_length": 8},
+        "atari": {
+            # Kapturowski et al. (2019), section 2.3 and appendix, with fewer environments and less capacity for one
+            # host. An update uses 5,120 steps, so each step is used about five times. Values are rescaled, so rewards
+            # are not clipped; losing a life does not end the episode (protocol of Machado et al. 2018).
+            "atari_preset": "machado", "num_envs": 64, "core_size": 512, "rollout_length": 16, "burn_in": 40,
+            "sequence_length": 80, "batch_size": 64, "replay_ratio": 1 / 1024, "replay_capacity": 1_000_000,
+            "learning_starts": 50_000, "learning_rate": 1e-4, "discount": 0.997, "target_period": 2500,
+            "evaluation_episodes": 10,
+        },
+    },
+    "td3": {
+        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
+        # Here small networks do as well in a tenth of the time.
+        "classic_control/continuous": {"hidden_sizes": (64, 64), "batch_size": 128},
+        # These tasks need many steps, and a long random phase covers more states.
+        "mujoco/continuous": {"learning_starts": 10_000, "report_interval": 10_000, "evaluation_episodes": 10},
+    },
+    "sac": {
+        "any": {"num_envs": 8, "rollout_length": 1, "report_interval": 2_000},
+        "discrete": {
+            "rollout_length": 4, "replay_ratio": 0.25, "replay_capacity": 100_000, "hidden_sizes": (128, 128),
+            "n_step": 3, "target_rate": 0.02,
+        },
+        # As TD3's.
+        "classic_control/continuous": {"hidden_sizes": (64, 64), "batch_size": 128, "actor_learning_rate": 1e-3},
+        "mujoco/continuous": {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10},
+    },
+}
+# fmt: on

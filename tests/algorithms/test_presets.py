@@ -1,0 +1,77 @@
+"""The table of presets: rows name flags that exist, and every kind of task gets sizes that fit eight devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from probes import box
+
+from jaxrl_dist.algorithms import ALGORITHMS, config_class
+from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
+from jaxrl_dist.config import Train
+from jaxrl_dist.spaces import Box, Discrete
+from jaxrl_dist.training import resolving
+from jaxrl_dist.training.learner import check_sizes
+from jaxrl_dist.training.setup import make_algorithm
+from jaxrl_dist.types import EnvSpec
+
+FRAMES = Box((4, 84, 84), np.dtype(np.uint8), np.zeros((4, 84, 84), np.uint8), np.full((4, 84, 84), 255, np.uint8))
+OBSERVATIONS = {"table": Discrete(16), "image": FRAMES, "atari": FRAMES, "minatar": box(10, 10, 4, bound=1)}
+FAMILIES = {"table": "toy_text", "image": "procgen", "unknown": "other"}
+
+
+def task(kind: str) -> EnvSpec:
+    family, *continuous = kind.split("/")
+    action: Any = box(2, bound=1) if continuous else Discrete(3)
+    return EnvSpec("Test-v0", "gymnax", FAMILIES.get(family, family), OBSERVATIONS.get(kind, box(3)), action, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: str) -> None:
+    assert kind_of(task(kind)) == kind
+
+
+def test_an_image_is_no_vector_of_its_family() -> None:
+    """CarRacing is Box2D, and has images."""
+    assert kind_of(dataclasses.replace(task("box2d/continuous"), observation=FRAMES)) == "image"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_rows_are_of_kinds_and_hold_flags(name: str) -> None:
+    flags = {field.name for kind in (Train, config_class(name)) for field in dataclasses.fields(kind)}
+    assert TABLE[name].keys() <= {*KINDS, "any", "continuous", "discrete"}
+    assert not {flag for values in TABLE[name].values() for flag in values} - flags
+
+
+def test_later_rows_override_earlier_ones() -> None:
+    mujoco, atari = TABLE["ppo"]["continuous"] | TABLE["ppo"]["mujoco/continuous"], TABLE["impala"]
+    assert row("ppo", task("mujoco/continuous")) == mujoco and mujoco["learning_rate"] == 3e-4
+    assert row("impala", task("atari")) == atari["any"] | atari["atari"]
+    assert row("impala", task("atari"))["num_envs"] == 32 and row("impala", task("bsuite"))["num_envs"] == 16
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
+    actions = {
+        "td3": "continuous",
+        "ddpg": "continuous",
+        "ppo": "",
+        "a2c": "",
+        "pg": "",
+        "impala": "",
+        "appo": "",
+        "sac": "",
+    }
+    for kind in KINDS:
+        wanted = actions.get(name, "discrete")
+        if wanted == ("discrete" if kind.endswith("continuous") else "continuous"):
+            continue
+        spec = task(kind)
+        source: Any = SimpleNamespace(spec=spec, is_pure=True)
+        config = resolving.resolve(Train(name, env="Test-v0"), source)
+        config.validate()
+        check_sizes(config, make_algorithm(config, spec), spec, 8)
