@@ -28,6 +28,7 @@ from mkdocs.structure.files import File, Files
 
 import jaxrl_dist
 from jaxrl_dist import algorithms
+from jaxrl_dist.algorithms.presets import KINDS
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import PLANS, PRESET, RUN_DEFAULTS, split_env
 from jaxrl_dist.envs.source import BACKENDS, find
@@ -38,16 +39,21 @@ from jaxrl_dist.types import EnvSpec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAMES = (*algorithms.ALGORITHMS, *algorithms.PRESETS)
-KINDS = {
-    "gymnax:CartPole-v1": "vectors, discrete actions",
-    "gymnax:Pendulum-v1": "vectors, continuous actions",
-    "gymnax:MemoryChain-bsuite": "bsuite",
-    "gymnax:Breakout-MinAtar": "MinAtar",
-    "envpool:Taxi-v3": "categories",
-    "envpool:Pong-v5": "Atari",
-    "envpool:HalfCheetah-v4": "MuJoCo",
+EXAMPLES = {
+    "classic_control": "gymnax:CartPole-v1",
+    "classic_control/continuous": "gymnax:Pendulum-v1",
+    "box2d": "envpool:LunarLander-v2",
+    "box2d/continuous": "envpool:LunarLanderContinuous-v2",
+    "mujoco/continuous": "envpool:HalfCheetah-v4",
+    "minatar": "gymnax:Breakout-MinAtar",
+    "atari": "envpool:Pong-v5",
+    "bsuite": "gymnax:MemoryChain-bsuite",
+    "table": "envpool:Taxi-v3",
+    "image": "envpool:CoinrunEasy-v0",
+    "unknown": "gymnax:FourRooms-misc",
+    "unknown/continuous": "gymnax:Reacher-misc",
 }
-"""An environment of each kind that presets distinguish."""
+"""An environment of each kind of task that presets distinguish."""
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
@@ -169,12 +175,12 @@ def algorithm_presets(name: str) -> str:
     """Returns a table of the flags that differ from the defaults on each kind of environment."""
     default = plain_defaults(name)
     rows = []
-    for env, kind in KINDS.items():
+    for kind, env in EXAMPLES.items():
         config = resolving.resolve(jaxrl_dist.Train(name, env=env), source_of(env))
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:
-            rows.append((kind, f"`{env}`", f"refused: {error}"))
+            rows.append((KINDS[kind], f"`{env}`", f"refused: {error}"))
             continue
         pairs = [(config, default), (config.algorithm, default.algorithm)]
         changed = [
@@ -184,7 +190,7 @@ def algorithm_presets(name: str) -> str:
             if field.name not in ("algorithm", "env")
             and getattr(new, field.name) not in (None, getattr(old, field.name))
         ]
-        rows.append((kind, f"`{env}`", ", ".join(changed) or "nothing"))
+        rows.append((KINDS[kind], f"`{env}`", ", ".join(changed) or "nothing"))
     return table(("kind", "such as", "differs from the defaults"), rows)
 
 

@@ -1,8 +1,9 @@
 """Checks that the default flags learn, and writes ``docs/learning.md`` and its data: ``python scripts/learning.py``.
 
 ``--only NAME`` runs that bar, or all whose names contain it, and keeps the results of the others; ``--seeds N``
-overrides the bars' numbers of seeds; ``--draw`` runs nothing and only rewrites page and curves. All bars take about an
-hour on two CPU cores. The exit code is 1 if a bar fails.
+overrides the bars' numbers of seeds; ``--draw`` runs nothing and only rewrites page and curves. Each seed is stored as
+soon as it has ended, and ``--missing`` runs only the seeds that are not stored, which continues an interrupted command.
+All bars take about three hours on two CPU cores. The exit code is 1 if a bar fails.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Bar(NamedTuple):
     devices: int = 1
     at_most: bool = False  # a control, which must not do better than the threshold
     mean: float | None = None  # additional threshold for the mean of all seeds
+    published: tuple[float, str] | None = None  # a return on this task, and its source with the env steps it took
+    held_out: bool = False  # no preset was chosen by a run on this task
 
     def command(self) -> str:
         """Returns the command line of one run."""
@@ -77,30 +80,48 @@ def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **mo
 
 MEMORY, SYNCHRONOUS = {"core": "gru"}, {"plan": "synchronous"}
 LAG: dict[str, Any] = {"lockstep": True, "lag": 8, "num_envs": 32, "rollout_length": 32}
+LANDER = "envpool:LunarLanderContinuous-v2"
+
+
+def zoo(value: float, steps: str) -> tuple[float, str]:
+    """Returns a return that RL Zoo's ``benchmark.md`` reports, one run with the deterministic policy."""
+    return value, f"RL Zoo, {steps}"
+
+
+BLINES = (15.4, "gymnax-blines, 1.9M")
 BARS = (
-    Bar("ppo-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 10, 10),
-    Bar("ppo-envpool-cartpole", "ppo", "envpool:CartPole-v1", 150_000, 475, 5, 5),
+    Bar("ppo-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 10, 10, published=zoo(500, "100k")),
+    Bar("ppo-envpool-cartpole", "ppo", "envpool:CartPole-v1", 150_000, 475, 5, 5, published=zoo(500, "100k")),
     Bar("ppo-8-devices-cartpole", "ppo", "gymnax:CartPole-v1", 150_000, 475, 5, 5, devices=8),
-    Bar("a2c-cartpole", "a2c", "gymnax:CartPole-v1", 500_000, 475, 5, 5),
+    Bar("a2c-cartpole", "a2c", "gymnax:CartPole-v1", 500_000, 475, 5, 5, published=zoo(500, "500k")),
     Bar("pg-cartpole", "pg", "gymnax:CartPole-v1", 100_000, 150, 5, 5),
     Bar("pg-long-cartpole", "pg", "gymnax:CartPole-v1", 500_000, 475, 4, 5),
-    Bar("ppo-pendulum", "ppo", "gymnax:Pendulum-v1", 500_000, -300, 4, 5),
-    Bar("ppo-envpool-pendulum", "ppo", "envpool:Pendulum-v1", 500_000, -300, 4, 5),
-    Bar("ppo-breakout-cnn", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3),
+    Bar("ppo-pendulum", "ppo", "gymnax:Pendulum-v1", 500_000, -300, 4, 5, published=zoo(-172, "100k")),
+    Bar("ppo-envpool-pendulum", "ppo", "envpool:Pendulum-v1", 500_000, -300, 4, 5, published=zoo(-172, "100k")),
+    Bar(
+        "ppo-breakout-cnn",
+        "ppo",
+        "gymnax:Breakout-MinAtar",
+        1_000_000,
+        15,
+        3,
+        3,
+        published=BLINES,
+    ),
     Bar("ppo-breakout-mlp", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3, {"torso": "mlp"}),
     Bar("ppo-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY),
     Bar("ppo-synchronous-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY | SYNCHRONOUS),
     Bar("ppo-memoryless", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.5, 3, 3, at_most=True),
     Bar("ppo-acrobot", "ppo", "gymnax:Acrobot-v1", 200_000, -100, 3, 3),
-    Bar("ppo-catch", "ppo", "gymnax:Catch-bsuite", 100_000, 0.95, 3, 3),
+    Bar("ppo-catch", "ppo", "gymnax:Catch-bsuite", 100_000, 0.95, 3, 3, published=(1, "gymnax-blines, 64k")),
     Bar("ppo-frozenlake", "ppo", "gymnax:FrozenLake-misc", 200_000, 0.65, 3, 3),
-    *both("dqn-short", "dqn", "CartPole-v1", 50_000, 150),
-    *both("dqn", "dqn", "CartPole-v1", 500_000, 475),
+    *both("dqn-short", "dqn", "CartPole-v1", 50_000, 150, published=zoo(500, "50k")),
+    *both("dqn", "dqn", "CartPole-v1", 500_000, 475, published=(498, "CleanRL, 500k")),
     *both("rainbow", "rainbow", "CartPole-v1", 150_000, 475),
-    *both("pqn", "pqn", "CartPole-v1", 500_000, 475),
-    *both("ddpg", "ddpg", "Pendulum-v1", 30_000, -320),
-    *both("td3", "td3", "Pendulum-v1", 50_000, -200),
-    *both("sac", "sac", "Pendulum-v1", 30_000, -170, mean=-150),
+    *both("pqn", "pqn", "CartPole-v1", 500_000, 475, published=(495, "CleanRL, 500k")),
+    *both("ddpg", "ddpg", "Pendulum-v1", 30_000, -320, published=zoo(-152, "20k")),
+    *both("td3", "td3", "Pendulum-v1", 50_000, -200, published=zoo(-152, "20k")),
+    *both("sac", "sac", "Pendulum-v1", 30_000, -170, mean=-150, published=zoo(-157, "20k")),
     *both("sac-discrete", "sac", "CartPole-v1", 100_000, 150),
     *both("impala", "impala", "CartPole-v1", 500_000, 475),
     Bar("impala-lag-cartpole", "impala", "gymnax:CartPole-v1", 300_000, 475, 3, 3, LAG),
@@ -120,11 +141,25 @@ BARS = (
     Bar("a3c-envpool-cartpole", "a3c", "envpool:CartPole-v1", 200_000, 150, 5, 5),
     Bar("async-dqn-envpool-cartpole", "async-dqn", "envpool:CartPole-v1", 500_000, 150, 5, 5),
     Bar("apex-ddpg-envpool-pendulum", "apex-ddpg", "envpool:Pendulum-v1", 200_000, -200, 5, 5),
-    Bar("sac-halfcheetah", "sac", "envpool:HalfCheetah-v4", 200_000, 3000, 1, 1),
+    Bar("sac-halfcheetah", "sac", "envpool:HalfCheetah-v4", 200_000, 3000, 1, 1, published=(9635, "CleanRL, 1M")),
     Bar("r2d2-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3),
     Bar("r2d2-synchronous-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3, SYNCHRONOUS),
-    Bar("ppo-halfcheetah", "ppo", "envpool:HalfCheetah-v4", 1_000_000, 2000, 3, 3),
+    Bar("ppo-halfcheetah", "ppo", "envpool:HalfCheetah-v4", 1_000_000, 2000, 3, 3, published=zoo(5819, "1M")),
     Bar("ppo-taxi", "ppo", "envpool:Taxi-v3", 500_000, 0, 3, 3),
+    Bar("ppo-long-acrobot", "ppo", "gymnax:Acrobot-v1", 500_000, -85, 4, 5, published=zoo(-74, "1M")),
+    Bar("ppo-lunarlander", "ppo", "envpool:LunarLander-v2", 1_000_000, 220, 4, 5, published=zoo(242, "1M")),
+    Bar("ppo-lunarlander-continuous", "ppo", LANDER, 1_000_000, 240, 4, 5, published=zoo(271, "1M")),
+    Bar("dqn-acrobot", "dqn", "gymnax:Acrobot-v1", 100_000, -90, 4, 5, published=zoo(-77, "100k")),
+    Bar("dqn-mountaincar", "dqn", "gymnax:MountainCar-v0", 200_000, -120, 4, 5, published=zoo(-101, "120k")),
+    Bar("dqn-lunarlander", "dqn", "envpool:LunarLander-v2", 200_000, 180, 4, 5, published=zoo(154, "100k")),
+    Bar("a2c-lunarlander", "a2c", "envpool:LunarLander-v2", 1_000_000, 150, 2, 3, published=zoo(156, "200k")),
+    Bar("impala-lunarlander", "impala", "envpool:LunarLander-v2", 2_000_000, 200, 2, 3),
+    Bar("appo-lunarlander", "appo", "envpool:LunarLander-v2", 2_000_000, 200, 2, 3),
+    Bar("sac-lunarlander-continuous", "sac", LANDER, 200_000, 220, 1, 1, published=zoo(260, "500k")),
+    Bar("a2c-pendulum", "a2c", "gymnax:Pendulum-v1", 500_000, -250, 4, 5, published=zoo(-163, "1M")),
+    Bar("pg-pendulum", "pg", "gymnax:Pendulum-v1", 500_000, -600, 4, 5),
+    Bar("impala-pendulum", "impala", "gymnax:Pendulum-v1", 500_000, -300, 4, 5),
+    Bar("appo-pendulum", "appo", "gymnax:Pendulum-v1", 500_000, -250, 4, 5),
 )
 
 
@@ -163,24 +198,36 @@ def run_seed(bar: Bar, seed: int) -> tuple[float, list[float | None]]:
     return float(report.evaluation["return_mean"]), curve
 
 
-def run_bar(bar: Bar, seeds: int | None = None, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Runs the seeds of a bar one after another, and returns its entry in ``results.json``."""
-    returns, curves = [], []
-    seeds = seeds or bar.seeds
-    for seed in range(seeds):
-        began = time.perf_counter()
-        result, curve = run_seed(bar, seed)
-        returns.append(round(result, 3))
-        curves.append(curve)
-        verdict = "ok" if bar.met(result) else "MISSED"
-        say(f"{bar.name}: seed {seed + 1}/{seeds} {result:.4g} {verdict}, {time.perf_counter() - began:.0f} s")
-    return {
+def run_bar(
+    bar: Bar,
+    seeds: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict[str, Any]], None] = lambda entry: None,
+    before: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Runs the seeds of a bar one after another, and returns its entry in ``results.json``.
+
+    Args:
+      keep: receives the entry after each seed.
+      before: the entry of an interrupted call, whose seeds are not run again; None: there is none.
+    """
+    entry: dict[str, Any] = {
         "command": bar.command(),
         "steps": bar.steps,
-        "returns": returns,
-        "curves": curves,
+        **{name: list((before or {}).get(name, ())) for name in ("returns", "curves", "seconds")},
         "versions": versions(),
     }
+    seeds = seeds or bar.seeds
+    for seed in range(len(entry["returns"]), seeds):
+        began = time.perf_counter()
+        result, curve = run_seed(bar, seed)
+        seconds = time.perf_counter() - began
+        for name, value in {"returns": round(result, 3), "curves": curve, "seconds": round(seconds)}.items():
+            entry[name].append(value)
+        verdict = "ok" if bar.met(result) else "MISSED"
+        say(f"{bar.name}: seed {seed + 1}/{seeds} {result:.4g} {verdict}, {seconds:.0f} s")
+        keep(entry)
+    return entry
 
 
 def versions() -> dict[str, str]:
@@ -242,35 +289,79 @@ def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns ``docs/learning.md``: the measured numbers as a table."""
+    """Returns ``docs/learning.md``: the measured numbers as tables."""
+    measured = [bar for bar in BARS if bar.name in results]
     lines = [
         "# What the defaults learn",
         "",
         "Every row is the command with its default flags, once a seed (`--seed 0`, `1`, ...); a return is the mean of",
-        "the 100 greedy episodes that end a run. `python scripts/learning.py` runs them again and writes this page;",
-        "the curves show training episodes, which sample their actions.",
+        "the 100 greedy episodes that end a run (10 on MuJoCo). *IQM* is the mean of the middle half of the seeds. A",
+        "published return is one of the source's runs or the mean of several, after the env steps in parentheses;",
+        "*behind* marks an IQM that is lower by more than a tenth. *Minutes* are those of the slowest seed on two CPU",
+        "cores that other work shared. The curves show training episodes, which sample their actions.",
+        "`python scripts/learning.py` runs all of it again and writes this page; after an interruption, `--missing`",
+        "continues.",
         "",
-        *rows([bar for bar in BARS if bar.name in results], results, "learning"),
+        "## Tasks that presets were tuned on",
+        "",
+        "Somebody looked at runs on these tasks while choosing the values in `jaxrl_dist/algorithms/presets.py`, so",
+        "their returns say that the values work here, not that they work elsewhere.",
+        "",
+        *rows([bar for bar in measured if not bar.held_out], results, "learning"),
+        "",
     ]
+    if held_out := [bar for bar in measured if bar.held_out]:
+        lines += [
+            "## Tasks that no preset was tuned on",
+            "",
+            "These ran once, with the presets as they are; no value was changed afterwards.",
+            "",
+            *rows(held_out, results, "learning"),
+            "",
+        ]
+    lines += ["[Hard exploration](exploration.md) names what the defaults do not learn, and what helps.", ""]
     used = {package: version for result in results.values() for package, version in result["versions"].items()}
-    lines += ["", "Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".", ""]
+    lines += ["Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".", ""]
     return "\n".join(lines)
 
 
 def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]], folder: str) -> list[str]:
     """Returns the table of bars that have results; ``folder`` contains their curves."""
-    lines = ["| command | env steps | bar | return of each seed | met | curve |", "|---|---:|---:|---|---:|---|"]
+    head = "command", "env steps", "bar", "return of each seed", "met", "IQM", "published", "minutes", "curve"
+    lines = ["| " + " | ".join(head) + " |", "|---|---:|---:|---|---:|---:|---|---:|---|"]
     for bar in bars:
         result = results[bar.name]
-        returns = " ".join(f"{x:.4g}" for x in result["returns"])
+        returns = result["returns"]
         command = result["command"].replace(f" --total-env-steps {bar.steps}", "")
-        lines.append(
-            f"| `{command}` | {result['steps']:,} | {'≤' if bar.at_most else '≥'} {bar.threshold:g}"
-            f"{'' if bar.mean is None else f', mean ≥ {bar.mean:g}'} | {returns} "
-            f"| {sum(map(bar.met, result['returns']))} of {len(result['returns'])} "
-            f"| [curve]({folder}/{bar.name}.png) |"
+        cells = (
+            f"`{command}`",
+            f"{result['steps']:,}",
+            f"{'≤' if bar.at_most else '≥'} {bar.threshold:g}{'' if bar.mean is None else f', mean ≥ {bar.mean:g}'}",
+            " ".join(f"{x:.4g}" for x in returns),
+            f"{sum(map(bar.met, returns))} of {len(returns)}",
+            f"{interquartile_mean(returns):.4g}",
+            published(bar, returns),
+            f"{max(seconds) / 60:.1f}" if (seconds := result.get("seconds")) else "",
+            f"[curve]({folder}/{bar.name}.png)",
         )
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def published(bar: Bar, returns: Sequence[float]) -> str:
+    """Returns the cell of a published return, which says where ours is behind by more than a tenth."""
+    if bar.published is None:
+        return ""
+    value, source = bar.published
+    behind = interquartile_mean(returns) < value - 0.1 * abs(value)
+    return f"{value:g} ({source}){', **behind**' if behind else ''}"
+
+
+def interquartile_mean(returns: Sequence[float]) -> float:
+    """Returns the mean without the lowest and the highest quarter, each rounded down (Agarwal et al. 2021)."""
+    cut = len(returns) // 4
+    middle = sorted(returns)[cut : len(returns) - cut]
+    return sum(middle) / len(middle)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -278,6 +369,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="NAME", help="run this bar, or all whose names contain it")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds to run of each bar")
+    parser.add_argument("--missing", action="store_true", help="run only the seeds that results.json lacks")
     parser.add_argument("--draw", action="store_true", help="run nothing; write page and curves from results.json")
     args = parser.parse_args(argv)
     chosen = [bar for bar in BARS if args.only == bar.name] or [bar for bar in BARS if args.only in bar.name]
@@ -296,10 +388,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # All seeds of a bar share one program, which the cache compiles once.
         jax.config.update("jax_compilation_cache_dir", cache)
         for bar in chosen:
-            result = run_bar(bar, args.seeds, lambda text: print(text, flush=True))
+
+            def keep(entry: dict[str, Any], name: str = bar.name) -> None:
+                save(folder / RESULTS, {**load(folder / RESULTS), name: entry})
+
+            before = load(folder / RESULTS).get(bar.name, {})
+            before = before if args.missing and before.get("command") == bar.command() else None
+            result = run_bar(bar, args.seeds, lambda text: print(text, flush=True), keep, before)
             if not bar.passed(result["returns"]):
                 failed.append(bar.name)
-            save(folder / RESULTS, {**load(folder / RESULTS), bar.name: result})
             draw(bar, result, folder / f"{bar.name}.png")
     results = load(folder / RESULTS)
     if args.draw:

@@ -24,7 +24,9 @@ from probes import random_rollout, spec
 import jaxrl_dist
 from jaxrl_dist import cli, commands, mesh
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
+from jaxrl_dist.algorithms.presets import KINDS, kind_of
 from jaxrl_dist.checks import flag
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.types import Context
 
 
@@ -213,6 +215,12 @@ def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
     assert re.search(r'href="https://(arxiv|doi|openreview)\.', text)
     for heading in ("what-it-computes", "what-differs-from-the-paper", "flags", "presets", "measured"):
         assert f'id="{heading}' in text, heading
+
+
+def test_presets_are_shown_by_an_environment_of_each_kind(site: Path) -> None:
+    shown = {row[0]: row[1] for row in rows(site / "algorithms" / "ppo.html") if row[0] in KINDS.values()}
+    assert list(shown) == list(KINDS.values())
+    assert [KINDS[kind_of(find(env).spec)] for env in shown.values()] == list(shown)
 
 
 def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:

@@ -57,4 +57,23 @@ def test_results_survive_a_round_trip_and_fill_the_page(tmp_path):
     kept = {bar.name: result | {"curves": [[None, 20.0], [1.0, 500.0]]}}
     LEARNING["save"](tmp_path / "results.json", kept | {"of no bar": result})
     assert LEARNING["load"](tmp_path / "results.json") == kept
-    assert "| 480 20 | 1 of 2 |" in LEARNING["page"](kept)
+    assert "| 480 20 | 1 of 2 | 250 | 500 (RL Zoo, 100k), **behind** |" in LEARNING["page"](kept)
+
+
+@pytest.mark.parametrize(
+    "returns, value, marked", [([-110.0], -100, False), ([-111.0], -100, True), ([0.0, 90.0, 90.0, 91.0], 100, False)]
+)
+def test_a_return_is_behind_where_the_middle_half_is_lower_by_more_than_a_tenth(returns, value, marked):
+    bar = LEARNING["BARS"][0]._replace(published=(value, "a paper, 1M"))
+    assert LEARNING["published"](bar, returns) == f"{value} (a paper, 1M)" + (", **behind**" if marked else "")
+
+
+def test_an_interrupted_bar_continues_with_the_seeds_that_it_lacks(monkeypatch):
+    run_bar, bar = LEARNING["run_bar"], LEARNING["BARS"][0]
+    monkeypatch.setitem(run_bar.__globals__, "run_seed", lambda bar, seed: (float(seed), [None, float(seed)]))
+    kept = []
+    first = run_bar(bar, 2, keep=lambda entry: kept.append(list(entry["returns"])))
+    assert kept == [[0.0], [0.0, 1.0]]
+    assert run_bar(bar, 3, before=first)["returns"] == run_bar(bar, 3)["returns"] == [0.0, 1.0, 2.0]
+    monkeypatch.setitem(run_bar.__globals__, "run_seed", None)
+    assert run_bar(bar, 2, before=first) == first
