@@ -27,9 +27,15 @@ def counted(number: int, noun: str) -> str:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Returns `` (did you mean 'x'?)`` for the nearest of ``choices``, or an empty string if none is near."""
+    near = nearest(word, choices)
+    return "" if near is None else f" (did you mean {near!r}?)"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """Returns the choice that is spelled most like ``word``, or None if none is similar."""
     by_lower = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
+    return by_lower[near[0]] if near else None
 
 
 def check_range(

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return _fail(f"Python code of yours has called sys.exit({stop.code!r})", 2)
     except ConfigError as error:
-        return _fail(str(error), 2)
+        return _fail(error.with_flags, 2)
     except Interrupted as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from jaxrl_dist.checks import (
     parse_devices,
 )
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.values import plain
+from jaxrl_dist.values import Named, plain
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Algorithm, EnvSpec
@@ -126,7 +126,7 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Train(Generic[Config]):
+class Train(Named, Generic[Config]):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
 
     algorithm: Config
@@ -215,6 +215,11 @@ class Train(Generic[Config]):
     """If an environment fails: end the run, or recreate its actor's environments and continue."""
     max_restarts: int = 100
     """Restarts allowed for each actor; the next failure ends the run."""
+
+    @classmethod
+    def unknown(cls, name: str, known: list[str]) -> str:
+        ours = super().unknown(name, known)
+        return ours or f"; hyperparameters belong to the algorithm, as in jaxrl_dist.preset('ppo', env, {name}=...)"
 
     def checked(self) -> Train[Config]:
         """Converts the config's values by ``values.plain``, and validates all that needs no environment.

@@ -1,9 +1,37 @@
-"""Errors and warnings for the user; each message is one line."""
+"""Errors and warnings for the user; each message is one line.
+
+Those about settings name them by their flags, such as ``--num-envs``. The command line prints ``with_flags``; in
+Python, where settings are fields, ``str(error)`` says ``num_envs``.
+"""
 
 from __future__ import annotations
 
+import re
 
-class ConfigError(ValueError):
+_COMMANDS_OR_FLAGS = re.compile(r"((?:jaxrl-dist|pip|python) [^;`]*)|--(?!help\b)(no-)?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+
+
+class _Message:
+    """A message about settings, with their flags or with their fields."""
+
+    args: tuple[object, ...]
+
+    @property
+    def with_flags(self) -> str:
+        """The message as written, which names settings by their flags."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return _COMMANDS_OR_FLAGS.sub(_field, self.with_flags)
+
+
+def _field(found: re.Match[str]) -> str:
+    """Returns a flag's field, such as ``double=False`` for ``--no-double``; a command line stays as it is."""
+    command, negated, name = found.groups()
+    return command or name.replace("-", "_") + ("=False" if negated else "")
+
+
+class ConfigError(_Message, ValueError):
     """The user asked for something impossible; the message is one line that says what would work."""
 
 
@@ -11,7 +39,7 @@ class CheckpointError(RuntimeError):
     """No checkpoint of the run can be read; the message is one line."""
 
 
-class ConfigWarning(UserWarning):
+class ConfigWarning(_Message, UserWarning):
     """The run is possible, but probably not what the user meant; the message is one line."""
 
 

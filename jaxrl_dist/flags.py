@@ -6,15 +6,17 @@ import contextlib
 import dataclasses
 import io
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
 import tyro
 
+from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, flag, shown
 from jaxrl_dist.config import RUN_DEFAULTS, Config, Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.synonyms import hint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     hints = {**get_type_hints(Command), **get_type_hints(kind)}
     del hints["algorithm"]
     switches = [name for name, hint in hints.items() if hint in (bool, bool | None)]
-    given = check_flags(args, hints, switches)
+    given = check_flags(args, hints, switches, algorithms.having)
     args = _spelled_out(args, [name for name in switches if hints[name] is not bool])
     command = run_tyro(
         Command[kind],  # type: ignore[valid-type]
@@ -94,12 +96,18 @@ def taken(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     return value, [*args[:at], *args[at + (2 if name in args[at : at + 1] else 1) :]]
 
 
-def check_flags(args: Sequence[str], names: Collection[str], switches: Collection[str] = ()) -> list[str]:
+def check_flags(
+    args: Sequence[str],
+    names: Collection[str],
+    switches: Collection[str] = (),
+    others: Callable[[str], Sequence[str]] = lambda field: (),
+) -> list[str]:
     """Checks that every flag exists and is given once, and returns the names of the given fields.
 
     Args:
       names: of all fields.
       switches: names of the fields that also have a ``--no-`` form.
+      others: returns the algorithms that have a field, if an algorithm's flags are checked.
 
     Raises:
       ConfigError: a flag is unknown or repeated; the message names the first such flag and the nearest known one.
@@ -113,7 +121,8 @@ def check_flags(args: Sequence[str], names: Collection[str], switches: Collectio
         if not given.startswith("--"):
             continue
         if name not in known:
-            raise ConfigError(f"unknown flag {given}{did_you_mean(name, known)}; --help lists all")
+            instead = hint(name[2:], [each[2:].replace("-", "_") for each in known], others)
+            raise ConfigError(f"unknown flag {given}{instead or '; --help lists all'}")
         if known[name] in seen:
             earlier = seen[known[name]]
             raise ConfigError(f"{given} is given twice" if earlier == name else f"{given} contradicts {earlier}")
@@ -170,7 +179,7 @@ def _numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
 
     def read(args: list[str]) -> Any:
         values = []
-        for arg in args:
+        for arg in [part for given in args for part in given.split(",")] if many else args:
             try:
                 values.append(None if optional and arg == "None" else convert(arg))
             except ValueError:
@@ -205,7 +214,7 @@ def run_tyro(target: Any, args: Sequence[str], *, prog: str, **options: Any) -> 
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ConfigError(_message(box.getvalue())) from None
+        raise ConfigError(_reworded(_message(box.getvalue()), args)) from None
 
 
 def _message(box: str) -> str:
@@ -215,3 +224,24 @@ def _message(box: str) -> str:
     parts = [part for part in parts if part]
     message = parts[min(1, len(parts) - 1)] if parts else "the flags cannot be read"
     return re.sub(r"^Error parsing (--\S+):", r"\1:", message)
+
+
+def _reworded(message: str, args: Sequence[str]) -> str:
+    """Returns tyro's message in the words that this package uses for the same mistakes elsewhere."""
+    if found := re.match(r"Missing value for argument '(--\S+)'", message):
+        return f"{found[1]} needs a value"
+    if found := re.match(r"invalid choice (.+) for argument '(--\S+)'\. Expected one of \((.*?),?\)", message):
+        choices = [choice.strip(" '") for choice in found[3].split(",")]
+        given = found[1].strip("'")
+        return f"{found[2]} must be one of {', '.join(choices)}, not {found[1]}{did_you_mean(given, choices)}"
+    if not message.startswith("Unrecognized options: "):
+        return message
+    extra = message.removeprefix("Unrecognized options: ").split(", ")[0]
+    before = list(args[: args.index(extra)] if extra in args else ())
+    flags = [at for at, arg in enumerate(before) if arg.startswith("--")]
+    if not flags or extra.startswith("-"):
+        return f"{shown(extra)} is neither a flag nor the value of one; --help lists all"
+    name, number = before[flags[-1]], len(before) - 1 - flags[-1]
+    takes = "takes one value" if number else "takes no value"
+    off = "" if number or name.startswith("--no-") else f"; --no-{name[2:]} turns it off"
+    return f"{name} {takes}, so {shown(extra)} is too much{off}"

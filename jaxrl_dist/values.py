@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from jaxrl_dist.checks import did_you_mean, flag, shown
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.synonyms import hint
 
 OR_OBJECT = "or an object from Python"
 """Annotates the type of a field whose value may also be an object that no flag and no file can hold."""
@@ -138,7 +139,23 @@ def _plain_texts(name: str, value: Any) -> Any:
     return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
 
 
-class Inherits:
+class Named:
+    """A dataclass that refuses unknown fields with a ``ConfigError`` that says what is meant."""
+
+    def __new__(cls, *values: Any, **fields: Any) -> Any:
+        known = getattr(cls, "__dataclass_fields__", fields)
+        for name in fields:
+            if name not in known:
+                raise ConfigError(f"{cls.__name__} has no field {name!r}{cls.unknown(name, list(known))}")
+        return super().__new__(cls)
+
+    @classmethod
+    def unknown(cls, name: str, known: list[str]) -> str:
+        """Returns what to use instead of an unknown field, to be appended to a message."""
+        return hint(name, known)
+
+
+class Inherits(Named):
     """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
 
     Such a field keeps the type and docstring of the class that declares it.

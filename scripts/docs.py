@@ -180,7 +180,7 @@ def algorithm_presets(name: str) -> str:
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:
-            rows.append((KINDS[kind], f"`{env}`", f"refused: {error}"))
+            rows.append((KINDS[kind], f"`{env}`", f"refused: {error.with_flags}"))
             continue
         pairs = [(config, default), (config.algorithm, default.algorithm)]
         changed = [
@@ -274,7 +274,7 @@ def refused(name: str, env: str, **fields: Any) -> str | None:
             warnings.simplefilter("ignore")
             setup.prepare(jaxrl_dist.preset(name, env, **fields))
     except ConfigError as error:
-        return str(error)
+        return error.with_flags
     return None
 
 

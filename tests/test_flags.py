@@ -87,7 +87,7 @@ def test_values_are_checked_before_the_environment_is_made(
         raise AssertionError
 
     monkeypatch.setattr(resolving, "find_env", never)
-    with pytest.raises(ConfigError, match=r"--num-envs must be|--discount must be|--seed must be|a field 'discont'"):
+    with pytest.raises(ConfigError, match=r"num_envs must be|discount must be|seed must be|a field 'discont'"):
         resolved(Train("ppo", "CartPole-v1"), wrong)
 
 
@@ -123,6 +123,8 @@ def test_whole_numbers_may_have_an_exponent() -> None:
     given = flags.parse_train("ppo", args)
     assert given == {"total_env_steps": 1_000_000, "num_envs": 16, "hidden_sizes": (10, 20)}
     assert type(given["total_env_steps"]) is int
+    assert flags.parse_train("ppo", ["--hidden-sizes", "256,256", "64"]) == {"hidden_sizes": (256, 256, 64)}
+    assert flags.parse_train("ppo", ["--hidden-sizes"]) == {"hidden_sizes": ()}
 
 
 def test_a_run_directory_is_not_kept() -> None:
@@ -144,12 +146,12 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "unknown hyperparameter": (lambda c: {**c, "hyperparameters": {"discont": 1}}, "unknown field 'discont'"),
     "text for a number": (
         lambda c: {**c, "run": {**c["run"], "num_envs": "many"}},
-        "--num-envs must be a whole number, not 'many'",
+        "num_envs must be a whole number, not 'many'",
     ),
-    "a fraction": (lambda c: {**c, "run": {**c["run"], "num_envs": 8.5}}, "--num-envs must be a whole number, not 8.5"),
+    "a fraction": (lambda c: {**c, "run": {**c["run"], "num_envs": 8.5}}, "num_envs must be a whole number, not 8.5"),
     "a switch for a number": (
         lambda c: {**c, "run": {**c["run"], "num_envs": True}},
-        "--num-envs must be a whole number, not True",
+        "num_envs must be a whole number, not True",
     ),
     "a number for a switch": (
         lambda c: {**c, "hyperparameters": {"normalize_advantages": 3}},
@@ -157,21 +159,21 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     ),
     "a wrong choice": (
         lambda c: {**c, "run": {**c["run"], "plan": "fast"}},
-        "--plan must be one of on_device, synchronous, asynchronous, gradients, not 'fast'",
+        "plan must be one of on_device, synchronous, asynchronous, gradients, not 'fast'",
     ),
     "a flag for a number": (
         lambda c: {**c, "hyperparameters": {"hidden_sizes": ["--help"]}},
         "must be a whole number, not '--help'",
     ),
-    "a list for text": (lambda c: {**c, "run": {**c["run"], "env_options": {"a": []}}}, "--env-options a must be text"),
+    "a list for text": (lambda c: {**c, "run": {**c["run"], "env_options": {"a": []}}}, "env_options a must be text"),
     "text for options": (
         lambda c: {**c, "run": {**c["run"], "env_options": "a"}},
-        "--env-options must be a dictionary",
+        "env_options must be a dictionary",
     ),
     "a list for a name": (lambda c: {**c, "run": {**c["run"], "env": ["X"]}}, "env must be a name, not ['X']"),
     "null for a number": (
         lambda c: {**c, "run": {**c["run"], "seed": None}},
-        "--seed must be a whole number, not None",
+        "seed must be a whole number, not None",
     ),
 }
 
@@ -213,11 +215,11 @@ def test_value_of_finds_the_value(args: str) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a text": ({"num_envs": "8"}, "--num-envs must be a whole number, not '8'"),
-    "a fraction": ({"rollout_length": 8.5}, "--rollout-length must be a whole number, not 8.5"),
-    "infinity": ({"mem_fraction": float("inf")}, "--mem-fraction must be > 0 and <= 1, not inf"),
-    "too many": ({"num_envs": 2**20, "rollout_length": 2**20}, "--num-envs times --rollout-length must be <= 107374"),
-    "an empty run directory": ({"run_dir": ""}, "--run-dir is empty"),
+    "a text": ({"num_envs": "8"}, "num_envs must be a whole number, not '8'"),
+    "a fraction": ({"rollout_length": 8.5}, "rollout_length must be a whole number, not 8.5"),
+    "infinity": ({"mem_fraction": float("inf")}, "mem_fraction must be > 0 and <= 1, not inf"),
+    "too many": ({"num_envs": 2**20, "rollout_length": 2**20}, "num_envs times rollout_length must be <= 107374"),
+    "an empty run directory": ({"run_dir": ""}, "run_dir is empty"),
 }
 
 

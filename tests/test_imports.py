@@ -12,13 +12,14 @@ import runs
 PACKAGE = "jaxrl_dist"
 
 # What each module of the root and each folder may import of the package, beside itself. Lower layers come first.
-_GROUND = "errors checks values spaces types rng"
+_GROUND = "errors checks synonyms values spaces types rng"
 ALLOWED: dict[str, str] = {
     "errors": "",
     "spaces": "",
     "types": "spaces",
     "checks": "errors",
-    "values": "errors checks",
+    "synonyms": "checks",
+    "values": "errors checks synonyms",
     "machine": "",
     "config": "errors checks types values",
     "rng": "types",
@@ -31,7 +32,7 @@ ALLOWED: dict[str, str] = {
     "envs": f"{_GROUND} config memory",
     "learners": f"{_GROUND} mesh returns nn memory",
     "algorithms": f"{_GROUND} mesh returns nn lazy memory",
-    "flags": "errors checks config algorithms",
+    "flags": "errors checks synonyms config algorithms",
     "actors": f"{_GROUND} mesh flow memory envs",
     "plans": f"{_GROUND} config mesh flow memory envs learners actors",
     "run": "errors checks machine config types",

@@ -67,34 +67,34 @@ def test_plain_values_stay_as_they_are() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "text for a switch": ({"normalize_observations": "False"}, "--normalize-observations must be True or False, not"),
-    "1 for a switch": ({"tensorboard": 1}, "--tensorboard must be True or False, not 1"),
-    "text for a second": ({"tensorboard": "no"}, "--tensorboard must be True or False, not 'no'"),
-    "a switch for a number": ({"seed": True}, "--seed must be a whole number, not True"),
-    "a switch of numpy": ({"seed": np.bool_(True)}, "--seed must be a whole number, not True"),
-    "a fraction": ({"seed": 1.5}, "--seed must be a whole number, not 1.5"),
-    "infinity": ({"total_env_steps": float("inf")}, "--total-env-steps must be a whole number, not inf"),
-    "text for a number": ({"discount": "0.9"}, "--discount must be a number, not '0.9'"),
-    "a switch for a fraction": ({"discount": True}, "--discount must be a number, not True"),
-    "no core": ({"core": "bogus"}, "--core must be one of none, gru, not 'bogus'"),
+    "text for a switch": ({"normalize_observations": "False"}, "normalize_observations must be True or False, not"),
+    "1 for a switch": ({"tensorboard": 1}, "tensorboard must be True or False, not 1"),
+    "text for a second": ({"tensorboard": "no"}, "tensorboard must be True or False, not 'no'"),
+    "a switch for a number": ({"seed": True}, "seed must be a whole number, not True"),
+    "a switch of numpy": ({"seed": np.bool_(True)}, "seed must be a whole number, not True"),
+    "a fraction": ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
+    "infinity": ({"total_env_steps": float("inf")}, "total_env_steps must be a whole number, not inf"),
+    "text for a number": ({"discount": "0.9"}, "discount must be a number, not '0.9'"),
+    "a switch for a fraction": ({"discount": True}, "discount must be a number, not True"),
+    "no core": ({"core": "bogus"}, "core must be one of none, gru, not 'bogus'"),
     "nearly one": ({"activation": "tahn"}, "not 'tahn' (did you mean 'tanh'?)"),
-    "no precision": ({"precision": 32}, "--precision must be one of float32, bfloat16, not 32"),
-    "no torso": ({"torso": "bogus"}, "--torso must be one of auto, mlp, minatar, nature, impala, not 'bogus'"),
-    "nothing for a torso": ({"torso": None}, "--torso must be one of"),
-    "no plan": ({"plan": "fast"}, "--plan must be one of on_device, synchronous, asynchronous, gradients, not 'fast'"),
-    "nothing": ({"env_timeout": None}, "--env-timeout must be a number, not None"),
-    "nothing for options": ({"env_options": None}, "--env-options must be a dictionary of names and values, not None"),
-    "a list as an option": ({"env_options": {"a": [1]}}, "--env-options a must be text or a number, not [1]"),
-    "one size": ({"hidden_sizes": 64}, "--hidden-sizes must be a tuple, not 64"),
-    "text among sizes": ({"hidden_sizes": [4, "4"]}, "--hidden-sizes must be a whole number, not '4'"),
-    "bytes for a name": ({"init_from": b"runs"}, "--init-from must be text or a number, not b'runs'"),
-    "a huge number": ({"num_envs": 10**400}, "--num-envs must be >= 1 and <= 1048576, not 1000"),
-    "a huger number": ({"seed": 10**5000}, "--seed must be >= 0 and <= 2147483647, not a number of thousands of dig"),
-    "a huge size": ({"hidden_sizes": [10**400]}, "--hidden-sizes must be >= 1 and <= 1048576, not 1000"),
-    "a huge count": ({"anneal_updates": 10**400}, "--anneal-updates must be >= 1 and <= 1000000000000000, not 1000"),
-    "a huge fraction": ({"discount": 10**400}, "--discount must be a number, not 1000"),
-    "a huge bound": ({"clip_rewards": 10**5000}, "--clip-rewards must be text or a number, not a number of thousands"),
-    "a huge device": ({"actor_devices": "1" * 5000}, "--actor-devices must be device numbers such as 0,1 or 2-7, not"),
+    "no precision": ({"precision": 32}, "precision must be one of float32, bfloat16, not 32"),
+    "no torso": ({"torso": "bogus"}, "torso must be one of auto, mlp, minatar, nature, impala, not 'bogus'"),
+    "nothing for a torso": ({"torso": None}, "torso must be one of"),
+    "no plan": ({"plan": "fast"}, "plan must be one of on_device, synchronous, asynchronous, gradients, not 'fast'"),
+    "nothing": ({"env_timeout": None}, "env_timeout must be a number, not None"),
+    "nothing for options": ({"env_options": None}, "env_options must be a dictionary of names and values, not None"),
+    "a list as an option": ({"env_options": {"a": [1]}}, "env_options a must be text or a number, not [1]"),
+    "one size": ({"hidden_sizes": 64}, "hidden_sizes must be a tuple, not 64"),
+    "text among sizes": ({"hidden_sizes": [4, "4"]}, "hidden_sizes must be a whole number, not '4'"),
+    "bytes for a name": ({"init_from": b"runs"}, "init_from must be text or a number, not b'runs'"),
+    "a huge number": ({"num_envs": 10**400}, "num_envs must be >= 1 and <= 1048576, not 1000"),
+    "a huger number": ({"seed": 10**5000}, "seed must be >= 0 and <= 2147483647, not a number of thousands of dig"),
+    "a huge size": ({"hidden_sizes": [10**400]}, "hidden_sizes must be >= 1 and <= 1048576, not 1000"),
+    "a huge count": ({"anneal_updates": 10**400}, "anneal_updates must be >= 1 and <= 1000000000000000, not 1000"),
+    "a huge fraction": ({"discount": 10**400}, "discount must be a number, not 1000"),
+    "a huge bound": ({"clip_rewards": 10**5000}, "clip_rewards must be text or a number, not a number of thousands"),
+    "a huge device": ({"actor_devices": "1" * 5000}, "actor_devices must be device numbers such as 0,1 or 2-7, not"),
 }
 
 
@@ -126,9 +126,9 @@ def test_types_that_are_not_known_are_left_alone() -> None:
     mine = plain(Mine(size=np.int64(2), pair=[1, "b"], level="high", **values))  # type: ignore[arg-type]
     assert mine == Mine(2, (1.0, "b"), level="high", **values) and type(mine.pair[0]) is float
     assert mine.either is values["either"] and mine.anything is values["anything"]
-    with pytest.raises(ConfigError, match="--pair must be a tuple of 2 values"):
+    with pytest.raises(ConfigError, match="pair must be a tuple of 2 values"):
         plain(Mine(pair=(1.0,)))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="--level must be one of low, high, not 'medium'"):
+    with pytest.raises(ConfigError, match="level must be one of low, high, not 'medium'"):
         plain(Mine(level="medium"))  # type: ignore[arg-type]
 
 

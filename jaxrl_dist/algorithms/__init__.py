@@ -87,10 +87,15 @@ def config_class(name: str | type, own: type | None = None) -> Any:
         known = [*ALGORITHMS, *PRESETS]
         near, all_of_them = did_you_mean(name, known), ", ".join(known)
         raise ConfigError(
-            f"unknown algorithm {name!r}{near}; these work: {all_of_them}, or a file of yours: train my_algo.py, or "
-            "after that --algorithm my_algo.py"
+            f"unknown algorithm {name!r}{near}; these work: {all_of_them}, or one of yours: `jaxrl-dist train "
+            "my_algo.py`, later --algorithm my_algo.py, in Python its class"
         )
     return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
+
+
+def having(field: str) -> list[str]:
+    """Returns the names of the algorithms that have a hyperparameter of this name."""
+    return [name for name in ALGORITHMS if field in config_class(name).__dataclass_fields__]
 
 
 def name_of(config: Any) -> str:

@@ -79,10 +79,9 @@ def num_actions(config: object, spec: EnvSpec) -> int:
       ConfigError: the environment's actions are not discrete.
     """
     if not isinstance(spec.action, spaces.Discrete):
-        others = "sac, td3, ddpg and ppo handle" if isinstance(spec.action, spaces.Box) else "ppo handles"
-        raise ConfigError(
-            f"{name_of(config)} needs discrete actions, which {spec.id} has not; {others} vectors of numbers"
-        )
+        box = isinstance(spec.action, spaces.Box)
+        others = "sac, td3, ddpg and ppo handle vectors of numbers" if box else "ppo handles vectors of integers"
+        raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} has not; {others}")
     return spec.action.n
 
 

@@ -99,7 +99,7 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     try:
         content = read_plain(path, _MAX_METRICS)
     except ConfigError as error:
-        raise ConfigError(f"{run_dir} is no run directory: {error}") from None
+        raise ConfigError(f"{run_dir} is no run directory: {error.with_flags}") from None
     names: set[str] = set()
     points: list[tuple[float, float]] = []
     for number, line in _lines(path, content):

@@ -87,7 +87,7 @@ def look(
             raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and gymnax:{env_id} is none")
         raise ConfigError(
             f"{name} made a {found.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
-            "step_env, is_truncated, observation_space and action_space)"
+            "step_env, is_truncated, observation_space and action_space) of one agent; docs/environments.md shows both"
         )
     return found
 

@@ -184,9 +184,10 @@ def _of_name(
 def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
     name = env_name(env)
     if not is_gymnax(env):
+        kind = name.removeprefix(f"{OBJECT}:")
         raise ConfigError(
-            f"env must be a name, or a gymnax-style environment with reset_env and step_env, not {name}; others are "
-            "made anew for each copy, by a function that env='my_module:make' names"
+            f"env must be a name, or a gymnax-style environment with reset_env and step_env, not a {kind}; to train on "
+            "a gymnasium.Env, name a function that makes it: env='my_module:make', in a notebook env='__main__:make'"
         )
     if options:
         raise ConfigError(f"env_options are for environments that are found by name, and {name} is made already")

@@ -334,7 +334,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         content = read_json(path)
     except ConfigError as error:
-        raise DamageError(str(error)) from None
+        raise DamageError(error.with_flags) from None
     if not isinstance(content, dict):
         raise DamageError(f"{path} is damaged: it is no object")
     return content

@@ -37,7 +37,8 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
             if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
                 show(message, category, *where, **options)
             elif not quiet:
-                print(f"jaxrl-dist: warning: {message}", file=sys.stderr)
+                text = message.with_flags if isinstance(message, ConfigWarning) else message
+                print(f"jaxrl-dist: warning: {text}", file=sys.stderr)
 
         for kind in (ConfigWarning, EnvWarning, FileWarning):
             warnings.simplefilter("always", kind)

@@ -152,5 +152,5 @@ def _wandb() -> Any:
     try:
         import wandb
     except ImportError:
-        raise ConfigError("--wandb needs a package that is not installed: pip install 'jaxrl-dist[wandb]'") from None
+        raise ConfigError("--wandb needs a package that is not installed: pip install wandb") from None
     return wandb

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist.config import Train
+from jaxrl_dist.config import Train, check_run_dir
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Report
@@ -52,6 +52,7 @@ def resume(
     from jaxrl_dist.training.resuming import prepare_resume
     from jaxrl_dist.training.stored import stored_config
 
+    check_run_dir(pathlib.Path(run_dir))
     config = stored_config(run_dir, algorithm, env, torso)
     return prepare_resume(config, pathlib.Path(run_dir), changes).reports()
 

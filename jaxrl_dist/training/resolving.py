@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
-from jaxrl_dist.checks import did_you_mean, shown
+from jaxrl_dist.checks import shown
 from jaxrl_dist.config import RUN_DEFAULTS, Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.synonyms import hint
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -42,8 +43,8 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     hyperparameters = [field.name for field in dataclasses.fields(kind)]
     for name in changes:
         if name not in RUN_FIELDS and name not in hyperparameters:
-            near = did_you_mean(name, [*RUN_FIELDS, *hyperparameters])
-            raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{near}")
+            instead = hint(name, [*RUN_FIELDS, *hyperparameters], algorithms.having)
+            raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
 

@@ -65,7 +65,7 @@ def _check_devices(config: Train[Any], source: EnvSource) -> None:
         try:
             check_sizes(config, algorithm, source.spec, num_devices)
         except ConfigError as error:
-            return str(error)
+            return error.with_flags
         return None
 
     num_devices = len(learner_devices(config))

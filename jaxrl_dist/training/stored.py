@@ -139,4 +139,4 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error.with_flags}") from None

@@ -186,7 +186,7 @@ def test_close_is_no_fault(closing: str, message: str, workers: Any, monkeypatch
 )
 def test_what_would_abort_the_process_is_refused(env_id: str, option: str, message: str) -> None:
     key, _, value = option.partition("=")
-    with pytest.raises(ConfigError, match=f"--env-options {option} of envpool:{env_id}: {message}"):
+    with pytest.raises(ConfigError, match=f"env_options {option} of envpool:{env_id}: {message}"):
         find(f"envpool:{env_id}", {key: value})
 
 

@@ -436,7 +436,7 @@ def test_atari_presets_are_never_mixed() -> None:
     assert find("Breakout-v5").atari_preset == "baselines"
     assert find("CartPole-v1").atari_preset is None and find("envpool:CartPole-v1").atari_preset is None
     for env_id in ("CartPole-v1", "envpool:CartPole-v1"):
-        with pytest.raises(ConfigError, match="--atari-preset machado needs an Atari environment"):
+        with pytest.raises(ConfigError, match="atari_preset machado needs an Atari environment"):
             find(env_id, atari_preset="machado")
 
 
@@ -497,7 +497,7 @@ def test_find() -> None:
         find("gymnas:CartPole-v1")
     with pytest.raises(ConfigError, match="CartPole-v1"):
         find("CartPole-v11")
-    with pytest.raises(ConfigError, match="runs on the host, so --plan on_device cannot compile it"):
+    with pytest.raises(ConfigError, match="runs on the host, so plan on_device cannot compile it"):
         find("HalfCheetah-v4").device()
     with pytest.raises(ConfigError, match="envpool:CartPole-v1 has no option 'max_episode_step'"):
         find("envpool:CartPole-v1", {"max_episode_step": "3"})

@@ -240,7 +240,7 @@ def test_options() -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             options(env_id, text)
-    with pytest.raises(ConfigError, match=r"gymnasium:faulty:sized needs an option: --env-options size="):
+    with pytest.raises(ConfigError, match=r"gymnasium:faulty:sized needs an option: env_options size="):
         find("faulty:sized")
 
 
@@ -493,9 +493,9 @@ def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             find(env)
-    with pytest.raises(ConfigError, match="--env-workers processes needs a Gymnasium environment, and gymnax:Cart"):
+    with pytest.raises(ConfigError, match="env_workers processes needs a Gymnasium environment, and gymnax:Cart"):
         find("CartPole-v1", workers="processes")
-    with pytest.raises(ConfigError, match="use --plan synchronous"):
+    with pytest.raises(ConfigError, match="use plan synchronous"):
         find("gymnasium:CartPole-v1").device()
     (tmp_path / "pkg_of_envs").mkdir()
     (tmp_path / "pkg_of_envs" / "sub.py").write_text("from faulty import make")
@@ -602,7 +602,7 @@ def test_the_id_of_a_registry_in_a_file_is_no_code(module: str, tmp_path: Path) 
         with pytest.raises(ConfigError, match=r"no file may choose code to run|must be a name|must be a whole number"):
             load(**changes)
     del config["run"]["env"]
-    with pytest.raises(ConfigError, match="--num-devices must be a whole number"):
+    with pytest.raises(ConfigError, match="num_devices must be a whole number"):
         load(num_devices=[1, "--env", "this:CartPole-v1"])
     assert "this" not in sys.modules and module not in sys.modules
 

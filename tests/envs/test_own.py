@@ -136,13 +136,13 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a number": (
         3,
         {},
-        "a gymnax-style environment with reset_env and step_env, not object:int",
+        "a gymnax-style environment with reset_env and step_env, not a int",
     ),
-    "a class": (own.Walk, {}, "not object:type"),
+    "a class": (own.Walk, {}, "not a type; to train on a gymnasium.Env, name a function that makes it"),
     "a gymnasium.Env": (
         gymnasium.make("CartPole-v1"),
         {},
-        "are made anew for each copy, by a function",
+        "not a TimeLimit; to train on a gymnasium.Env, name a function that makes it: env='my_module:make'",
     ),
     "options": (own.Walk(), {"env_options": {"a": "1"}}, "env_options are for environments that are found by name"),
     "workers": (
@@ -150,8 +150,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"env_workers": "processes"},
         "needs a Gymnasium environment, and gymnax:obj",
     ),
-    "another backend": ("gymnasium:own:cartpole", {}, "makes no gymnasium environment; --env own:cartpole finds out"),
-    "the other way round": ("gymnax:faulty:make", {}, "--env gymnax:faulty:make makes no gymnax environment"),
+    "another backend": ("gymnasium:own:cartpole", {}, "makes no gymnasium environment; env own:cartpole finds out"),
+    "the other way round": ("gymnax:faulty:make", {}, "env gymnax:faulty:make makes no gymnax environment"),
     "an unknown option": ("own:cartpole", {"env_options": {"lenth": "1"}}, "did you mean 'length'?"),
 }
 

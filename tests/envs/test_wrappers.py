@@ -179,7 +179,7 @@ def test_on_atari() -> None:
     native = {"stack_num": 1, "repeat_action_probability": 0.25, "noop_max": 1, "use_fire_reset": True}
     steps = compare(source, lambda index: of_envpool(index, "Breakout-v5", episodic_life=False, **native))
     assert sum(step.reward.sum() for step in steps) > 0
-    with pytest.raises(ConfigError, match="--frame-stack 2 contradicts --env-options stack_num=3"):
+    with pytest.raises(ConfigError, match="frame_stack 2 contradicts env_options stack_num=3"):
         find("envpool:Breakout-v5", {"stack_num": "3"}, wrappers=wrappers)
     same = find("envpool:Breakout-v5", {"stack_num": "2"}, wrappers=Wrappers(frame_stack=2))
     assert same.spec.frame_stack == 2
@@ -230,9 +230,7 @@ def test_python_numbers_will_do(action_repeat: int) -> None:
 
 @pytest.mark.parametrize("env", ["gymnax:FrozenLake-misc", "gymnasium:FrozenLake-v1", "envpool:FrozenLake-v1"])
 def test_what_cannot_be_stacked(env: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"--frame-stack 2 needs observations that are arrays of numbers, unlike {env}"
-    ):
+    with pytest.raises(ConfigError, match=f"frame_stack 2 needs observations that are arrays of numbers, unlike {env}"):
         find(env, wrappers=Wrappers(frame_stack=2))
 
 

@@ -381,7 +381,7 @@ def test_what_may_change(run_dir: Path) -> None:
     assert reports[-1].evaluation and reports[-1].evaluation["episodes"] == 1
     assert runs.read_json(run_dir / "config.json")["run"]["report_interval"] == 32
     assert len(checkpoint.saved(run_dir)) <= 2
-    with pytest.raises(ConfigError, match="--seed cannot change"):
+    with pytest.raises(ConfigError, match="seed cannot change"):
         jaxrl_dist.resume(run_dir, total_env_steps=300, seed=3)
 
 

@@ -41,7 +41,7 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
         try:
             found = space_of(plain(space), f"gymnasium:{name}", f"{what}s")
         except ConfigError as error:
-            check.fault(what, str(error))
+            check.fault(what, error.with_flags)
             continue
         if what == "action" and isinstance(found, Box) and not np.issubdtype(found.dtype, np.floating):
             check.fault(what, f"its action_space is a Box of {found.dtype}; a Box of floats works")

@@ -34,7 +34,7 @@ def check_gymnax(check: Check, made: Any, name: str) -> None:
         try:
             spaces[what] = gymnax.space(natives[what], name, f"{what}s")
         except ConfigError as error:
-            check.fault(what, str(error))
+            check.fault(what, error.with_flags)
     if check.faults:
         raise Stop
     key = jax.random.key(0)

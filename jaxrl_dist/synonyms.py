@@ -1,0 +1,139 @@
+"""Names that other libraries give to our settings, for messages about unknown ones.
+
+The names are those of Stable-Baselines3, its zoo, CleanRL, RLlib, Sample Factory, Tianshou, PureJaxRL, Spinning Up and
+Dopamine. They are not accepted: two spellings of one setting would be twice as much to read, store and explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from jaxrl_dist.checks import flag, nearest
+
+SYNONYMS: dict[str, str] = {
+    # our fields, of which the first that the command or algorithm has is meant: their names
+    "env": "env_id env_name environment gym_id task game",
+    "env_options": "env_kwargs env_config env_args",
+    "frame_stack": "n_stack num_stack framestack env_framestack",
+    "action_repeat": "frame_skip frameskip env_frameskip",
+    "time_limit": "max_episode_steps max_episode_length episode_length max_ep_len",
+    "clip_rewards": "clip_reward reward_clip",
+    "num_envs": "n_envs num_environments parallel_envs num_envs_per_worker training_num num_processes envs",
+    "num_actors": "num_workers n_workers num_env_runners num_rollout_workers",
+    "num_devices": "num_gpus gpus n_gpus devices num_learners",
+    "rollout_length": "n_steps num_steps nsteps rollout rollout_len unroll_length rollout_fragment_length horizon "
+    "num_steps_per_env steps_per_env",
+    "total_env_steps": "total_timesteps n_timesteps num_timesteps timesteps total_steps steps max_steps frames "
+    "num_frames total_frames num_env_steps train_for_env_steps stop_timesteps",
+    "episodes evaluation_episodes": "n_eval_episodes eval_episodes num_eval_episodes n_episodes num_episodes test_num",
+    "evaluation_interval": "eval_freq eval_interval eval_every evaluation_freq",
+    "report_interval": "log_interval log_freq log_every print_freq",
+    "checkpoint_interval": "save_freq save_interval save_every checkpoint_freq checkpoint_frequency",
+    "init_from": "pretrained load load_from load_path restore trained_agent model_path",
+    "run_dir": "log_dir logdir log_folder save_dir output_dir out_dir train_dir storage_path experiment exp_name",
+    "wandb": "track use_wandb with_wandb",
+    "tensorboard": "tensorboard_log tb use_tensorboard",
+    "seeds seed": "num_seeds n_seeds random_seed",
+    "normalize_observations": "norm_obs obs_norm normalize_obs normalize_observation normalize normalize_input "
+    "observation_filter",
+    "scale_rewards": "norm_reward norm_rew normalize_reward normalize_rewards normalize_returns reward_scale "
+    "reward_scaling",
+    # learning
+    "learning_rate": "lr step_size learning_rates lrate q_lr critic_lr vf_lr v_lr",
+    "actor_learning_rate learning_rate": "policy_lr actor_lr pi_lr",
+    "anneal_updates": "anneal_lr lr_schedule linear_lr_schedule use_lr_decay lr_decay",
+    "discount": "gamma discount_factor",
+    "gae_lambda trace_lambda q_lambda": "lam lambda lambda_ gae gae_lam",
+    "target_rate gae_lambda": "tau polyak soft_update_tau",
+    "entropy_coefficient temperature": "ent_coef ent_coeff entropy_coef entropy_coeff entropy_cost entropy_beta",
+    "temperature priority_exponent": "alpha init_alpha init_temperature initial_alpha",
+    "value_coefficient": "vf_coef vf_coeff vf_loss_coeff value_coef value_loss_coef value_loss_coeff baseline_cost",
+    "clip_epsilon": "clip_range clip_coef clip_param clip_eps eps_clip clip_ratio ppo_clip ppo_clip_ratio cliprange",
+    "value_clip_epsilon": "clip_vloss clip_range_vf vf_clip_param value_clip ppo_clip_value",
+    "normalize_advantages": "norm_adv adv_norm normalize_advantage advantage_normalization",
+    "max_gradient_norm": "max_grad_norm grad_clip clip_grad_norm gradient_clip grad_clip_norm max_norm",
+    "num_epochs": "n_epochs update_epochs ppo_epoch ppo_epochs num_sgd_iter noptepochs epochs repeat_per_collect",
+    "num_minibatches": "n_minibatches nminibatches minibatches num_mini_batch num_batches_per_epoch minibatch_size "
+    "sgd_minibatch_size batch_size",
+    "batch_size num_minibatches": "train_batch_size",
+    # replay
+    "replay_capacity": "buffer_size buffer_capacity replay_size replay_buffer_size memory_size "
+    "memory_capacity capacity",
+    "replay_ratio": "train_freq train_frequency gradient_steps update_every updates_per_step utd utd_ratio "
+    "update_to_data_ratio training_intensity",
+    "learning_starts": "learn_start start_steps start_timesteps starting_timesteps warmup_steps update_after "
+    "min_replay_size random_steps",
+    "target_period target_rate": "target_update_interval target_network_frequency target_update_freq target_update "
+    "target_update_period target_network_update_freq target_freq",
+    "n_step rollout_length": "nstep num_step_return estimation_step multi_step update_horizon",
+    "priority_exponent": "prioritized_replay prioritized per per_alpha prioritized_replay_alpha",
+    "importance_exponent": "per_beta prioritized_replay_beta beta",
+    "double": "double_q double_dqn use_double",
+    "num_atoms": "n_atoms atoms",
+    "value_min": "v_min vmin",
+    "value_max": "v_max vmax",
+    "sequence_length": "seq_len trace_length max_seq_len",
+    # exploration
+    "epsilon_start": "start_e eps_start initial_epsilon epsilon_initial exploration_initial_eps epsilon",
+    "epsilon_end": "end_e eps_end final_epsilon min_epsilon epsilon_min epsilon_final exploration_final_eps eps_train",
+    "epsilon_steps": "exploration_fraction eps_decay epsilon_decay epsilon_timesteps epsilon_decay_steps",
+    "noise_std": "exploration_noise act_noise action_noise sigma",
+    "target_noise": "policy_noise target_policy_noise",
+    "target_noise_clip": "noise_clip",
+    "actor_period": "policy_delay policy_frequency policy_freq actor_delay",
+    "initial_std": "log_std_init init_std initial_log_std action_std_init",
+    # networks
+    "hidden_sizes": "net_arch hidden_size hidden_dim hidden_dims hidden_units hidden_layers hiddens fcnet_hiddens "
+    "layers encoder_mlp_layers",
+    "activation": "activation_fn fcnet_activation nonlinearity",
+    "torso": "policy network policy_network encoder",
+    "core core_size": "lstm use_lstm gru use_rnn rnn recurrent recurrence rnn_type",
+    "core_size": "rnn_size rnn_hidden_size lstm_cell_size lstm_hidden_size",
+}
+
+_ACCELERATOR = "training uses every accelerator that JAX finds; {num_devices} N uses fewer, and JAX_PLATFORMS=cpu none"
+_OPTIMIZER = "the optimiser belongs to the algorithm; an algorithm file of yours can replace it"
+_VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy"
+_GREEDY = "evaluation is greedy; in Python policy(obs, core, key) samples actions"
+_ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo {env} CartPole-v1`"
+INSTEAD: dict[str, str] = {
+    # what takes the place of a setting that we do not have
+    **dict.fromkeys(("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR),
+    **dict.fromkeys(("optimizer", "optim", "weight_decay", "adam_eps", "optimizer_class"), _OPTIMIZER),
+    **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
+    **dict.fromkeys(("stochastic", "deterministic", "explore"), _GREEDY),
+    **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
+    **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` goes on with a run"),
+    "torch_deterministic": "a seed gives the same numbers without it",
+}
+"""Sentences for other names; ``{field}`` stands for a flag."""
+
+MEANT: dict[str, tuple[str, ...]] = {
+    name: tuple(fields.split()) for fields, names in SYNONYMS.items() for name in names.split()
+}
+"""Fields that are meant by a name of another library, in order of preference."""
+
+
+def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str]] = lambda field: ()) -> str:
+    """Returns what to use instead of an unknown setting, to be appended to a message; empty if nothing is near.
+
+    Args:
+      name: as given, without dashes in front.
+      known: fields of the command or the algorithm, and ``no_`` forms of switches.
+      others: returns the names of the algorithms that have a field.
+    """
+    name = name.lower().replace("-", "_").replace(".", "_")
+    plain = name.removeprefix("no_")
+    meant = MEANT.get(plain, ())
+    if ours := next((field for field in meant if field in known), None):
+        return f"; it is {flag(ours)} here"
+    if plain in INSTEAD:
+        return "; " + INSTEAD[plain].format(env=flag("env"), num_devices=flag("num_devices"))
+    for field in (plain, *meant):
+        if having := others(field):
+            called = "" if field == plain else f"it is {flag(field)} here, and "
+            return f"; {called}only these have it: {', '.join(having)}"
+    if meant:
+        return f"; it is called {flag(meant[0])}, which only other algorithms have"
+    near = nearest(name, known)
+    return f" (did you mean {flag(near)!r}?)" if near else ""

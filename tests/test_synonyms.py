@@ -1,0 +1,204 @@
+"""What other libraries call our settings, on the command line and in Python, and other wrong calls from Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import pytest
+
+import jaxrl_dist
+from jaxrl_dist import cli, flags
+from jaxrl_dist.algorithms import ALGORITHMS, config_class, having
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.synonyms import INSTEAD, MEANT, SYNONYMS
+
+TRAIN = {field.name for field in dataclasses.fields(jaxrl_dist.Train)}
+OWN = {name: {field.name for field in dataclasses.fields(config_class(name))} for name in ALGORITHMS}
+COMMANDS = {"episodes"}  # of evaluate
+
+
+def test_every_synonym_means_a_field_that_there_is() -> None:
+    fields = TRAIN.union(COMMANDS, *OWN.values())
+    planned = {"seeds"}
+    unknown = {field for names in MEANT.values() for field in names} - fields - planned
+    assert not unknown
+    names = [name for names in SYNONYMS.values() for name in names.split()]
+    assert len(set(names)) == len(names), "one name means two things"
+    assert not set(names) & (TRAIN | INSTEAD.keys()), "a field of every run is no other library's name"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_synonym_hides_a_setting(name: str) -> None:
+    """Whatever an algorithm has is taken as that, though elsewhere the name means another setting."""
+    for field in OWN[name] & MEANT.keys():
+        assert flags.check_flags([flags.flag(field), "1"], OWN[name]) == [field]
+
+
+PPO_ON, DQN_ON = "train ppo --env CartPole-v1 ", "train dqn --env CartPole-v1 "
+CALLS = {
+    # Stable-Baselines3 and its zoo
+    PPO_ON + "--lr 3e-4": "unknown flag --lr; it is --learning-rate here",
+    PPO_ON + "--gamma 0.9": "it is --discount here",
+    PPO_ON + "--n-steps 128": "it is --rollout-length here",
+    PPO_ON + "--n-envs 4": "it is --num-envs here",
+    PPO_ON + "--n-timesteps 1e6": "it is --total-env-steps here",
+    PPO_ON + "--total-timesteps 1e6": "it is --total-env-steps here",
+    PPO_ON + "--total_timesteps=1e6": "unknown flag --total_timesteps; it is --total-env-steps here",
+    PPO_ON + "--ent-coef 0.01": "it is --entropy-coefficient here",
+    PPO_ON + "--vf-coef 0.5": "it is --value-coefficient here",
+    PPO_ON + "--clip-range 0.2": "it is --clip-epsilon here",
+    PPO_ON + "--n-epochs 10": "it is --num-epochs here",
+    PPO_ON + "--max-grad-norm 0.5": "it is --max-gradient-norm here",
+    PPO_ON + "--batch-size 64": "it is --num-minibatches here",
+    PPO_ON + "--normalize-advantage": "it is --normalize-advantages here",
+    PPO_ON + "--policy MlpPolicy": "it is --torso here",
+    PPO_ON + "--policy-kwargs x": "unknown flag --policy-kwargs",
+    PPO_ON + "--eval-freq 1000": "it is --evaluation-interval here",
+    PPO_ON + "--n-eval-episodes 5": "it is --evaluation-episodes here",
+    PPO_ON + "--tensorboard-log runs": "it is --tensorboard here",
+    PPO_ON + "--save-freq 1000": "it is --checkpoint-interval here",
+    PPO_ON + "--env-kwargs a=1": "it is --env-options here",
+    PPO_ON + "--device cuda": "training uses every accelerator that JAX finds; --num-devices N uses fewer",
+    PPO_ON + "--trained-agent x": "it is --init-from here",
+    DQN_ON + "--buffer-size 1000": "it is --replay-capacity here",
+    DQN_ON + "--train-freq 4": "it is --replay-ratio here",
+    DQN_ON + "--exploration-fraction 0.1": "it is --epsilon-steps here",
+    DQN_ON + "--exploration-final-eps 0.1": "it is --epsilon-end here",
+    DQN_ON + "--target-update-interval 9": "it is --target-period here",
+    "train td3 --env Pendulum-v1 --tau 0.005": "it is --target-rate here",
+    "train td3 --env Pendulum-v1 --policy-delay 2": "it is --actor-period here",
+    "train sac --env Pendulum-v1 --ent-coef auto": "it is --temperature here",
+    "train --algo ppo --env CartPole-v1": "which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1",
+    "train ppo CartPole-v1": "'CartPole-v1' is no flag; an environment is named by --env CartPole-v1",
+    # CleanRL
+    "train ppo --env-id CartPole-v1": "it is --env here",
+    PPO_ON + "--num-steps 128": "it is --rollout-length here",
+    PPO_ON + "--update-epochs 4": "it is --num-epochs here",
+    PPO_ON + "--clip-coef 0.2": "it is --clip-epsilon here",
+    PPO_ON + "--no-anneal-lr": "it is --anneal-updates here",
+    PPO_ON + "--no-norm-adv": "it is --normalize-advantages here",
+    PPO_ON + "--no-cuda": "and JAX_PLATFORMS=cpu none",
+    PPO_ON + "--track": "it is --wandb here",
+    PPO_ON + "--capture-video": "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy",
+    PPO_ON + "--torch-deterministic": "a seed gives the same numbers without it",
+    PPO_ON + "--exp-name x": "it is --run-dir here",
+    DQN_ON + "--start-e 1": "it is --epsilon-start here",
+    DQN_ON + "--target-network-frequency 500": "it is --target-period here",
+    # RLlib, Sample Factory and others
+    PPO_ON + "--num-gpus 1": "it is --num-devices here",
+    PPO_ON + "--gpu 0": "training uses every accelerator",
+    PPO_ON + "--num-workers 4": "it is --num-actors here",
+    PPO_ON + "--lambda 0.95": "it is --gae-lambda here",
+    PPO_ON + "--entropy-coeff 0.01": "it is --entropy-coefficient here",
+    PPO_ON + "--num-sgd-iter 4": "it is --num-epochs here",
+    PPO_ON + "--rollout 32": "it is --rollout-length here",
+    PPO_ON + "--train-for-env-steps 9": "it is --total-env-steps here",
+    PPO_ON + "--normalize-input": "it is --normalize-observations here",
+    PPO_ON + "--env-frameskip 4": "it is --action-repeat here",
+    PPO_ON + "--fcnet-hiddens 64": "it is --hidden-sizes here",
+    PPO_ON + "--use-rnn": "it is --core here",
+    PPO_ON + "--optimizer adam": "the optimiser belongs to the algorithm",
+    PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` goes on with a run",
+    PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only these have it: dqn, rainbow, r2d2, ddpg, td3",
+    DQN_ON + "--core gru": "unknown flag --core; only these have it: ppo, a2c, pg, impala, appo",
+    DQN_ON + "--use-lstm": "it is --core here, and only these have it: ppo",
+    DQN_ON + "--gae-lambda 1": "unknown flag --gae-lambda; only these have it: ppo, a2c, appo",
+    "train r2d2 --env CartPole-v1 --core none": "only these have it: ppo, a2c, pg, impala, appo",
+    # values
+    PPO_ON + "--core lstm": "--core must be one of none, gru, not 'lstm'",
+    PPO_ON + "--plan ondevice": "not 'ondevice' (did you mean 'on_device'?)",
+    PPO_ON + "--seed 0 1 2": "--seed takes one value, so '1' is too much",
+    PPO_ON + "--normalize-advantages false": "takes no value, so 'false' is too much; --no-normalize-advantages",
+    PPO_ON + "--no-normalize-advantages 0": "--no-normalize-advantages takes no value, so '0' is too much",
+    PPO_ON + "--hidden-sizes 64,x": "--hidden-sizes: 'x' is no whole number",
+    # other commands
+    "evaluate runs/x --stochastic": "evaluation is greedy; in Python policy(obs, core, key) samples actions",
+    "evaluate runs/x --n-episodes 5": "it is --episodes here",
+    "evaluate nothing": "nothing is no run directory: it does not exist",
+    "evaluate .": ". is no run directory: it has no config.json",
+    "tune ppo": "unknown command 'tune'",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_from_another_library_is_told_what_is_meant(
+    call: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(shlex.split(call)) == 2
+    out, err = capsys.readouterr()
+    assert CALLS[call] in err and err.count("\n") == 1 and len(err) < 300 and out == ""
+
+
+def preset(**changes: Any) -> Any:
+    return jaxrl_dist.preset("ppo", "CartPole-v1", **changes)
+
+
+IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
+    "lr": (lambda: preset(lr=1e-3), "neither Train nor ppo has a field 'lr'; it is learning_rate here"),
+    "gamma": (lambda: preset(gamma=0.9), "it is discount here"),
+    "n_envs": (lambda: preset(n_envs=8), "it is num_envs here"),
+    "policy": (lambda: preset(policy="MlpPolicy"), "it is torso here"),
+    "device": (lambda: preset(device="cuda"), "num_devices N uses fewer, and JAX_PLATFORMS=cpu none"),
+    "text": (lambda: preset(learning_rate="1e-3"), "learning_rate must be a number, not '1e-3'"),
+    "a core of dqn": (
+        lambda: jaxrl_dist.preset("dqn", "CartPole-v1", core="gru"),
+        "neither Train nor dqn has a field 'core'; only these have it: ppo, a2c, pg, impala, appo",
+    ),
+    "a hyperparameter of Train": (
+        lambda: jaxrl_dist.Train("ppo", env="CartPole-v1", learning_rate=1e-3),
+        "Train has no field 'learning_rate'; hyperparameters belong to the algorithm, as in jaxrl_dist.preset('ppo'",
+    ),
+    "timesteps of Train": (lambda: jaxrl_dist.Train("ppo", total_timesteps=9), "it is total_env_steps here"),
+    "a wrong field of Train": (lambda: jaxrl_dist.Train("ppo", num_env=9), "(did you mean 'num_envs'?)"),
+    "lr of PPO": (lambda: PPO(lr=1e-3), "PPO has no field 'lr'; it is learning_rate here"),  # type: ignore[call-arg]
+    "a memory of PPO": (lambda: PPO(buffer_size=9), "replay_capacity, which only other algorithms have"),  # type: ignore[call-arg]
+    "a switch": (lambda: DQN(duble=True), "DQN has no field 'duble' (did you mean 'double'?)"),  # type: ignore[call-arg]
+    "a dictionary": (lambda: jaxrl_dist.train({}), "train takes a config such as Train('ppo', env='CartPole-v1')"),  # type: ignore[arg-type]
+    "a name": (lambda: jaxrl_dist.train("ppo"), "train takes a config such as Train("),  # type: ignore[arg-type]
+    "a gymnasium.Env": (
+        lambda: jaxrl_dist.preset("ppo", gymnasium.make("CartPole-v1")),
+        "not a TimeLimit; to train on a gymnasium.Env, name a function that makes it: env='my_module:make'",
+    ),
+    "a function": (lambda: jaxrl_dist.preset("ppo", lambda: 3), "not a function; to train on a gymnasium.Env"),
+    "no run": (lambda: jaxrl_dist.load_policy("nothing"), "nothing is no run directory: it does not exist"),
+    "no run to resume": (lambda: jaxrl_dist.resume("nothing"), "nothing is no run directory: it does not exist"),
+    "a plan": (lambda: preset(plan="ondevice"), "plan must be one of on_device, synchronous, asynchronous, gradients"),
+    "devices": (lambda: jaxrl_dist.train(preset(num_envs=12)), "num_envs 12 does not divide over 8 devices"),
+    "threads": (
+        lambda: jaxrl_dist.train(preset(lockstep=True)),
+        "lockstep does nothing without plan asynchronous or gradients",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IN_PYTHON)
+def test_in_python_fields_are_named_not_flags(what: str) -> None:
+    call, message = IN_PYTHON[what]
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert message in str(error.value) and "--" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_integral_floats_are_taken() -> None:
+    assert preset(total_env_steps=1e6).total_env_steps == 1_000_000
+
+
+def test_messages_say_flags_or_fields_and_leave_commands_alone() -> None:
+    text = "--num-envs 3 with --no-double: use --plan synchronous; see: jaxrl-dist --help; `pip install --pre x`"
+    for message in (ConfigError(text), ConfigWarning(text)):
+        assert message.with_flags == text
+        assert str(message) == (
+            "num_envs 3 with double=False: use plan synchronous; see: jaxrl-dist --help; `pip install --pre x`"
+        )
+    assert str(ConfigError()) == ""
+
+
+def test_owners_of_a_field() -> None:
+    assert having("gae_lambda") == ["ppo", "a2c", "appo"] and having("nothing") == []
