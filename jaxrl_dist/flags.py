@@ -232,6 +232,8 @@ def _reworded(message: str, args: Sequence[str]) -> str:
         return f"{found[1]} needs a value"
     if found := re.match(r"invalid choice (.+) for argument '(--\S+)'\. Expected one of \((.*?),?\)", message):
         choices = [choice.strip(" '") for choice in found[3].split(",")]
+        if "None" in choices:  # tyro orders these by their hashes, which differ between processes
+            choices = [*sorted({*choices} - {"None"}), "None"]
         given = found[1].strip("'")
         return f"{found[2]} must be one of {', '.join(choices)}, not {found[1]}{did_you_mean(given, choices)}"
     if not message.startswith("Unrecognized options: "):

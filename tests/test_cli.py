@@ -180,7 +180,7 @@ BAD = {
     CARTPOLE + "--plan bogus": "--plan must be one of",
     CARTPOLE + "--precision float64": "must be one of float32, bfloat16, not 'float64'",
     CARTPOLE + "--torso nature": "--torso auto or mlp can read them",
-    CARTPOLE + "--atari-preset bogus": "--atari-preset must be one of None, machado, baselines, not 'bogus'",
+    CARTPOLE + "--atari-preset bogus": "--atari-preset must be one of baselines, machado, None, not 'bogus'",
     CARTPOLE + "--atari-preset machado": "needs an Atari environment",
     "train ppo --env envpool:CartPole-v1 --atari-preset machado": "needs an Atari environment",
     "train ppo --env envpool:CartPole-v1 --plan on_device": "use --plan synchronous",

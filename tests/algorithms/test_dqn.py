@@ -216,14 +216,12 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ConfigError, match=message):
             off_policy.check_sizes(dataclasses.replace(algorithm, replay=plan), num_envs, rollout_length, 8)
 
-    refused("--batch-size 12 does not divide over 8 devices; nearest that work: 8 or 16", batch_size=12)
-    refused(
-        "--replay-capacity 1001 does not divide over 8 environments; nearest that work: 1000 or 1008", capacity=1001
-    )
-    refused("--replay-capacity 56 is too small .* need 64 or more", capacity=56)
-    refused("--batch-size 4096 is larger than --replay-capacity 4000", batch_size=4096, capacity=4000)
-    refused("--num-envs 12 does not divide over 8 devices; nearest that work: 8 or 16", num_envs=12)
-    refused("--replay-ratio 0.3 makes 9.6 updates .* nearest that work: 0.28125 or 0.3125", ratio=0.3)
+    refused("batch_size 12 does not divide over 8 devices; nearest that work: 8 or 16", batch_size=12)
+    refused("replay_capacity 1001 does not divide over 8 environments; nearest that work: 1000 or 1008", capacity=1001)
+    refused("replay_capacity 56 is too small .* need 64 or more", capacity=56)
+    refused("batch_size 4096 is larger than replay_capacity 4000", batch_size=4096, capacity=4000)
+    refused("num_envs 12 does not divide over 8 devices; nearest that work: 8 or 16", num_envs=12)
+    refused("replay_ratio 0.3 makes 9.6 updates .* nearest that work: 0.28125 or 0.3125", ratio=0.3)
 
 
 def test_continuous_actions_are_refused() -> None:

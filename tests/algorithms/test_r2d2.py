@@ -343,7 +343,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="r2d2 needs discrete actions, which Test-v0 has not"):
         R2D2().make(spec(action=box(2, bound=1.0)))
     algorithm = R2D2(burn_in=40, sequence_length=80, n_step=5, replay_capacity=1024).make(SPEC)
-    message = "--replay-capacity 1024 is too small for 8 environments: .* windows of 124 need 1064 or more"
+    message = "replay_capacity 1024 is too small for 8 environments: .* windows of 124 need 1064 or more"
     with pytest.raises(ConfigError, match=message):
         off_policy.check_sizes(algorithm, 8, 8, 1)
     for name, value, wanted in (

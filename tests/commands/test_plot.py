@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -12,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from jaxrl_dist import cli
 from jaxrl_dist.commands import plot
-from jaxrl_dist.commands.plot import Curve
+from jaxrl_dist.commands.plot import Curve, drawing, statistics
 from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
 
@@ -30,7 +33,7 @@ def make_run(
     **hyperparameters: Any,
 ) -> Path:
     run_dir = folder / name
-    run_dir.mkdir()
+    run_dir.mkdir(parents=True)
     config = {
         "format": 1,
         "algorithm": algorithm,
@@ -80,16 +83,17 @@ def test_where_a_seed_has_ended_the_others_count() -> None:
 
 
 def grouped(runs: Sequence[Path]) -> dict[str, list[str]]:
-    """The names of the runs in each group, by its label."""
+    """The names of the runs in each group, by its label, after its environment if there are several."""
     groups = plot.group({run.name: json.loads((run / "config.json").read_text()) for run in runs})
-    return {label: sorted(names) for label, names in groups.items()}
+    several = len({group.env for group in groups}) > 1
+    return {f"{group.env} {group.label}" if several else group.label: sorted(group.runs) for group in groups}
 
 
 def test_runs_that_differ_in_their_seed_alone_are_put_together(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, f"s{seed}", [1.0, 2.0], seed) for seed in range(3)]
     assert grouped(runs) == {"ppo": ["s0", "s1", "s2"]}
     runs.append(make_run(tmp_path, "other", [1.0, 2.0], 0, learning_rate=3e-4))
-    assert grouped(runs) == {"ppo learning_rate=0.001": ["s0", "s1", "s2"], "ppo learning_rate=0.0003": ["other"]}
+    assert grouped(runs) == {"learning_rate=0.001": ["s0", "s1", "s2"], "learning_rate=0.0003": ["other"]}
     for ending, begin in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         out = tmp_path / f"curves.{ending}"
         assert cli.main(["plot", *map(str, runs), "-o", str(out), "--x", "time"]) == 0
@@ -120,20 +124,17 @@ def test_a_label_names_what_tells_runs_apart_and_no_more(tmp_path: Path) -> None
     }
     acrobot = make_run(tmp_path, "acrobot", [1.0], run={"env": "gymnax:Acrobot-v1"})
     assert grouped([ppo[0], acrobot, dqn]) == {
-        "ppo gymnax:CartPole-v1": ["ppo0"],
-        "ppo gymnax:Acrobot-v1": ["acrobot"],
-        "dqn gymnax:CartPole-v1": ["dqn"],
+        "gymnax:CartPole-v1 ppo": ["ppo0"],
+        "gymnax:Acrobot-v1 ppo": ["acrobot"],
+        "gymnax:CartPole-v1 dqn": ["dqn"],
     }
     options = [make_run(tmp_path, f"o{g}", [1.0], run={"env_options": {"gravity": g} if g else {}}) for g in (0, 9)]
-    assert set(grouped(options)) == {"ppo env_options=none", "ppo env_options=gravity=9"}
+    assert set(grouped(options)) == {"env_options=none", "env_options=gravity=9"}
 
 
 def test_the_legend_lies_inside_the_figure_and_leaves_the_axes_their_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, figures: list[Figure]
 ) -> None:
-    figures: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **options: figures.append(self) or save(self, *args))
     runs = [
         make_run(
             tmp_path, str(i), [1.0, 2.0], learning_rate=i, hidden_sizes=[256] * 9 * i, torso="_$x_{$" + "wide " * i
@@ -195,6 +196,13 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
         ("{runs}/silent", "episode/return never had a value"),
         ("{runs}/empty", "has no reports yet"),
         ("{runs}/damaged", "damaged: line 1 is no JSON"),
+        (
+            "{runs}/good --kind curves",
+            "--kind must be one of curve, profile, improvement, table, not 'curves' (did you",
+        ),
+        ("{runs}/good --kind improvement", "compares groups of runs on the same environment, and here is only one"),
+        ("{runs}/good --width 3", "--width must be one of one, two, not '3'"),
+        ("{runs}/good --smooth 0", "--smooth must be >= 1, not 0"),
     ],
 )
 def test_bad_input(args: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,9 +216,159 @@ def test_bad_input(args: str, message: str, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_an_axis_that_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hours is none of steps, time"):
+    with pytest.raises(ConfigError, match="x hours is none of steps, time"):
         plot.plot([make_run(tmp_path, "a", [1.0])], tmp_path / "x.png", x="hours")
 
+
+# --- Statistics -----------------------------------------------------------------------------------------
+
+
+def test_smoothing_is_the_mean_of_the_newest_reports() -> None:
+    curve = Curve(np.arange(5.0), np.array([1.0, 2.0, 6.0, 0.0, 3.0]))
+    assert curve.smoothed(3).y.tolist() == [1, 1.5, 3, 8 / 3, 3] and curve.smoothed(1).y.tolist() == curve.y.tolist()
+    assert curve.smoothed(99).y[-1] == curve.y.mean()
+
+
+def test_the_final_score_is_the_mean_over_the_last_tenth() -> None:
+    assert Curve(np.arange(101.0), np.arange(101.0)).final() == 95
+    assert Curve(np.array([7.0]), np.array([3.0])).final() == 3
+
+
+def test_statistics_are_those_of_the_paper() -> None:
+    x, y = np.array([1.0, 4.0, 2.0]), np.array([2.0, 3.0])
+    assert statistics.improvement([x, y]) == (0 + 0 + 1 + 1 + 0.5 + 0) / 6  # by pairs; a tie is one half
+    assert statistics.improvement([x, y, y, y]) == pytest.approx((2.5 / 6 + 0.5) / 2)  # x, y of two environments
+    taus = np.array([0.0, 2.0, 9.0])
+    assert statistics.profile(taus)([x]).tolist() == [1, 1 / 3, 0]
+    assert statistics.profile(taus)([x, y]).tolist() == [1, (1 / 3 + 1 / 2) / 2, 0]
+    assert statistics.iqm([np.arange(6.0), np.array([100.0, -100.0])]) == 2.5  # of all runs together
+    low, high = statistics.interval([np.arange(50.0)], statistics.mean)
+    assert 24.5 - 3 * 2 < low < 24.5 - 2 < 24.5 + 2 < high < 24.5 + 3 * 2  # the standard error is 2.04
+    both = statistics.interval([np.stack([x, 10 * x])], statistics.mean)
+    np.testing.assert_array_equal(both[0][1], 10 * both[0][0])  # the same resamples for all points of a curve
+
+
+def compared(folder: Path, envs: Sequence[str], seeds: int = 5) -> list[Path]:
+    """Runs of two algorithms that learn along noisy curves."""
+    rng, x = np.random.default_rng(0), np.linspace(-6, 6, 60)
+    runs = []
+    for env, (name, top) in itertools.product(envs, (("ppo", 500.0), ("dqn", 400.0))):
+        for seed in range(seeds):
+            curve = top * (0.8 + 0.2 * rng.random()) / (1 + np.exp(-x)) + rng.normal(0, 20, len(x))
+            options: dict[str, Any] = {"algorithm": name, "run": {"env": f"gymnax:{env}"}}
+            runs.append(make_run(folder, f"{env}-{name}-{seed}", curve.tolist(), seed, **options))
+    return runs
+
+
+def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, score in (("a", 1.0), ("b", 2.0), ("c", 6.0)):
+        make_run(tmp_path, name, [score], seed=ord(name))
+    make_run(tmp_path, "d", [5.0], algorithm="dqn")
+    make_run(tmp_path, "e", [4.0], algorithm="dqn", run={"env": "gymnax:Acrobot-v1"})
+    command = ["plot", *(str(tmp_path / name) for name in "abcd"), "--kind", "table"]
+    assert cli.main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
+        "| environment | group | runs | mean | IQM | 95% interval |",
+        "|-------------|-------|------|------|-----|--------------|",
+        "| CartPole-v1 | ppo   | 3    | 3    | 3   | 1 .. 6       |",
+        "| CartPole-v1 | dqn   | 1    | 5    | 5   | 5 .. 5       |",
+    ]
+    assert cli.main(["plot", str(tmp_path / "e"), *command[1:], "-o", str(tmp_path / "x.csv")]) == 0
+    rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
+    assert rows[0] == ["environment", "group", "runs", "mean", "IQM", "low", "high"]
+    assert rows[1][:4] == ["Acrobot-v1", "dqn", "1", "4"]
+    assert rows[2][:5] == ["CartPole-v1", "ppo", "3", "3", "3"]
+    assert rows[4][:4] == ["all environments, scaled", "dqn", "2", "0.4"]  # 0.8, and 0: the only one of its environment
+    assert rows[5][:4] == ["all environments, scaled", "ppo", "3", "0.4"]  # 0, 0.2 and 1
+
+
+# --- Pictures -------------------------------------------------------------------------------------------
+
+PICTURES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+    "algorithms": (["CartPole-v1"], {}),
+    "column": (["CartPole-v1"], {"width": "one", "smooth": 5}),
+    "environments": (["Acrobot-v1", "CartPole-v1", "Breakout-MinAtar"], {}),
+    "profile": (["Acrobot-v1", "CartPole-v1"], {"kind": "profile"}),
+    "improvement": (["Acrobot-v1", "CartPole-v1"], {"kind": "improvement"}),
+}
+REDUCED = (230, 150)
+"""Pictures are compared at this size: letters then differ little between versions of matplotlib and its fonts."""
+TOLERANCE = 6.0
+"""Root mean square difference of brightness, of 255."""
+
+
+def reduced(path: Path) -> np.ndarray:
+    return np.asarray(Image.open(path).convert("RGB").resize(REDUCED, Image.Resampling.BOX), float)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_look_as_they_did(name: str, tmp_path: Path) -> None:
+    """``JAXRL_DRAW=1`` keeps them as they now are: look at them before you do."""
+    envs, options = PICTURES[name]
+    out = tmp_path / f"{name}.png"
+    plot.plot(compared(tmp_path, envs), out, **options)
+    kept = Path(__file__).parent / "pictures" / out.name
+    if os.environ.get("JAXRL_DRAW"):
+        Image.fromarray(reduced(out).astype(np.uint8)).quantize(64).save(kept)
+    before, now = reduced(kept), reduced(out)
+    assert np.sqrt(np.mean((now - before) ** 2)) < TOLERANCE
+    other = PICTURES["column" if name == "algorithms" else "algorithms"]
+    plot.plot(compared(tmp_path / "other", other[0]), tmp_path / "other.png", **other[1])
+    assert np.sqrt(np.mean((reduced(tmp_path / "other.png") - before) ** 2)) > TOLERANCE, "the tolerance is too wide"
+
+
+def test_a_sweep_has_a_line_for_each_value(tmp_path: Path, figures: list[Figure]) -> None:
+    runs = [make_run(tmp_path, f"{rate}-{s}", [s, rate], s, learning_rate=rate) for rate in (1, 2, 3) for s in (0, 1)]
+    plot.plot(runs, tmp_path / "sweep.svg")
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == [f"learning_rate={rate} (2 seeds)" for rate in (1, 2, 3)]
+    assert "learning_rate=3 (2 seeds)" in (tmp_path / "sweep.svg").read_text(), "text stays text in a vector picture"
+    caption = (tmp_path / "sweep.caption.txt").read_text()
+    assert "gymnax:CartPole-v1, learning_rate=2: ppo, 2 runs (seeds 0 1), 200 environment steps." in caption
+    assert 'learning_rate=2 plan="on_device"' in caption
+
+
+def test_each_environment_has_a_panel_and_each_algorithm_one_colour(tmp_path: Path, figures: list[Figure]) -> None:
+    plot.plot(compared(tmp_path, ["Acrobot-v1", "CartPole-v1"], seeds=1), tmp_path / "x.png")
+    assert [ax.get_title() for ax in figures[0].axes] == ["Acrobot-v1", "CartPole-v1"]
+    colors = [[line.get_color() for line in ax.get_lines()] for ax in figures[0].axes]
+    assert colors[0] == colors[1] == [drawing.COLORS[0], drawing.COLORS[1]]
+
+
+# Machado et al. (2009), severity 1: what people without red, green or blue cones see of linear RGB.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+@pytest.mark.parametrize("kind", BLINDNESS)
+def test_the_colour_blind_can_tell_the_first_four_colours_apart(kind: str) -> None:
+    def seen(color: str) -> np.ndarray:
+        rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]) ** 2.2
+        return np.clip(np.array(BLINDNESS[kind]) @ rgb, 0, 1) ** (1 / 2.2)
+
+    def distance(first: str, second: str) -> float:
+        return float(np.linalg.norm(seen(first) - seen(second)))
+
+    assert min(distance(*pair) for pair in itertools.combinations(drawing.COLORS[:4], 2)) > 0.3
+    assert min(distance(*pair) for pair in itertools.pairwise(drawing.COLORS)) > 0.15
+    assert kind != "deuteranopia" or distance("#d62728", "#2ca02c") < 0.15, "matplotlib's default red and green"
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved."""
+    saved: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **options: saved.append(self) or save(self, *args))
+    return saved
+
+
+# --- Damage ---------------------------------------------------------------------------------------------
 
 GOOD = b'{"env_steps": 1, "wall_time_s": 1, "episode/return": 1}\n'
 

@@ -233,7 +233,7 @@ def test_options() -> None:
     assert options("faulty:sized", "size=4") == {"size": 4}
     for env_id, text, message in [
         ("Pendulum-v1", "gg=3", r"gymnasium:Pendulum-v1 has no option 'gg' \(did you mean 'g'\?\); it has: g, max_ep"),
-        ("Pendulum-v1", "g=high", "--env-options g of gymnasium:Pendulum-v1 must be a float such as 10.0, not 'high'"),
+        ("Pendulum-v1", "g=high", "env_options g of gymnasium:Pendulum-v1 must be a float such as 10.0, not 'high'"),
         ("faulty:make", "p_crsh=1", r"did you mean 'p_crash'\?"),
         ("faulty:sized", "sze=1", r"did you mean 'size'\?"),
         ("FrozenLake-v1", "reward_schedule=1", "is a tuple, which cannot be set"),
@@ -624,7 +624,10 @@ ONE_LINE = {
     "train ppo --env gymnasium:Blackjack-v1": (2, "has Tuple observations"),
     "train ppo --env gymnasium:Pendulum-v1 --env-options gg=1": (2, "did you mean 'g'?"),
     "train ppo --env gymnasium:CartPole-v1 --env-timeout 0": (2, "--env-timeout must be > 0"),
-    "train ppo --env gymnasium:CartPole-v1 --env-workers fibres": (2, "invalid choice 'fibres'"),
+    "train ppo --env gymnasium:CartPole-v1 --env-workers fibres": (
+        2,
+        "--env-workers must be one of threads, processes, not 'fibres'",
+    ),
     "train ppo --env faulty:Scripted --env-options constructor=hang --env-timeout .2": (1, "longer than 0.2 s"),
     "train ppo --env gymnasium:CartPole-v1 --atari-preset machado": (2, "needs an Atari environment"),
 }

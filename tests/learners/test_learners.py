@@ -401,7 +401,7 @@ def test_sizes_are_refused_with_what_would_work(envs: int, steps: int, wanted: i
     with pytest.raises(ConfigError) as caught:
         check_sizes(dataclasses.replace(transitions, num_minibatches=wanted), envs, steps, devices)
     message = str(caught.value)
-    flag, number = ("--num-envs", envs) if envs % devices else ("--num-minibatches", wanted)
+    flag, number = ("num_envs", envs) if envs % devices else ("num_minibatches", wanted)
     assert message.startswith(f"{flag} {number} does not divide")
     nearest = [int(n) for n in message.split("nearest that work: ")[1].split(" or ")]
     assert nearest

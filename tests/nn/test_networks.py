@@ -317,8 +317,8 @@ def test_choice_of_torso(space: Space, auto: str, readers: str) -> None:
         with pytest.raises(ConfigError) as error:
             actor_critic(NetworkConfig(torso=torso), space, 2, shared_torso=True)
         message = str(error.value)
-        assert message.startswith(f"--torso {torso} ") and str(space.shape) in message and "\n" not in message
-        assert message.endswith(f"--torso {' or '.join(['auto', 'mlp', *readers.split()])} can read them")
+        assert message.startswith(f"torso {torso} ") and str(space.shape) in message and "\n" not in message
+        assert message.endswith(f"torso {' or '.join(['auto', 'mlp', *readers.split()])} can read them")
 
 
 # --- Actor and critics apart --------------------------------------------------------------------------

@@ -1,0 +1,149 @@
+"""``jaxrl-dist plot``: plots learning curves of finished and running runs, and compares their final scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Literal, get_args
+
+import tyro
+
+from jaxrl_dist import flags
+from jaxrl_dist.checks import check_range, did_you_mean
+from jaxrl_dist.commands.plot.reading import (
+    AXES,
+    POINTS,
+    SAME_CURVE,
+    Curve,
+    Group,
+    Middle,
+    NoValueError,
+    group,
+    middle,
+    read_config,
+    read_curve,
+)
+from jaxrl_dist.errors import ConfigError, ConfigWarning
+
+__all__ = ["POINTS", "SAME_CURVE", "Curve", "Group", "Middle", "group", "middle", "plot", "read_curve", "run"]
+
+Kind = Literal["curve", "profile", "improvement", "table"]
+Width = Literal["one", "two"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Plots learning curves of runs, or compares their final scores; seeds of one configuration form a group."""
+
+    run_dirs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN_DIR ...")]] = ()
+    """Directories of runs; runs without a value of the metric are skipped with a warning."""
+    out: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """The file to write; its extension sets the format: png, pdf, svg ..., for tables md or csv. None: curves.png, or
+    the terminal for a table."""
+    kind: Kind = "curve"
+    """Learning curves; or of final scores the performance profile, the probability of improvement, or a table."""
+    metric: str = "episode/return"
+    """A metric of metrics.jsonl. The final score of a run is its mean over the last tenth of the run."""
+    x: Literal["steps", "time"] = "steps"
+    """Horizontal axis of curves: environment steps or seconds."""
+    smooth: int = 1
+    """Number of reports in the moving average that is drawn; 1 draws every report as it is."""
+    width: Width = "two"
+    """Width of the picture: 'one' column of a page with two columns (3.3 inches), or 'two' (6.9 inches)."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``plot RUN_DIR ... [FLAGS]``."""
+    flags.check_flags(args, [field.name for field in dataclasses.fields(Plot)][1:])
+    asked = flags.run_tyro(Plot, args, prog="jaxrl-dist plot")
+
+    from jaxrl_dist.run.console import one_line_warnings
+
+    options = {field.name: getattr(asked, field.name) for field in dataclasses.fields(Plot)}
+    with one_line_warnings():
+        print(plot(**options))
+    return 0
+
+
+def plot(
+    run_dirs: Sequence[str | pathlib.Path],
+    out: str | pathlib.Path | None = None,
+    *,
+    kind: Kind = "curve",
+    metric: str = "episode/return",
+    x: Literal["steps", "time"] = "steps",
+    smooth: int = 1,
+    width: Width = "two",
+) -> str:
+    """Compares a metric of runs, of which those that differ only in their seed form a group.
+
+    ``curve`` draws a thin line for each run, and the interquartile mean and interval of each group, with a panel for
+    each environment. The other kinds compare final scores; over several environments scores are scaled so that the
+    lowest of all runs in an environment is 0 and the highest 1. Beside a picture, a file such as ``curves.caption.txt``
+    says what is drawn, and lists the settings of each group.
+
+    Args:
+      out: as ``--out``; None: ``curves.png``, or for a table nothing is written.
+      kind: ``curve``, ``profile``, ``improvement`` or ``table``; see ``statistics`` for sources.
+      x: ``steps`` or ``time``.
+      smooth: number of reports in the moving average of curves.
+      width: ``one`` or ``two`` columns of a page.
+
+    Returns:
+      The table, or a line that names the files.
+
+    Raises:
+      ConfigError: a directory is no run, no run has the metric, there are too few groups to compare, or the file cannot
+        be written.
+    """
+    for name, value, choices in (
+        ("x", x, tuple(AXES)),
+        ("kind", kind, get_args(Kind)),
+        ("width", width, ("one", "two")),
+    ):
+        if value not in choices:
+            raise ConfigError(f"--{name} {value} is none of {', '.join(choices)}{did_you_mean(value, choices)}")
+    check_range(Plot(smooth=smooth), "smooth", low=1)
+    if not run_dirs:
+        raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
+    curves: dict[str, Curve] = {}
+    without: list[NoValueError] = []
+    for run_dir in map(str, run_dirs):
+        try:
+            curves[run_dir] = read_curve(pathlib.Path(run_dir), metric, x)
+        except NoValueError as error:
+            without.append(error)
+    if not curves:
+        raise without[0]
+    for reason in without:
+        warnings.warn(f"{reason.with_flags}; this run is left out", ConfigWarning, stacklevel=2)
+    configs = {run_dir: read_config(pathlib.Path(run_dir)) for run_dir in curves}
+    groups = group(configs)
+
+    from jaxrl_dist.commands.plot import drawing, tables
+
+    written = pathlib.Path(out or "curves.png")
+    caption = written.with_suffix(".caption.txt")
+    try:
+        if kind == "table":
+            text = tables.table(groups, curves, metric, as_csv=written.suffix == ".csv")
+            if out is None:
+                return text
+            written.write_text(text + "\n", encoding="utf-8")
+            return f"wrote {written}"
+        if kind == "curve":
+            smoothed = {name: curve.smoothed(smooth) for name, curve in curves.items()}
+            figure = drawing.curves(groups, smoothed, metric, AXES[x][1], width)
+        elif kind == "profile":
+            figure = drawing.profiles(tables.scores(groups, curves), metric, width)
+        else:
+            figure = drawing.improvements(tables.scores(groups, curves), metric, width)
+        drawing.save(figure, written)
+        caption.write_text(tables.caption(kind, groups, curves, configs, metric, x, smooth), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"--out {written} cannot be written: {error}") from error
+    return f"wrote {written} and its caption {caption}"

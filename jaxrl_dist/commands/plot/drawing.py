@@ -1,0 +1,177 @@
+"""Draws learning curves, performance profiles and probabilities of improvement."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # not pyplot: its backend belongs to the caller, such as a notebook
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
+
+from jaxrl_dist.commands.plot import statistics
+from jaxrl_dist.commands.plot.reading import Curve, Group, middle
+from jaxrl_dist.commands.plot.tables import env_names
+from jaxrl_dist.errors import ConfigError
+
+COLORS = ("#0072B2", "#E69F00", "#000000", "#56B4E9", "#D55E00", "#009E73", "#CC79A7")
+"""The palette of Okabe and Ito (2008), which colour-blind readers can tell apart, without its yellow, pale on paper.
+
+The first four are the furthest apart under any colour blindness."""
+DASHES = ("-", "--", ":", "-.")
+"""Line styles; the next one is used once all colours are."""
+INCHES = {"one": 3.3, "two": 6.9}
+"""Widths for one and two columns of a page with two columns."""
+TAUS = 101
+"""Scores at which a performance profile is computed."""
+STYLE: dict[Any, Any] = {
+    "pdf.fonttype": 42,  # TrueType: publishers refuse matplotlib's Type 3 fonts
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "jaxrl_dist",  # the same file each time
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+}
+_LETTERS_PER_INCH = 12  # of a legend
+_LABEL_WIDTH = 400  # characters: a config.json from elsewhere may hold any text
+
+
+def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the colour and dashes of each label, the same in all panels."""
+    order = list(dict.fromkeys(labels))
+    return {
+        label: {"color": COLORS[i % len(COLORS)], "linestyle": DASHES[i // len(COLORS) % len(DASHES)]}
+        for i, label in enumerate(order)
+    }
+
+
+def curves(groups: Sequence[Group], found: Mapping[str, Curve], metric: str, axis: str, width: str) -> Figure:
+    """Draws a panel for each environment, with the curves of its groups."""
+    style = styles([group.label for group in groups])
+    names = env_names(groups)
+    fig, axes = _figure(width, len(names))
+    counts: dict[str, set[int]] = {}
+    for ax, (env, name) in zip(axes, names.items(), strict=True):
+        for group in groups:
+            if group.env != env:
+                continue
+            color, dashes = style[group.label]["color"], style[group.label]["linestyle"]
+            lines = [found[run] for run in group.runs]
+            counts.setdefault(group.label, set()).add(len(lines))
+            if len(lines) == 1:
+                ax.plot(lines[0].x, lines[0].y, color=color, linestyle=dashes, linewidth=1.4)
+            else:
+                for curve in lines:
+                    ax.plot(curve.x, curve.y, color=color, linewidth=0.5, alpha=0.4)
+                line = middle(lines)
+                ax.plot(line.x, line.y, color=color, linestyle=dashes, linewidth=1.8)
+                ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        ax.set_xlabel(axis)
+        if len(names) > 1:
+            ax.set_title(name, fontsize=9, parse_math=False)
+    axes[0].set_ylabel(metric, parse_math=False)
+    seeds = {label: f" ({max(count)} seeds)" if max(count) > 1 else "" for label, count in counts.items()}
+    _legend(fig, style, {label: label[:_LABEL_WIDTH] + seeds[label] for label in style}, width)
+    return fig
+
+
+def profiles(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str, width: str) -> Figure:
+    """Draws the performance profile of each label, with its interval."""
+    style = styles(list(scores))
+    values = np.concatenate([x for each in scores.values() for x in each.values()])
+    taus = np.linspace(values.min(), values.max(), TAUS)
+    fig, (ax,) = _figure(width, 1)
+    for label, each in scores.items():
+        strata, statistic = list(each.values()), statistics.profile(taus)
+        low, high = statistics.interval(strata, statistic)
+        ax.plot(taus, statistic(strata), linewidth=1.8, **style[label])
+        ax.fill_between(taus, low, high, color=style[label]["color"], alpha=0.2, linewidth=0)
+    ax.set_xlabel(_axis_of(scores, metric), parse_math=False)
+    ax.set_ylabel("fraction of runs above")
+    ax.set_ylim(-0.03, 1.03)
+    _legend(fig, style, {label: label[:_LABEL_WIDTH] for label in style}, width)
+    return fig
+
+
+def improvements(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str, width: str) -> Figure:
+    """Draws the probability of improvement of each pair of labels that share an environment, with its interval.
+
+    Raises:
+      ConfigError: no two groups of runs share an environment.
+    """
+    rows = []
+    for first, second in itertools.combinations(scores, 2):
+        envs = [env for env in scores[first] if env in scores[second]]
+        if envs:
+            strata = [scores[label][env] for label in (first, second) for env in envs]
+            low, high = statistics.interval(strata, statistics.improvement)
+            rows.append((f"{first} > {second}", (low, high), statistics.improvement(strata)))
+    if not rows:
+        raise ConfigError("--kind improvement compares groups of runs on the same environment, and here is only one")
+    wrapped = 36 if width == "two" else 18
+    fig, (ax,) = _figure(width, 1, height=0.9 + 0.45 * len(rows))
+    for y, (pair, bounds, value) in enumerate(rows):
+        ax.plot(bounds, [y, y], color=COLORS[0], linewidth=6, alpha=0.3, solid_capstyle="butt")
+        ax.plot([value], [y], color=COLORS[0], marker="|", markersize=12, markeredgewidth=2)
+        text = "\n".join(textwrap.wrap(pair[:_LABEL_WIDTH], wrapped))
+        ax.text(-0.02, y, text, transform=ax.get_yaxis_transform(), ha="right", va="center", parse_math=False)
+    ax.axvline(0.5, color="0.4", linewidth=0.8, linestyle="--")
+    ax.set_yticks([])
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_xlabel(f"probability of a higher {_axis_of(scores, metric)}", parse_math=False)
+    return fig
+
+
+def save(fig: Figure, out: pathlib.Path) -> None:
+    """Writes the picture; the extension sets its format.
+
+    Raises:
+      OSError: the file cannot be written.
+      ValueError: the format is unknown.
+    """
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix)
+    with matplotlib.rc_context(STYLE):
+        fig.savefig(out, dpi=200, metadata=undated)
+
+
+def _axis_of(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str) -> str:
+    scaled = len({env for each in scores.values() for env in each}) > 1
+    return f"final {metric}{', scaled' if scaled else ''}"
+
+
+def _figure(width: str, panels: int, height: float | None = None) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with axes for so many panels; ``height``: inches of a single panel."""
+    inches = INCHES[width]
+    columns = min(panels, 3 if width == "two" else 1)
+    rows = -(-panels // columns)
+    height = height or {1: 0.6, 2: 0.38, 3: 0.3}[columns] * inches
+    with matplotlib.rc_context({**STYLE, "font.size": 8 if width == "one" or columns > 1 else 10}):
+        fig = Figure(figsize=(inches, rows * height), layout="constrained")
+        axes = list(fig.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes[panels:]:
+        ax.remove()
+    return fig, axes[:panels]
+
+
+def _legend(fig: Figure, style: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str], width: str) -> None:
+    """Adds a legend below the panels. The figure grows by its lines, so the panels keep their size."""
+    letters = int(INCHES[width] * _LETTERS_PER_INCH)
+    labels = ["\n".join(textwrap.wrap(texts[label], letters)) for label in style]
+    columns = max(1, letters // (max(map(len, labels)) + 8))
+    lines = sum(label.count("\n") + 1 for label in labels) / columns + 1
+    fig.set_figheight(fig.get_figheight() + 0.17 * lines)
+    handles = [Line2D([], [], linewidth=1.8, **style[label]) for label in style]
+    legend = fig.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

@@ -1,0 +1,212 @@
+"""Reads the curves and configs of run directories, and groups runs that differ only in their seed.
+
+Imports numpy late, so that ``--help`` is fast.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config import CONFIG_FILE, RESUMABLE
+from jaxrl_dist.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+AXES = {"steps": ("env_steps", "environment steps"), "time": ("wall_time_s", "seconds since the start")}
+"""Choices for the horizontal axis: the field of ``metrics.jsonl`` and the label."""
+SAME_CURVE = {*RESUMABLE, "seed", "run_dir"}
+"""Fields of ``Train`` in which the runs of a group may differ: only the seed changes how a run learns."""
+LARGEST = 1e100
+"""Larger numbers are rejected: their sums and differences would overflow."""
+POINTS = 200
+"""Points of the axis on which the curves of several seeds are aggregated."""
+FINAL = 0.1
+"""Last part of a curve whose mean is the run's final score."""
+_MAX_METRICS = 2**31  # bytes
+
+
+class Curve(NamedTuple):
+    """One metric of one run."""
+
+    x: np.ndarray  # [N] float64, ascending
+    y: np.ndarray  # [N] float64, finite
+
+    def smoothed(self, reports: int) -> Curve:
+        """Returns the trailing moving average over so many reports, of fewer at the start."""
+        import numpy as np
+
+        sums = np.concatenate([[0.0], np.cumsum(self.y)])
+        ends = np.arange(1, len(self.y) + 1)
+        starts = np.maximum(ends - reports, 0)
+        return self._replace(y=(sums[ends] - sums[starts]) / (ends - starts))
+
+    def final(self) -> float:
+        """Returns the run's final score: the mean of what the last tenth of its axis holds."""
+        start = self.x[-1] - FINAL * (self.x[-1] - self.x[0])
+        return float(self.y[self.x >= start].mean())
+
+
+class Middle(NamedTuple):
+    """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64, NaN where no curve has values."""
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Group(NamedTuple):
+    """Runs of one environment that differ only in their seed."""
+
+    env: str
+    label: str
+    """What tells the group from the others of its environment, in few words."""
+    runs: list[str]
+    """Their directories."""
+
+
+class NoValueError(ConfigError):
+    """A run has no value of the metric, or none yet."""
+
+
+def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
+    """Reads one metric from a run's ``metrics.jsonl``, skipping reports in which it is null.
+
+    An incomplete last line is skipped: the run may still be writing it, or may have been killed.
+
+    Raises:
+      ConfigError: the file is missing or damaged; the message names the line.
+      NoValueError: the file has no report yet, or no such metric, or the metric never had a value.
+    """
+    import numpy as np
+
+    from jaxrl_dist.run.files import METRICS, read_plain
+
+    path, (field, _) = run_dir / METRICS, AXES[x]
+    try:
+        content = read_plain(path, _MAX_METRICS)
+    except ConfigError as error:
+        raise ConfigError(f"{run_dir} is no run directory: {error.with_flags}") from None
+    names: set[str] = set()
+    points: list[tuple[float, float]] = []
+    for number, line in _lines(path, content):
+        names |= line.keys()
+        at: Any = line.get(field)
+        value: Any = line.get(metric)
+        if not _can_draw(at) or (points and at < points[-1][0]):
+            after = f" after {points[-1][0]:g}" if points and _can_draw(at) else ""
+            shown = _shown(at) if field in line else "missing"
+            raise ConfigError(f"{path} is damaged: {field} of line {number} is {shown}{after}")
+        if value is None:
+            continue
+        if not _can_draw(value):
+            raise ConfigError(f"{path}: {metric} of line {number} is {_shown(value)}, which cannot be drawn")
+        points.append((at, value))
+    if not names:
+        raise NoValueError(f"{path} has no reports yet")
+    if metric not in names:
+        shown = ", ".join(sorted(name for name in names if "/" in name))
+        raise NoValueError(f"{run_dir} has no metric {metric!r}{did_you_mean(metric, names)}; it has: {shown}")
+    if not points:
+        raise NoValueError(f"{run_dir}: {metric} never had a value, as no episode ended or nothing was learnt")
+    return Curve(*np.array(points, float).T)
+
+
+def _lines(path: pathlib.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the reports in ``metrics.jsonl``, each with its line number."""
+    *whole, last = content.split(b"\n")  # the last line has no newline, so it may be incomplete
+    for number, text in enumerate([*whole, last], 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            if number > len(whole):
+                return
+            raise ConfigError(f"{path} is damaged: line {number} is no JSON") from None
+        if not isinstance(line, dict):
+            raise ConfigError(f"{path} is damaged: line {number} is {_shown(line)}, which is no report")
+        yield number, line
+
+
+def _can_draw(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= LARGEST
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:36]} ..."
+
+
+def middle(curves: Sequence[Curve]) -> Middle:
+    """Computes the interquartile mean over seeds and its bootstrap interval, point by point.
+
+    Source: Agarwal et al. (2021), https://arxiv.org/abs/2108.13264, section 4.3. Curves are interpolated linearly; each
+    point uses only the curves that reach it.
+    """
+    import numpy as np
+
+    from jaxrl_dist.commands.plot import statistics
+
+    x = np.linspace(min(c.x[0] for c in curves), max(c.x[-1] for c in curves), POINTS)
+    values = np.array([np.interp(x, c.x, c.y, left=np.nan, right=np.nan) for c in curves])
+    y, low, high = (np.full(POINTS, np.nan) for _ in range(3))
+    reached, points = np.unique(~np.isnan(values), axis=1, return_inverse=True)
+    for index, seeds in enumerate(reached.T):
+        if seeds.any():
+            chosen = points == index
+            there = [values[seeds][:, chosen].T]
+            y[chosen] = statistics.iqm(there)
+            low[chosen], high[chosen] = statistics.interval(there, statistics.iqm)
+    return Middle(x, y, low, high)
+
+
+def group(configs: Mapping[str, Mapping[str, Any]]) -> list[Group]:
+    """Groups runs that differ only in the seed and in settings that do not change learning.
+
+    A label is the algorithm, if there are several, and the settings in which runs of the same algorithm and environment
+    differ. Where there are no settings, it is the algorithm.
+
+    Args:
+      configs: ``config.json`` of each run, by its directory.
+    """
+    kinds: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for name, config in configs.items():
+        settings = {**config["hyperparameters"], **config["run"]}
+        kinds.setdefault((settings.pop("env"), config["algorithm"]), {})[name] = settings
+    several = len({algorithm for _, algorithm in kinds}) > 1
+    groups: dict[tuple[str, str], list[str]] = {}
+    for (env, algorithm), runs in kinds.items():
+        shared = set.intersection(*(set(settings) for settings in runs.values())) - SAME_CURVE
+        differ = [
+            key for key in sorted(shared) if len({json.dumps(each[key], sort_keys=True) for each in runs.values()}) > 1
+        ]
+        for name, settings in runs.items():
+            parts = [algorithm] if several or not differ else []
+            parts += [f"{key}={_text(settings[key])}" for key in differ]
+            groups.setdefault((env, " ".join(parts)), []).append(name)
+    return [Group(env, label, names) for (env, label), names in groups.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{key}={x}" for key, x in value.items()]
+    return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
+    """Reads a run's ``config.json``, and checks that it has every entry that ``group`` needs."""
+    from jaxrl_dist.run.files import read_json
+
+    path = run_dir / CONFIG_FILE
+    config = read_json(path)
+    parts = {"algorithm": str, "hyperparameters": dict, "run": dict}
+    for part, kind in parts.items():
+        if not (isinstance(config, dict) and isinstance(config.get(part), kind)):
+            raise ConfigError(f"{path} is damaged: {part} is missing")
+    if not isinstance(config["run"].get("env"), str):
+        raise ConfigError(f"{path} is damaged: env is missing")
+    return config

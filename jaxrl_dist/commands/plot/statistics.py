@@ -1,0 +1,65 @@
+"""Statistics over seeds and environments, after Agarwal et al. (2021), https://arxiv.org/abs/2108.13264.
+
+A sample is a list of strata, one for each environment: ``[N]`` float64 scores of N runs. Intervals are percentiles of
+the stratified bootstrap over runs (section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+"""Confidence level of intervals."""
+RESAMPLES = 1000
+"""Bootstrap resamples of an interval."""
+Strata: TypeAlias = Sequence[np.ndarray]
+
+
+def mean(strata: Strata) -> np.ndarray:
+    """Returns the mean over all runs ``[..., N]`` of all environments, as ``[...]``."""
+    return np.concatenate(strata, axis=-1).mean(axis=-1)
+
+
+def iqm(strata: Strata) -> np.ndarray:
+    """Returns the interquartile mean over all runs ``[..., N]`` of all environments, as ``[...]`` (section 4.3)."""
+    return stats.trim_mean(np.concatenate(strata, axis=-1), 0.25, axis=-1)
+
+
+def profile(taus: np.ndarray) -> Callable[[Strata], np.ndarray]:
+    """Returns the performance profile: the fraction of runs that score above each of ``taus [T]`` (section 4.2).
+
+    It maps strata ``[..., N]`` to ``[..., T]``, the mean over environments of their fractions.
+    """
+    return lambda strata: np.mean([(x[..., None] > taus).mean(axis=-2) for x in strata], axis=0)
+
+
+def improvement(strata: Strata) -> np.ndarray:
+    """Returns the probability that a run of the first half of the strata scores higher than one of the second half.
+
+    Both halves are strata ``[..., N]`` of the same environments, over which it is averaged; a tie counts one half
+    (section 4.3: the Mann-Whitney U statistic).
+    """
+    pairs = zip(strata[: len(strata) // 2], strata[len(strata) // 2 :], strict=True)
+    wins = [np.sign(x[..., :, None] - y[..., None, :]).mean(axis=(-2, -1)) for x, y in pairs]
+    return (1.0 + np.mean(wins, axis=0)) / 2.0
+
+
+def interval(strata: Strata, statistic: Callable[[Strata], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bootstrap interval ``(low, high)`` of a statistic; the same numbers each time.
+
+    Args:
+      strata: ``[..., N]`` for each environment; runs are drawn along the last axis.
+      statistic: maps strata ``[R, ..., N]`` to ``[R, ...]``.
+    """
+    rng = np.random.default_rng(0)
+    drawn = []
+    for x in strata:
+        rows = rng.integers(x.shape[-1], size=(RESAMPLES, x.shape[-1]))
+        drawn.append(np.moveaxis(x[..., rows], -2, 0))
+    tails = 0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2
+    low, high = np.quantile(statistic(drawn), tails, axis=0)
+    return low, high
