@@ -19,6 +19,7 @@ from jaxrl_dist.checks import (
     parse_devices,
 )
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.synonyms import hint
 from jaxrl_dist.values import Named, plain
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ class Train(Named, Generic[Config]):
 
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:
-        ours = super().unknown(name, known)
+        ours = hint(name, known)
         return ours or f"; hyperparameters belong to the algorithm, as in jaxrl_dist.preset('ppo', env, {name}=...)"
 
     def checked(self) -> Train[Config]:

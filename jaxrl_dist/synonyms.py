@@ -132,8 +132,6 @@ def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str
     for field in (plain, *meant):
         if having := others(field):
             called = "" if field == plain else f"it is {flag(field)} here, and "
-            return f"; {called}only these have it: {', '.join(having)}"
-    if meant:
-        return f"; it is called {flag(meant[0])}, which only other algorithms have"
+            return f"; {called}only {', '.join(having)} have it"
     near = nearest(name, known)
     return f" (did you mean {flag(near)!r}?)" if near else ""

@@ -21,7 +21,7 @@ ALLOWED: dict[str, str] = {
     "synonyms": "checks",
     "values": "errors checks synonyms",
     "machine": "",
-    "config": "errors checks types values",
+    "config": "errors checks synonyms types values",
     "rng": "types",
     "mesh": "errors types",
     "flow": "",

@@ -105,11 +105,11 @@ CALLS = {
     PPO_ON + "--use-rnn": "it is --core here",
     PPO_ON + "--optimizer adam": "the optimiser belongs to the algorithm",
     PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` goes on with a run",
-    PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only these have it: dqn, rainbow, r2d2, ddpg, td3",
-    DQN_ON + "--core gru": "unknown flag --core; only these have it: ppo, a2c, pg, impala, appo",
-    DQN_ON + "--use-lstm": "it is --core here, and only these have it: ppo",
-    DQN_ON + "--gae-lambda 1": "unknown flag --gae-lambda; only these have it: ppo, a2c, appo",
-    "train r2d2 --env CartPole-v1 --core none": "only these have it: ppo, a2c, pg, impala, appo",
+    PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, ddpg, td3",
+    DQN_ON + "--core gru": "unknown flag --core; only ppo, a2c, pg, impala, appo",
+    DQN_ON + "--use-lstm": "it is --core here, and only ppo",
+    DQN_ON + "--gae-lambda 1": "unknown flag --gae-lambda; only ppo, a2c, appo",
+    "train r2d2 --env CartPole-v1 --core none": "only ppo, a2c, pg, impala, appo",
     # values
     PPO_ON + "--core lstm": "--core must be one of none, gru, not 'lstm'",
     PPO_ON + "--plan ondevice": "not 'ondevice' (did you mean 'on_device'?)",
@@ -120,6 +120,7 @@ CALLS = {
     # other commands
     "evaluate runs/x --stochastic": "evaluation is greedy; in Python policy(obs, core, key) samples actions",
     "evaluate runs/x --n-episodes 5": "it is --episodes here",
+    "video runs/x x.gif --frames 9": "unknown flag --frames; --help lists all",
     "evaluate nothing": "nothing is no run directory: it does not exist",
     "evaluate .": ". is no run directory: it has no config.json",
     "tune ppo": "unknown command 'tune'",
@@ -149,7 +150,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "text": (lambda: preset(learning_rate="1e-3"), "learning_rate must be a number, not '1e-3'"),
     "a core of dqn": (
         lambda: jaxrl_dist.preset("dqn", "CartPole-v1", core="gru"),
-        "neither Train nor dqn has a field 'core'; only these have it: ppo, a2c, pg, impala, appo",
+        "neither Train nor dqn has a field 'core'; only ppo, a2c, pg, impala, appo",
     ),
     "a hyperparameter of Train": (
         lambda: jaxrl_dist.Train("ppo", env="CartPole-v1", learning_rate=1e-3),
@@ -158,7 +159,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "timesteps of Train": (lambda: jaxrl_dist.Train("ppo", total_timesteps=9), "it is total_env_steps here"),
     "a wrong field of Train": (lambda: jaxrl_dist.Train("ppo", num_env=9), "(did you mean 'num_envs'?)"),
     "lr of PPO": (lambda: PPO(lr=1e-3), "PPO has no field 'lr'; it is learning_rate here"),  # type: ignore[call-arg]
-    "a memory of PPO": (lambda: PPO(buffer_size=9), "replay_capacity, which only other algorithms have"),  # type: ignore[call-arg]
+    "a memory of PPO": (lambda: PPO(buffer_size=9), "it is replay_capacity here, and only other algorithms have it"),  # type: ignore[call-arg]
     "a switch": (lambda: DQN(duble=True), "DQN has no field 'duble' (did you mean 'double'?)"),  # type: ignore[call-arg]
     "a dictionary": (lambda: jaxrl_dist.train({}), "train takes a config such as Train('ppo', env='CartPole-v1')"),  # type: ignore[arg-type]
     "a name": (lambda: jaxrl_dist.train("ppo"), "train takes a config such as Train("),  # type: ignore[arg-type]

@@ -354,6 +354,6 @@ def test_what_cannot_be_is_refused() -> None:
         ("epsilon_base", -0.1, ">= 0"),
         ("target_period", 0, ">= 1"),
     ):
-        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must be .*{wanted}") as error:
+        with pytest.raises(ConfigError, match=f"{name} must be .*{wanted}") as error:
             R2D2(**{name: value}).validate()
         assert "\n" not in str(error.value)
