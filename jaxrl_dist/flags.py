@@ -11,12 +11,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import tyro
 
-from jaxrl_dist import algorithms
-from jaxrl_dist.algorithms import config_class, name_of
+from jaxrl_dist import algorithms, help
+from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.checks import did_you_mean, flag, shown
 from jaxrl_dist.config import RUN_DEFAULTS, Config, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.synonyms import hint
+
+HELP = ("-h", "--help", "--help-all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,6 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
 
     Raises:
       ConfigError: no such algorithm, an unknown flag or a value that cannot be read, in one line.
-      SystemExit: with code 0, after ``--help``.
     """
     default = plain_defaults(algorithm)
     kind = type(default.algorithm)
@@ -58,14 +59,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     switches = [name for name, hint in hints.items() if hint in (bool, bool | None)]
     given = check_flags(args, hints, switches, algorithms.having)
     args = _spelled_out(args, [name for name in switches if hints[name] is not bool])
-    command = run_tyro(
-        Command[kind],  # type: ignore[valid-type]
-        args,
-        prog=f"jaxrl-dist train {name_of(kind)}",
-        description=f"{kind.__doc__}\n\nThe defaults shown are those of no environment: a preset for its kind may "
-        "differ, and config.json names what ran.",
-        default=default,
-    )
+    command = run_tyro(Command[kind], args, default=default)  # type: ignore[valid-type]
     values = {**vars(command), **vars(command.algorithm)}
     return {name: values[name] for name in given}
 
@@ -198,22 +192,37 @@ def _numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
     )
 
 
-def run_tyro(target: Any, args: Sequence[str], *, prog: str, **options: Any) -> Any:
+def parse(target: Any, args: Sequence[str], prog: str) -> Any:
+    """Parses the flags of a command other than ``train`` into the dataclass ``target``, or prints their help.
+
+    Raises:
+      ConfigError: an argument is rejected.
+      SystemExit: with code 0, after ``--help``.
+    """
+    if wants_help(args):
+        print(help.page(target, prog), end="")
+        raise SystemExit(0)
+    hints = get_type_hints(target, include_extras=True)
+    check_flags(args, [name for name, hint in hints.items() if help.spellings_of(name, hint)[0].startswith("--")])
+    return run_tyro(target, args)
+
+
+def wants_help(args: Sequence[str]) -> bool:
+    """Returns whether the arguments ask for help."""
+    return any(arg in HELP for arg in args)
+
+
+def run_tyro(target: Any, args: Sequence[str], **options: Any) -> Any:
     """Parses with tyro, and turns its boxed error into one line.
 
     Raises:
       ConfigError: tyro rejects the arguments.
-      SystemExit: with code 0, after ``--help``.
     """
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(
-                target, args=list(args), prog=prog, config=(tyro.conf.OmitArgPrefixes,), registry=_registry, **options
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
+            return tyro.cli(target, args=list(args), config=(tyro.conf.OmitArgPrefixes,), registry=_registry, **options)
+    except SystemExit:
         raise ConfigError(_reworded(_message(box.getvalue()), args)) from None
 
 

@@ -6,7 +6,6 @@ generated can be out of date. ``make docs`` builds the site.
 
 from __future__ import annotations
 
-import ast
 import base64
 import dataclasses
 import functools
@@ -21,16 +20,16 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import jaxrl_dist
-from jaxrl_dist import algorithms
+from jaxrl_dist import algorithms, help
 from jaxrl_dist.algorithms.presets import KINDS
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config import PLANS, PRESET, RUN_DEFAULTS, split_env
+from jaxrl_dist.config import PLANS, split_env
 from jaxrl_dist.envs.source import BACKENDS, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.flags import plain_defaults
@@ -77,7 +76,7 @@ def fields(path: str) -> str:
     """Returns a table of the flags of a dataclass such as ``jaxrl_dist.config.Train``, without inherited ones."""
     module, name = path.rsplit(".", 1)
     kind = getattr(importlib.import_module(module), name)
-    return flag_table(kind, docstrings(kind), defaults_of(kind))
+    return flag_table(kind, help.docstrings(kind), help.defaults_of(kind))
 
 
 def algorithm_flags(name: str) -> str:
@@ -86,18 +85,18 @@ def algorithm_flags(name: str) -> str:
     if name in algorithms.PRESETS:
         base, values = algorithms.PRESETS[name]
         train: Any = jaxrl_dist.Train
-        texts = {field: text for each in (train, *reversed(kind.__mro__)) for field, text in docstrings(each).items()}
+        texts = help.inherited_docstrings(train) | help.inherited_docstrings(kind)
         return f"`{name}` is [`{base}`]({base}.md) with these flags; that page lists all others.\n\n" + flag_table(
             kind, {field: texts[field] for field in values}, values, get_type_hints(train) | get_type_hints(kind)
         )
     parts: list[str] = []
     seen: set[str] = set()
     for base in kind.__mro__:
-        texts = {field: text for field, text in docstrings(base).items() if field not in seen}
+        texts = {field: text for field, text in help.docstrings(base).items() if field not in seen}
         seen |= texts.keys()
         if texts:
             title = inspect.cleandoc(base.__doc__).splitlines()[0]
-            parts += [f"**{title}**", flag_table(kind, texts, defaults_of(kind))]
+            parts += [f"**{title}**", flag_table(kind, texts, help.defaults_of(kind))]
     return "\n\n".join(parts)
 
 
@@ -110,56 +109,17 @@ def flag_table(
     for name, text in texts.items():
         if name == "algorithm":  # not a flag; its fields are
             continue
-        hint, names = hints[name], [flag(name)]
-        for extra in getattr(hint, "__metadata__", ()):
-            names = [getattr(extra, "metavar", None) or names[0], *(getattr(extra, "aliases", None) or ())]
-        choices = [str(choice) for part in (hint, *get_args(hint)) for choice in literal(part)]
+        choices = help.choices_of(hints[name])
         listed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
-        spellings = ", ".join(f"`{spelling}`" for spelling in names)
-        rows.append((spellings, spelled(defaults[name]), " ".join(text.split()) + listed))
+        spellings = ", ".join(f"`{spelling}`" for spelling in help.spellings_of(name, hints[name]))
+        rows.append((spellings, quoted(defaults[name]), text + listed))
     return table(("flag", "default", "what"), rows)
 
 
-def literal(hint: Any) -> tuple[Any, ...]:
-    """Returns the choices of a ``Literal``; other types have none."""
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-def defaults_of(kind: Any) -> dict[str, Any]:
-    """Returns the default of each field; for fields that presets fill in, the default without a preset."""
-    found = {}
-    for field in dataclasses.fields(kind):
-        given = field.default_factory() if callable(field.default_factory) else field.default
-        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is PRESET else given
-    return found
-
-
-def docstrings(kind: type) -> dict[str, str]:
-    """Returns the docstrings of a dataclass's fields, by field; inherited fields are left out."""
-    if not dataclasses.is_dataclass(kind):
-        return {}
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in itertools.pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
-
-
-def spelled(value: Any) -> str:
-    """Formats a default for a table."""
-    match value:
-        case None | "":
-            return "none"
-        case bool():
-            return "on" if value else "off"
-        case int():
-            return f"`{value:_}`" if value >= 10_000 else f"`{value}`"
-        case dict() | tuple():
-            return f"`{' '.join(map(str, value))}`" if value else "none"
-    return f"`{value}`"
+def quoted(value: Any) -> str:
+    """Formats a default for a table; the words ``on``, ``off`` and ``none`` are no values to type."""
+    text = help.spelled(value)
+    return text if isinstance(value, bool) or text == "none" else f"`{text}`"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -184,7 +144,7 @@ def algorithm_presets(name: str) -> str:
             continue
         pairs = [(config, default), (config.algorithm, default.algorithm)]
         changed = [
-            f"`{flag(field.name)}` {spelled(getattr(new, field.name))}"
+            f"`{flag(field.name)}` {quoted(getattr(new, field.name))}"
             for new, old in pairs
             for field in dataclasses.fields(new)
             if field.name not in ("algorithm", "env")

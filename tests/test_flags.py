@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxrl_dist import flags
+from jaxrl_dist import cli, flags, help
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.config import RUN_DEFAULTS, Train
@@ -23,21 +24,46 @@ from jaxrl_dist.types import EnvSpec
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_flag_has_a_help_sentence_and_a_default(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        flags.parse_train(algorithm, ["--help"])
-    assert stop.value.code == 0
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert cli.main(["train", algorithm, "--help-all"]) == 0
+    text = capsys.readouterr().out
     names = {f.name for kind in (flags.Command, config_class(algorithm)) for f in dataclasses.fields(kind)}
     names -= {"algorithm"}
     assert {"env_options", "mem_fraction", "precision", "init_from", "config", "quiet"} <= names
-    options = {part.split()[0].rstrip(","): part for part in text.split(" --")[1:] if part.strip()}
-    for name in names:
-        part = options[name.replace("_", "-")]
-        if "--no-" + name.replace("_", "-") in text:
-            part = options["no-" + name.replace("_", "-")]
-        sentence, default, _ = part.partition("(default:")
-        assert default, f"{name} shows no default: {part}"
-        assert len(sentence.split()) > 4 and sentence.rstrip().endswith("."), f"{name} has no help sentence: {part}"
+    entries = re.findall(r"^  --(\[no-\])?([a-z-]+)(.*?)(?=^  --|^$|\Z)", text, re.M | re.S)
+    assert sorted(name for _, name, _ in entries) == sorted(name.replace("_", "-") for name in names)
+    for _, name, rest in entries:
+        sentence, value, _ = " ".join(rest.split()).rpartition(" (")
+        assert value, f"{name} shows no value: {rest}"
+        assert len(sentence.split()) > 3 and sentence.endswith("."), f"{name} has no help sentence: {rest}"
+    groups = re.findall(r"^(\w+):$", text, re.M)
+    assert groups == [group for group in help.ORDER if group in groups] and groups[0] == "common"
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_help_is_short_and_shows_the_values_that_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(command: str) -> tuple[dict[str, str], str]:
+        assert cli.main(command.split()) == 0
+        text = capsys.readouterr().out
+        entries = re.findall(r"^  --(?:\[no-\])?([a-z-]+).*?\(([^()]*)\)$", text, re.M | re.S)
+        return dict(entries), text
+
+    plain, text = shown("train dqn --help")
+    assert plain["num-envs"] == "8" and "memory" not in plain and "frame-stack" not in plain
+    assert "values without a preset" in text and "More flags, with --help-all: network (4)" in text
+    atari, text = shown("train dqn --env envpool:Pong-v5 --seed 7 --quiet --help")
+    config, _ = resolved(Train("dqn", env="envpool:Pong-v5"))
+    assert atari["num-envs"] == str(config.num_envs) != plain["num-envs"] and atari["seed"] == "7"
+    assert atari["learning-rate"] == str(config.algorithm.learning_rate) and "on envpool:Pong-v5." in text
+    named, _ = shown("train apex --env CartPole-v1 --help-all")
+    assert named["plan"] == "asynchronous" and named["num-actors"] == "2" and named["priority-exponent"] == "0.6"
+    assert len(shown("train ppo --help")[1].splitlines()) < 60 < len(shown("train ppo --help-all")[1].splitlines())
+
+
+def test_help_of_a_command_names_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["video", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: jaxrl-dist video RUN_DIR FILE.gif [FLAGS]\n")
+    assert "\n  --fps N " in out and "(30)" in out and "\n  RUN_DIR  " in out
 
 
 @dataclasses.dataclass(frozen=True)

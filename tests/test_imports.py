@@ -32,13 +32,14 @@ ALLOWED: dict[str, str] = {
     "envs": f"{_GROUND} config memory",
     "learners": f"{_GROUND} mesh returns nn memory",
     "algorithms": f"{_GROUND} mesh returns nn lazy memory",
-    "flags": "errors checks synonyms config algorithms",
+    "help": "checks config",
+    "flags": "errors checks synonyms config algorithms help",
     "actors": f"{_GROUND} mesh flow memory envs",
     "plans": f"{_GROUND} config mesh flow memory envs learners actors",
     "run": "errors checks machine config types",
     "training": f"{_GROUND} machine config mesh nn memory envs learners algorithms actors plans run",
     "play": f"{_GROUND} config envs actors run training",
-    "commands": f"{_GROUND} machine config envs algorithms flags actors run plans training play",
+    "commands": f"{_GROUND} machine config envs algorithms help flags actors run plans training play",
     "cli": "errors checks run commands",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light

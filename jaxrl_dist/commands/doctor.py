@@ -61,8 +61,7 @@ def run(args: Sequence[str]) -> int:
     target, rest = flags.taken(args, "--compile-for")
     if len(rest) < len(args):
         return compile_for.run(target, rest)
-    flags.check_flags(args, ())
-    flags.run_tyro(Doctor, args, prog="jaxrl-dist doctor")
+    flags.parse(Doctor, args, "jaxrl-dist doctor")
     answer = examine()
     width = max(len(name) for name, _ in answer.facts)
     for name, value in answer.facts:

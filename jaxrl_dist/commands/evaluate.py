@@ -20,8 +20,6 @@ from jaxrl_dist.training.stored import stored_fields
 if TYPE_CHECKING:
     from jaxrl_dist.play.policy import Policy
 
-FLAGS = ("episodes", "seed", "env", "env_options", "algorithm", "max_steps")
-
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
@@ -45,8 +43,7 @@ class Evaluate:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``evaluate RUN_DIR [FLAGS]``."""
-    flags.check_flags(args, FLAGS)
-    asked = flags.run_tyro(Evaluate, args, prog="jaxrl-dist evaluate")
+    asked = flags.parse(Evaluate, args, "jaxrl-dist evaluate")
     if not asked.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
     check_range(asked, "episodes", low=1, high=10**6)

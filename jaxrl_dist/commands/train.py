@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_dist import flags
+from jaxrl_dist import flags, help
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.commands import find_modules, help_text
 from jaxrl_dist.config import Train
@@ -38,11 +38,10 @@ class Asked(NamedTuple):
 
 
 def asked(args: Sequence[str]) -> Asked | None:
-    """Parses ``ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file. None: the user asked for help of no algorithm.
+    """Parses ``ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file. None: help was asked for, and is printed.
 
     Raises:
       ConfigError: there is no algorithm, or a flag is wrong.
-      SystemExit: with code 0, after an algorithm's ``--help``.
     """
     algorithm: Any = args[0] if args and not args[0].startswith("-") else None
     args = list(args[1:] if algorithm else args)
@@ -50,10 +49,11 @@ def asked(args: Sequence[str]) -> Asked | None:
         raise ConfigError(f"{args[0]!r} is no flag; an environment is named by --env {args[0]}")
     own = from_file(algorithm) if algorithm is not None and algorithm.endswith(".py") else None
     name, algorithm = (own.__name__, own) if own else (algorithm, algorithm)
-    wants_help = any(arg in ("-h", "--help") for arg in args)
+    wants_help, everything = flags.wants_help(args), "--help-all" in args
+    args = [arg for arg in args if arg not in flags.HELP]
     stored: dict[str, Any] = {}
     config_file = flags.value_of(args, "--config")
-    if config_file is not None and not wants_help:
+    if config_file is not None:
         from jaxrl_dist.training.stored import stored_fields  # here, not above: ``--help`` need not wait for it
 
         named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
@@ -65,9 +65,29 @@ def asked(args: Sequence[str]) -> Asked | None:
             print(help_text(), end="")
             return None
         raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
-    fields = {**stored, **flags.parse_train(algorithm, ["--help"] if wants_help else args)}
+    fields = {**stored, **flags.parse_train(algorithm, args)}
     fields.pop("config", None)
-    return Asked(name, algorithm, fields)
+    found = Asked(name, algorithm, fields)
+    if wants_help:
+        print(_help(found, everything=everything), end="")
+        return None
+    return found
+
+
+def _help(asked: Asked, *, everything: bool) -> str:
+    """Returns the help of an algorithm, with the values that would run if the environment is named."""
+    config: Train[Any] = flags.plain_defaults(asked.algorithm)
+    shown = vars(config)
+    about = "In parentheses: values without a preset; with --env ID, those that would run."
+    if asked.fields.get("env"):
+        asked.fields.pop("quiet", None)
+        config, _ = asked.resolved()
+        shown = {**shown, **vars(config)}
+        about = f"In parentheses: the values that would run on {config.env}."
+    values = {**shown, **vars(config.algorithm)}
+    del values["algorithm"]
+    kind, prog = type(config.algorithm), f"jaxrl-dist train {asked.name}"
+    return help.train_page(flags.Command, kind, values, prog, about, everything=everything)
 
 
 def run(args: Sequence[str]) -> int:

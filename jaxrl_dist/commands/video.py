@@ -30,8 +30,7 @@ class Video(evaluate.Evaluate):
 
 def run(args: Sequence[str]) -> int:
     """Runs ``video RUN_DIR FILE.gif [FLAGS]``."""
-    flags.check_flags(args, (*evaluate.FLAGS, "fps"))
-    asked = flags.run_tyro(Video, args, prog="jaxrl-dist video")
+    asked = flags.parse(Video, args, "jaxrl-dist video")
     if not asked.run_dir or not asked.out:
         raise ConfigError("which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif")
     check_range(asked, "episodes", low=1, high=100)

@@ -33,8 +33,7 @@ class CheckEnv:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``check-env ENV [FLAGS]``; returns 1 if the environment has faults."""
-    flags.check_flags(args, ("env_options", "env_timeout"))
-    asked = flags.run_tyro(CheckEnv, args, prog="jaxrl-dist check-env")
+    asked = flags.parse(CheckEnv, args, "jaxrl-dist check-env")
     if not asked.env:
         raise ConfigError("which environment? Such as: jaxrl-dist check-env my_module:make")
     check_range(asked, "env_timeout", above=0, high=10**6)

@@ -56,8 +56,7 @@ class Plot:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``plot RUN_DIR ... [FLAGS]``."""
-    flags.check_flags(args, [field.name for field in dataclasses.fields(Plot)][1:])
-    asked = flags.run_tyro(Plot, args, prog="jaxrl-dist plot")
+    asked = flags.parse(Plot, args, "jaxrl-dist plot")
 
     from jaxrl_dist.run.console import one_line_warnings
 

@@ -1,0 +1,199 @@
+"""Help pages: what each setting means, in groups, with the values that would run.
+
+Imports nothing heavy, so that ``--help`` is fast.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from jaxrl_dist.checks import flag
+from jaxrl_dist.config import PRESET, RUN_DEFAULTS
+
+COMMON = (
+    *("env", "env_options", "total_env_steps", "num_envs", "rollout_length", "seed", "seeds", "plan", "run_dir"),
+    *("report_interval", "evaluation_episodes", "evaluation_interval", "config"),
+    *("learning_rate", "discount", "hidden_sizes"),
+)
+"""The settings that most users set first."""
+GROUPS: dict[str, tuple[str, ...]] = {
+    "environment": (
+        *("env_workers", "env_timeout", "atari_preset", "frame_stack", "action_repeat", "time_limit"),
+        *("normalize_observations", "scale_rewards", "clip_rewards"),
+    ),
+    "execution": ("num_devices", "learner_devices", "mem_fraction", "compile_cache"),
+    "actors": (
+        *("num_actors", "actor_devices", "max_lag", "lockstep", "lag", "free_running", "gather", "gather_deadline"),
+        *("on_actor_error", "max_restarts"),
+    ),
+    "evaluation": ("evaluation_max_steps",),
+    "checkpoints": ("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay", "init_from"),
+}
+"""Settings of a run by group; all others are in the group ``run``."""
+ORDER = ("common", "algorithm", "network", "memory", "run", *GROUPS)
+"""The groups of settings, in the order in which help shows them."""
+SHORT = ("common", "algorithm")
+"""The groups that ``--help`` shows; ``--help-all`` shows all."""
+_COLUMN, _WIDEST = 28, 110  # characters
+
+
+def docstrings(kind: type) -> dict[str, str]:
+    """Returns the docstrings of a dataclass's fields, by field; inherited fields are left out."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+@functools.cache
+def inherited_docstrings(kind: type) -> dict[str, str]:
+    """Returns the docstrings of all fields of a dataclass, by field."""
+    return {name: text for base in reversed(kind.__mro__) for name, text in docstrings(base).items()}
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """Returns the default of each field; for fields that presets fill in, the default without a preset."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        given = field.default_factory() if callable(field.default_factory) else field.default
+        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is PRESET else given
+    return found
+
+
+def choices_of(hint: Any) -> list[str]:
+    """Returns the choices of a ``Literal`` or of an optional one; other types have none."""
+    return [str(x) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for x in get_args(part)]
+
+
+def spellings_of(name: str, hint: Any) -> list[str]:
+    """Returns how a field is written on the command line: as its flag and aliases, or as a positional argument."""
+    found = [flag(name)]
+    for extra in getattr(hint, "__metadata__", ()):
+        found = [getattr(extra, "metavar", None) or found[0], *(getattr(extra, "aliases", None) or ())]
+    return found
+
+
+def spelled(value: Any) -> str:
+    """Formats a value as it would be typed."""
+    match value:
+        case None | "" | () | {}:
+            return "none"
+        case bool():
+            return "on" if value else "off"
+        case int():
+            return f"{value:_}" if value >= 10_000 else str(value)
+        case dict():
+            return " ".join(f"{key}={x}" for key, x in value.items())
+        case tuple():
+            return " ".join(map(str, value))
+    return str(value)
+
+
+def group_of(name: str, kind: type) -> str:
+    """Returns the group of a field of ``Train``, of the command line, or of the hyperparameters ``kind``."""
+    if name in COMMON:
+        return "common"
+    owner = next((base for base in kind.__mro__ if name in vars(base).get("__annotations__", {})), None)
+    if owner is None:
+        return next((group for group, names in GROUPS.items() if name in names), "run")
+    first = next(base for base in reversed(kind.__mro__) if name in vars(base).get("__annotations__", {}))
+    return {"jaxrl_dist.nn.config": "network", "jaxrl_dist.memory.config": "memory"}.get(first.__module__, "algorithm")
+
+
+def page(kind: Any, prog: str) -> str:
+    """Returns the help of a command whose flags are the fields of a dataclass."""
+    hints, texts, values = get_type_hints(kind, include_extras=True), inherited_docstrings(kind), defaults_of(kind)
+    spelled_by_name = {name: spellings_of(name, hints[name]) for name in values}
+    positional = [names[0] for names in spelled_by_name.values() if not names[0].startswith("-")]
+    lines = [f"usage: {' '.join([prog, *positional, '[FLAGS]'])}", "", *_wrapped(kind.__doc__, 0), ""]
+    for name, names in spelled_by_name.items():
+        lines += _entry(names, hints[name], texts.get(name, ""), values[name])
+    return "\n".join(lines) + "\n"
+
+
+def train_page(command: Any, kind: Any, values: Mapping[str, Any], prog: str, about: str, *, everything: bool) -> str:
+    """Returns the help of ``train`` for an algorithm, in groups.
+
+    Args:
+      command: the dataclass of the command line's flags.
+      kind: that of the hyperparameters.
+      values: of all fields: those that would run.
+      about: says which values these are.
+      everything: shows all groups, not only ``SHORT``.
+    """
+    hints = {**get_type_hints(command, include_extras=True), **get_type_hints(kind, include_extras=True)}
+    texts = {**inherited_docstrings(command), **inherited_docstrings(kind)}
+    groups: dict[str, list[str]] = {group: [] for group in ORDER}
+    for name in values:
+        groups[group_of(name, kind)].append(name)
+    groups["common"].sort(key=COMMON.index)
+    lines = [
+        f"usage: {prog} --env ENV [FLAGS]",
+        "",
+        *_wrapped(inspect.cleandoc(kind.__doc__), 0),
+        "",
+        *_wrapped(about, 0),
+    ]
+    for group, names in groups.items():
+        if names and (everything or group in SHORT):
+            lines += ["", f"{group}:"]
+            for name in names:
+                lines += _entry(spellings_of(name, hints[name]), hints[name], texts.get(name, ""), values[name])
+    if not everything:
+        rest = ", ".join(f"{group} ({len(names)})" for group, names in groups.items() if names and group not in SHORT)
+        lines += ["", *_wrapped(f"More flags, with --help-all: {rest}.", 0)]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(names: list[str], hint: Any, text: str, value: Any) -> Iterator[str]:
+    """Yields the lines of one setting: how it is written, what it means and its value."""
+    choices = choices_of(hint)
+    switch = names[0].startswith("--") and set(get_args(hint) or (hint,)) - {type(None)} == {bool}
+    shown = ", ".join([f"--[no-]{names[0][2:]}" if switch else names[0], *names[1:]])
+    if names[0].startswith("--") and not switch:
+        shown += f" {'{' + ','.join(choices) + '}' if choices else _metavar(hint)}"
+    default = f" ({spelled(value)})" if names[0].startswith("-") else ""
+    body = _wrapped(f"{text}{default}", _COLUMN)
+    head = f"  {shown}"
+    if len(head) + 2 > _COLUMN:
+        yield head
+    else:
+        body[0] = head + body[0][len(head) :]
+    yield from body
+
+
+def _metavar(hint: Any) -> str:
+    """Returns the placeholder of a flag's value."""
+    kinds = {part for part in (get_args(hint) or (hint,)) if part not in (type(None), ...)}
+    if get_origin(hint) is dict:
+        return "KEY=VALUE ..."
+    word = {frozenset({int}): "N", frozenset({float}): "X"}.get(frozenset(kinds), "TEXT")
+    return f"{word} ..." if get_origin(hint) is tuple else word
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    """Returns the lines of a text of paragraphs, as wide as the terminal."""
+    width = max(min(shutil.get_terminal_size((100, 24)).columns, _WIDEST), indent + 40)
+    margin = " " * indent
+    lines = []
+    for part in text.split("\n\n"):
+        words = " ".join(part.split())
+        lines += [
+            *textwrap.wrap(words, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False),
+            "",
+        ]
+    return lines[:-1]
