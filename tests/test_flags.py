@@ -52,8 +52,9 @@ def test_help_is_short_and_shows_the_values_that_would_run(capsys: pytest.Captur
     assert "values without a preset" in text and "More flags, with --help-all: network (4)" in text
     atari, text = shown("train dqn --env envpool:Pong-v5 --seed 7 --quiet --help")
     config, _ = resolved(Train("dqn", env="envpool:Pong-v5"))
-    assert atari["num-envs"] == str(config.num_envs) != plain["num-envs"] and atari["seed"] == "7"
-    assert atari["learning-rate"] == str(config.algorithm.learning_rate) and "on envpool:Pong-v5." in text
+    assert atari["num-envs"] == str(config.num_envs) and atari["plan"] == config.plan != plain["plan"]
+    assert atari["learning-rate"] == str(config.algorithm.learning_rate) and atari["seed"] == "7"
+    assert "on envpool:Pong-v5." in text
     named, _ = shown("train apex --env CartPole-v1 --help-all")
     assert named["plan"] == "asynchronous" and named["num-actors"] == "2" and named["priority-exponent"] == "0.6"
     assert len(shown("train ppo --help")[1].splitlines()) < 60 < len(shown("train ppo --help-all")[1].splitlines())
