@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import optax
 
-    from jaxrl_dist import mesh, returns, spaces
-    from jaxrl_dist.nn import distributions, networks, torsos
+    from jaxrl_dist import mesh, returns, rng, spaces
+    from jaxrl_dist.nn import distributions, networks, perturbation, torsos
 else:
 
     class _Module(types.ModuleType):
@@ -24,9 +24,9 @@ else:
             return getattr(importlib.import_module(self.__name__), name)
 
     jax, jnp, np, optax = map(_Module, ("jax", "jax.numpy", "numpy", "optax"))
-    mesh, returns, spaces, distributions, networks, torsos = (
-        _Module(f"jaxrl_dist.{name}")
-        for name in ("mesh", "returns", "spaces", "nn.distributions", "nn.networks", "nn.torsos")
+    mesh, returns, rng, spaces = (_Module(f"jaxrl_dist.{name}") for name in ("mesh", "returns", "rng", "spaces"))
+    distributions, networks, perturbation, torsos = (
+        _Module(f"jaxrl_dist.nn.{name}") for name in ("distributions", "networks", "perturbation", "torsos")
     )
 
 __all__ = [
@@ -37,7 +37,9 @@ __all__ = [
     "networks",
     "np",
     "optax",
+    "perturbation",
     "returns",
+    "rng",
     "spaces",
     "torsos",
 ]

@@ -152,6 +152,11 @@ def global_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
     return total / jnp.maximum(count, 1.0)
 
 
+def gathered(x: jax.Array) -> jax.Array:
+    """Returns the rows of ``x [N, ...]`` of all devices, in the order of their global indices."""
+    return jax.lax.all_gather(x, DATA, tiled=True) if jax.lax.axis_size(DATA) > 1 else x
+
+
 def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lets a function that sums over devices, such as a postprocessor, run on one device outside a program.
 

@@ -198,6 +198,20 @@ def window_return(
     return jax.lax.stop_gradient((total, stays * jnp.asarray(discount, reward.dtype) ** (last + 1), last))
 
 
+def episode_return(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, valid: jax.Array) -> jax.Array:
+    """Computes each environment's mean undiscounted return ``[B]`` of the episodes that ended in the rollout.
+
+    The rollout begins with a new episode. Where none has ended, the result is the sum of all rewards.
+    """
+    chex.assert_equal_shape([reward, terminated, truncated, valid])
+    ended = (terminated | truncated).astype(reward.dtype)
+    count = ended.sum(axis=0)
+    to_come = jax.lax.cumsum(ended, axis=0, reverse=True)
+    reward = jnp.where(valid, reward, 0.0)
+    whole = jnp.sum(jnp.where(to_come > 0, reward, 0.0), axis=0)
+    return jax.lax.stop_gradient(jnp.where(count > 0, whole / jnp.maximum(count, 1.0), reward.sum(axis=0)))
+
+
 # --- Values of single steps -----------------------------------------------------------------------------
 
 

@@ -10,9 +10,18 @@ from __future__ import annotations
 import enum
 
 import jax
+import jax.numpy as jnp
 
 RESET = 2**32 - 1
 """The step whose keys make the first observations: training does not reach it."""
+
+
+def rollout_step(iteration: jax.Array | int) -> jax.Array:
+    """The step, uint32, whose keys start rollout ``iteration``: that of the first observations for the first rollout.
+
+    These numbers count down, and those of training's steps count up.
+    """
+    return jnp.uint32(RESET) - jnp.asarray(iteration, jnp.uint32)
 
 
 class Stream(enum.IntEnum):

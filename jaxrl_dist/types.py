@@ -142,7 +142,8 @@ class Context(NamedTuple):
     """Further inputs that a policy, a postprocessor or a loss may use, besides the variables and its data."""
 
     keys: Array = None
-    """Random keys, one for each environment ``[B]`` or example ``[N]``; None: a policy acts greedily."""
+    """Random keys, one for each environment ``[B]`` or example ``[N]``, and a single one for ``Algorithm.behaviour``;
+    None: a policy acts greedily."""
     env_step: Array = 0.0
     """The nominal number of env steps so far, a float32 scalar, for schedules."""
     target: PyTree = ()
@@ -163,9 +164,9 @@ def _keep_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
     return target
 
 
-def _keep_stats(stats: PyTree, rollout: Rollout) -> PyTree:
-    del rollout
-    return stats
+def _keep_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+    del rollout, context
+    return variables.stats
 
 
 def _keep_core(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
@@ -251,13 +252,23 @@ class Algorithm:
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
     """``(params) -> target``; default: no target."""
 
-    observe: Callable[[PyTree, Rollout], PyTree] = _keep_stats
-    """``(stats, rollout) -> stats`` after each rollout; sums over devices by ``mesh.global_sum``; default: keep."""
+    observe: Callable[[Variables, Rollout, Context], PyTree] = _keep_stats
+    """``(variables, rollout, context) -> stats`` after each rollout, without keys; sums over devices by
+    ``mesh.global_sum``; default: keep."""
 
     initial_core: Callable[[int], PyTree] = no_core
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = _keep_core
     """``(core, action, step) -> core``: stores a step's outcome in the policy state; default: stores nothing."""
+
+    behaviour: Callable[[Variables, PyTree, Context], tuple[PyTree, PyTree]] | None = None
+    """``(variables, core [B, ...], context) -> (params [B, ...], core)`` before each rollout: the parameters with which
+    each environment acts until the next one, and the core that the rollout starts with. It gives the same parameters
+    for the core that it has returned, so that they need not be kept. None: all act with ``variables.params``."""
+    episodic: bool = False
+    """Whether each rollout begins with a new episode in every environment."""
+    paired: bool = False
+    """Whether environments ``2 i`` and ``2 i + 1`` belong together, so that their number must be even."""
 
 
 class TrainState(NamedTuple):
@@ -272,8 +283,8 @@ class TrainState(NamedTuple):
     skipped: jax.Array  # int32 scalar, consecutive gradients until now that were not finite
     memory: PyTree = ()  # [B, ...], sharded over the mesh: replayed experience; () if none
 
-    def context(self, keys: jax.Array) -> Context:
-        """Returns the context of postprocessing and loss."""
+    def context(self, keys: jax.Array | None = None) -> Context:
+        """Returns the context of postprocessing, loss and running statistics."""
         return Context(keys, self.env_step, self.target)
 
 

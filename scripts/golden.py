@@ -110,6 +110,8 @@ ddpg on_device gymnax:Pendulum-v1 1
 td3 on_device gymnax:Pendulum-v1 8 --normalize-observations --scale-rewards
 sac on_device gymnax:CartPole-v1 1 --priority-exponent 0.6
 sac on_device gymnax:Pendulum-v1 8
+es on_device gymnax:CartPole-v1 8
+ars on_device gymnax:Pendulum-v1 1
 ppo synchronous envpool:CartPole-v1 1 --normalize-observations --scale-rewards --evaluation-episodes 2
 ppo synchronous gymnasium:CartPole-v1 1 --env-workers processes
 a2c synchronous gymnasium:CartPole-v1 8 --evaluation-episodes 2
@@ -124,6 +126,8 @@ r2d2 synchronous envpool:CartPole-v1 8
 ddpg synchronous gymnasium:Pendulum-v1 1
 td3 synchronous envpool:Pendulum-v1 8
 sac synchronous gymnasium:Pendulum-v1 1
+es synchronous envpool:Pendulum-v1 1
+ars synchronous envpool:CartPole-v1 8
 ppo asynchronous envpool:CartPole-v1 8 --lag 0
 a2c asynchronous gymnasium:CartPole-v1 1 --env-workers processes
 pg asynchronous envpool:Pendulum-v1 8

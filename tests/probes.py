@@ -202,6 +202,8 @@ def random_rollout(
         truncated[t] = resetting & ~terminated[t]
 
     def normal(x: jax.ShapeDtypeStruct, *leading: int) -> np.ndarray:
+        if np.issubdtype(x.dtype, np.integer):
+            return rng.integers(100, size=(*leading, *x.shape), dtype=x.dtype)
         return (0.3 * rng.standard_normal((*leading, *x.shape))).astype(x.dtype)
 
     key = jax.ShapeDtypeStruct((num_envs,), jax.eval_shape(lambda: jax.random.key(0)).dtype)

@@ -122,7 +122,9 @@ def test_the_runs_cover_every_algorithm_under_every_plan():
     runs = GOLDEN["RUNS"]
     assert len({run.name for run in runs}) == len(runs)
     covered = {(run.algorithm, run.plan) for run in runs}
-    assert covered >= {(name, plan) for name in ALGORITHMS for plan in ("on_device", "synchronous", "asynchronous")}
+    episodic = {"es", "ars"}  # which actor threads do not serve
+    plans = "on_device", "synchronous", "asynchronous"
+    assert covered >= {(name, plan) for name in ALGORITHMS for plan in plans[: 2 if name in episodic else 3]}
     assert covered >= {(name, more["plan"]) for name, (_, more) in PRESETS.items()}
 
 

@@ -56,6 +56,23 @@ def random_data(seed: int, num_steps: int, num_envs: int = 240, endless: bool = 
     return Data(reward, terminated, truncated, valid, values), rng.normal(size=shape).astype(np.float32)
 
 
+def test_episode_returns_are_means_over_the_episodes_that_ended() -> None:
+    """Added up one environment and one step at a time; where none has ended, what there is so far."""
+    data, _ = random_data(3, 9)
+    reward, terminated, truncated, valid, _ = data
+    expected = np.zeros(reward.shape[1])
+    for b in range(reward.shape[1]):
+        finished, total = [], 0.0
+        for t in range(len(reward)):
+            total += float(reward[t, b]) * valid[t, b]
+            if terminated[t, b] or truncated[t, b]:
+                finished.append(total)
+                total = 0.0
+        expected[b] = np.mean(finished) if finished else total
+    assert (terminated | truncated).any(axis=0).sum() not in (0, reward.shape[1])
+    np.testing.assert_allclose(returns.episode_return(*data[:4]), expected, **TOLERANCE)
+
+
 # --- The definitions: for each start step, sums that run forward to where the episode or the rollout ends -------------
 
 

@@ -11,9 +11,29 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.actors.step import Stages, after_step, step_numbers
+from jaxrl_dist.actors.step import (
+    Stages,
+    act,
+    after_step,
+    behave,
+    by_parts,
+    num_parts,
+    rollout_context,
+    step_numbers,
+)
 from jaxrl_dist.envs.base import DeviceEnv, Share, not_finite
-from jaxrl_dist.types import Algorithm, Array, Context, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import (
+    Algorithm,
+    Array,
+    Context,
+    EnvSpec,
+    EpisodeStats,
+    PyTree,
+    Rollout,
+    Timestep,
+    Variables,
+    swap_axes,
+)
 
 
 class ActorState(NamedTuple):
@@ -52,35 +72,53 @@ def make_rollout(
         first: jax.Array | int = 0,
     ) -> tuple[ActorState, Rollout, EpisodeStats]:
         num_envs = jax.tree.leaves(actor.obs)[0].shape[0]
-        index = first + mesh.global_index(num_envs)
         steps = step_numbers(iteration, rollout_length)
-        keys = rng.per_step(act_key, steps, index), rng.per_step(env_key, steps, index)
 
-        def step(
-            carry: tuple[PyTree, PyTree, PyTree], keys: tuple[jax.Array, jax.Array]
-        ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[PyTree, PyTree, PyTree, Timestep, EpisodeStats]]:
-            env_state, obs, core = carry
-            action, core, extras = algorithm.policy(variables, obs, core, Context(keys[0], env_step))
-            env_state, timestep, episodes = env.step(env_state, action, keys[1])
-            core = after_step(algorithm, core, actor.initial_core, action, timestep)
-            return (env_state, timestep.obs, core), (obs, action, extras, timestep._replace(obs=()), episodes)
+        def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollout, EpisodeStats]:
+            keys = rng.per_step(act_key, steps, index), rng.per_step(env_key, steps, index)
+            if algorithm.episodic:
+                env_state, obs = env.reset(rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0])
+                actor = ActorState(env_state, obs, actor.initial_core, actor.initial_core)
+            own, started = behave(algorithm, variables, actor.core, rollout_context(act_key, iteration, env_step))
 
-        with jax.named_scope("env_step"):
-            (env_state, obs, core), (observations, action, extras, timestep, episodes) = jax.lax.scan(
-                step, (actor.env, actor.obs, actor.core), keys
+            def step(
+                carry: tuple[PyTree, PyTree, PyTree], keys: tuple[jax.Array, jax.Array]
+            ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[PyTree, PyTree, PyTree, Timestep, EpisodeStats]]:
+                env_state, obs, core = carry
+                action, core, extras = act(algorithm, variables, own, obs, core, Context(keys[0], env_step))
+                env_state, timestep, episodes = env.step(env_state, action, keys[1])
+                core = after_step(algorithm, core, actor.initial_core, action, timestep)
+                return (env_state, timestep.obs, core), (obs, action, extras, timestep._replace(obs=()), episodes)
+
+            with jax.named_scope("env_step"):
+                (env_state, obs, core), (observations, action, extras, timestep, episodes) = jax.lax.scan(
+                    step, (actor.env, actor.obs, started), keys
+                )
+            experience = Rollout(
+                obs=jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, obs),
+                action=action,
+                reward=timestep.reward,
+                terminated=timestep.terminated,
+                truncated=timestep.truncated,
+                valid=timestep.valid,
+                extras=extras,
+                core=started,
+                final_core=core,
             )
-        experience = Rollout(
-            obs=jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, obs),
-            action=action,
-            reward=timestep.reward,
-            terminated=timestep.terminated,
-            truncated=timestep.truncated,
-            valid=timestep.valid,
-            extras=extras,
-            core=actor.core,
-            final_core=core,
-        )
-        return ActorState(env_state, obs, core, actor.initial_core), experience, episodes.merge()
+            return ActorState(env_state, obs, core, actor.initial_core), experience, episodes
+
+        def env_major(envs: tuple[ActorState, jax.Array]) -> tuple[ActorState, Rollout, EpisodeStats]:
+            actor, experience, episodes = of_envs(*envs)
+            return actor, experience.env_major(), swap_axes(episodes)
+
+        index = first + mesh.global_index(num_envs)
+        parts = num_parts(algorithm, variables, num_envs)
+        if parts == 1:
+            actor, experience, episodes = of_envs(actor, index)
+        else:
+            actor, experience, episodes = by_parts(env_major, parts, (actor, index))
+            experience = experience.time_major()
+        return actor, experience, episodes.merge()
 
     return rollout
 

@@ -12,10 +12,20 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors.step import Stages, after_step, blank_rollout, step_numbers
+from jaxrl_dist.actors.step import (
+    Stages,
+    act,
+    after_step,
+    behave,
+    blank_rollout,
+    by_parts,
+    num_parts,
+    rollout_context,
+    step_numbers,
+)
 from jaxrl_dist.envs.base import HostEnv, Share
 from jaxrl_dist.memory import frames
-from jaxrl_dist.types import Algorithm, Array, Context, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Acted, Algorithm, Array, Context, EpisodeStats, PyTree, Rollout, Timestep, Variables
 
 
 class HostActor:
@@ -43,6 +53,7 @@ class HostActor:
         """
         self.stages = stages or Stages()
         self._env = env
+        self._episodic = algorithm.episodic
         self._length = rollout_length
         self._programs = programs
         self._obs = env.reset()
@@ -62,13 +73,14 @@ class HostActor:
           The rollout on the mesh, the statistics of the episodes that ended in it, and its count of valid steps.
         """
         self.stages.mark("other")
-        buffer = self._programs.allocate(variables, self._stacks, self._obs, self._core)
+        start = variables, self._stacks, self._obs, self._core, iteration, env_step
+        buffer, own, self._core = self._programs.allocate(*start)
         episodes: list[EpisodeStats] = []
         valid_steps = 0
         for t in range(self._length):
             state = buffer, self._core, self._stacks
             now = self._initial_core, self._obs, self._outcome, np.int32(t), iteration, env_step, self._first
-            buffer, self._core, self._stacks, action = self._programs.act(variables, *state, *now)
+            buffer, self._core, self._stacks, action = self._programs.act(variables, own, *state, *now)
             action = np.asarray(action)
             self.stages.mark("acting")
             step, ended = self._env.step(action)
@@ -80,6 +92,9 @@ class HostActor:
         last = self._stacks, self._initial_core, self._obs, self._outcome
         rollout, self._core = self._programs.close_rollout(buffer, self._core, *last)
         self.stages.mark("acting")
+        if self._episodic:
+            self._obs = self._env.reset()
+            self.stages.mark("env")
         return rollout, EpisodeStats.stack(episodes).merge(), valid_steps
 
     def close(self) -> None:
@@ -90,9 +105,10 @@ class HostActor:
 class Programs(NamedTuple):
     """The compiled programs of acting; ``act`` donates the buffer, the policy state and the stacks."""
 
-    allocate: meshes.Program  # (variables, stacks, obs, core) -> buffer
+    allocate: meshes.Program
+    """``(variables, stacks, obs, core, iteration, env_step) -> buffer, own, core``, with ``own`` as in ``step.act``."""
     act: meshes.Program
-    """``(variables, buffer, core, stacks, initial_core, obs, outcome, t, iteration, env_step, first) -> ...,
+    """``(variables, own, buffer, core, stacks, initial_core, obs, outcome, t, iteration, env_step, first) -> ...,
     action``; ``first`` is the index of the actor's first environment within the run."""
     close_rollout: meshes.Program  # (buffer, core, stacks, initial_core, obs, outcome) -> rollout, core
 
@@ -104,9 +120,28 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
     ``obs`` is the observation as the environment returns it, and ``stacks`` are the stacks without it.
     """
 
-    def allocate(variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree) -> Rollout:
+    def allocate(
+        variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree, iteration: jax.Array, env_step: jax.Array
+    ) -> tuple[Rollout, PyTree, PyTree]:
         _, obs = frames.push(stacks, obs)
-        return blank_rollout(algorithm, variables, obs, core, rollout_length)
+        own, core = behave(algorithm, variables, core, rollout_context(act_key, iteration, env_step))
+        if num_parts(algorithm, variables, len(obs)) > 1:  # ``choose`` makes them again
+            own = ()
+        return blank_rollout(algorithm, variables, obs, core, rollout_length), own, core
+
+    def choose(
+        variables: Variables, own: PyTree, start: PyTree, begun: Context, obs: PyTree, core: PyTree, now: Context
+    ) -> Acted:
+        parts = num_parts(algorithm, variables, len(obs))
+        if parts == 1:
+            return act(algorithm, variables, own, obs, core, now)
+
+        def part(envs: tuple[PyTree, PyTree, PyTree, jax.Array]) -> Acted:
+            start, obs, core, keys = envs
+            own, _ = behave(algorithm, variables, start, begun)
+            return act(algorithm, variables, own, obs, core, now._replace(keys=keys))
+
+        return by_parts(part, parts, (start, obs, core, now.keys))
 
     def record(
         buffer: Rollout, core: PyTree, initial_core: PyTree, obs: PyTree, outcome: jax.Array, t: jax.Array
@@ -129,8 +164,9 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
         )
         return buffer, core
 
-    def act(
+    def act_once(
         variables: Variables,
+        own: PyTree,
         buffer: Rollout,
         core: PyTree,
         stacks: PyTree,
@@ -146,7 +182,8 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
         buffer, core = record(buffer, core, initial_core, obs, outcome, t)
         step = step_numbers(iteration, rollout_length)[t]
         keys = rng.per_index(jax.random.fold_in(act_key, step), first + meshes.global_index(obs.shape[0]))
-        action, core, extras = algorithm.policy(variables, obs, core, Context(keys, env_step))
+        begun = rollout_context(act_key, iteration, env_step)
+        action, core, extras = choose(variables, own, buffer.core, begun, obs, core, Context(keys, env_step))
         action_buffer, extras_buffer = jax.tree.map(
             lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras)
         )
@@ -159,15 +196,15 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
         # The pushed stacks are discarded: the next rollout begins with this observation and pushes it again.
         _, obs = frames.push(stacks, obs)
         buffer, core = record(buffer, core, initial_core, obs, outcome, jnp.int32(rollout_length))
-        return buffer._replace(final_core=core), jax.tree.map(jnp.copy, core)
+        return buffer._replace(final_core=core), jax.tree.map(jnp.copy, initial_core if algorithm.episodic else core)
 
     batch, packed, one = meshes.BATCH, meshes.TIME_BATCH, meshes.REPLICATED
     rollout = meshes.ROLLOUT
-    inputs = (one, rollout, batch, batch, batch, batch, packed, one, one, one, one)
+    inputs = (one, batch, rollout, batch, batch, batch, batch, packed, one, one, one, one)
     last = (rollout, batch, batch, batch, batch, packed)
     program = partial(meshes.Program, mesh=mesh, mapped=meshes.acting)
     return Programs(
-        allocate=program(allocate, in_specs=(one, batch, batch, batch), out_specs=rollout),
-        act=program(act, in_specs=inputs, out_specs=(rollout, batch, batch, batch), donate=(1, 2, 3)),
+        allocate=program(allocate, in_specs=(one, batch, batch, batch, one, one), out_specs=(rollout, batch, batch)),
+        act=program(act_once, in_specs=inputs, out_specs=(rollout, batch, batch, batch), donate=(2, 3, 4)),
         close_rollout=program(close_rollout, in_specs=last, out_specs=(rollout, batch), donate=(0, 1)),
     )

@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist.types import Algorithm, Context, PyTree, Rollout, Timestep, Variables, reset_core
+from jaxrl_dist import rng
+from jaxrl_dist.nn import perturbation
+from jaxrl_dist.types import Acted, Algorithm, Context, PyTree, Rollout, Timestep, Variables, reset_core
+
+
+def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:
+    """The context of ``Algorithm.behaviour`` for the rollout ``iteration``."""
+    return Context(jax.random.fold_in(act_key, rng.rollout_step(iteration)), env_step)
+
+
+def behave(algorithm: Algorithm, variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
+    """What the environments act with until the next rollout, as ``act`` takes it, and the core to start with."""
+    return ((), core) if algorithm.behaviour is None else algorithm.behaviour(variables, core, context)
+
+
+def act(algorithm: Algorithm, variables: Variables, own: PyTree, obs: PyTree, core: PyTree, context: Context) -> Acted:
+    """Chooses actions; ``own`` are the environments' parameters ``[B, ...]``, or () if they share those of all."""
+    if algorithm.behaviour is None:
+        return algorithm.policy(variables, obs, core, context)
+
+    def one(params: PyTree, *rows: PyTree) -> Acted:
+        obs, core, key = jax.tree.map(lambda x: x[None], rows)
+        acted = algorithm.policy(variables._replace(params=params), obs, core, context._replace(keys=key))
+        return jax.tree.map(lambda x: x[0], acted)
+
+    return jax.vmap(one)(own, obs, core, context.keys)
+
+
+def num_parts(algorithm: Algorithm, variables: Variables, num_envs: int) -> int:
+    """The number of parts in which environments with parameters of their own act, so that these fit into memory."""
+    return 1 if algorithm.behaviour is None else perturbation.num_parts(variables.params, num_envs)
+
+
+def by_parts(function: Callable[[PyTree], PyTree], parts: int, tree: PyTree) -> PyTree:
+    """Applies ``function`` to equal parts of arrays ``[B, ...]``, one after the other, and joins its outputs."""
+    split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), tree)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, split))
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:

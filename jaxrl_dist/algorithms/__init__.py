@@ -25,6 +25,8 @@ ALGORITHMS = {
     "ddpg": "DDPG",
     "td3": "TD3",
     "sac": "SAC",
+    "es": "ES",
+    "ars": "ARS",
 }
 """The module and the config class of each algorithm."""
 

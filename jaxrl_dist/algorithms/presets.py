@@ -154,5 +154,13 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "classic_control/continuous": {"hidden_sizes": (64, 64), "batch_size": 128, "actor_learning_rate": 1e-3},
         "mujoco/continuous": {"learning_starts": 5_000, "report_interval": 10_000, "evaluation_episodes": 10},
     },
+    "es": {
+        "any": {"num_envs": 64, "report_interval": 100_000},
+    },
+    "ars": {
+        # Version V2 of the paper; images and categories are scaled by the networks themselves.
+        "any": {"num_envs": 32, "report_interval": 100_000, "normalize_observations": True},
+        **dict.fromkeys(("table", "image", "minatar", "atari"), {"normalize_observations": False}),
+    },
 }
 # fmt: on

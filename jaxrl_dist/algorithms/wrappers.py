@@ -75,13 +75,23 @@ def _with_stats(algorithm: Algorithm, shape: tuple[int, ...]) -> Algorithm:
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
         return algorithm.policy(inner(variables), obs, core, context)
 
+    def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
+        assert algorithm.behaviour is not None
+        return algorithm.behaviour(inner(variables), core, context)
+
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return algorithm.postprocess(inner(variables), rollout, context)
+
+    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        return variables.stats[0], algorithm.observe(inner(variables), rollout, context)
 
     def loss(variables: Variables, batch: PyTree, context: Context) -> Any:
         return algorithm.loss(inner(variables), batch, context)
 
-    return dataclasses.replace(algorithm, init=init, policy=policy, postprocess=postprocess, loss=loss)
+    changes: dict[str, Any] = {"init": init, "policy": policy, "postprocess": postprocess, "loss": loss}
+    if algorithm.behaviour is not None:
+        changes["behaviour"] = behaviour
+    return dataclasses.replace(algorithm, observe=observe, **changes)
 
 
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
@@ -104,8 +114,10 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
 
-    def observe(stats: PyTree, rollout: Rollout) -> PyTree:
-        return stats[0].merge(rollout.obs[:-1], rollout.valid), algorithm.observe(stats[1], rollout)
+    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        scaled = rollout._replace(obs=scale(variables, rollout.obs))
+        stats, others = inner.observe(variables, scaled, context)
+        return stats.merge(rollout.obs[:-1], rollout.valid), others
 
     return dataclasses.replace(inner, policy=policy, postprocess=postprocess, observe=observe)
 
@@ -122,6 +134,11 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         action, inner_core, extras = inner.policy(variables, obs, core[1], context)
         return action, (core[0], inner_core), extras
 
+    def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
+        assert inner.behaviour is not None
+        params, inner_core = inner.behaviour(variables, core[1], context)
+        return params, (core[0], inner_core)
+
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         return discount * core[0] + step.reward, algorithm.feedback(core[1], action, step)
 
@@ -137,14 +154,15 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         reward = jnp.clip(rollout.reward / variables.stats[0].std(), -CLIP, CLIP)
         return inner.postprocess(variables, strip(rollout)._replace(reward=reward), context)
 
-    def observe(stats: PyTree, rollout: Rollout) -> PyTree:
+    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         def step(total: jax.Array, outcome: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             reward, valid = outcome
             total = jnp.where(valid, discount * total + reward, 0.0)
             return total, total
 
         _, returns = jax.lax.scan(step, rollout.core[0], (rollout.reward, rollout.valid))
-        return stats[0].merge(returns, rollout.valid), algorithm.observe(stats[1], strip(rollout))
+        stats, others = inner.observe(variables, strip(rollout), context)
+        return stats.merge(returns, rollout.valid), others
 
     return dataclasses.replace(
         inner,
@@ -153,6 +171,7 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         observe=observe,
         initial_core=initial_core,
         feedback=feedback,
+        behaviour=behaviour if inner.behaviour is not None else None,
     )
 
 
@@ -169,8 +188,8 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return algorithm.postprocess(variables, clipped(rollout), context)
 
-    def observe(stats: PyTree, rollout: Rollout) -> PyTree:
-        return algorithm.observe(stats, clipped(rollout))
+    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        return algorithm.observe(variables, clipped(rollout), context)
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)

@@ -252,12 +252,13 @@ class HostGymnax:
         """
         self.spec = env.spec
         self.num_envs = num_envs
-        self._steps = 0
+        self._steps = self._resets = 0
         self._key, self._first = key, np.int32(first)
         self._reset, self._step = _programs(env.reset, env.step, num_envs)
 
     def reset(self) -> np.ndarray:
-        self._state, obs = self._reset(self._key, self._first)
+        self._state, obs = self._reset(self._key, self._first, rng.rollout_step(self._resets))
+        self._resets += 1
         obs = np.array(obs)
         check_finite(self.spec, self._steps, "observation", obs)
         return obs
@@ -282,13 +283,13 @@ class HostGymnax:
 
 @functools.lru_cache(maxsize=8)  # environments recreated for each evaluation compile once
 def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
-    """Compiles reset ``(key, first) -> (state, obs)`` and step ``(state, action, key, first, steps) -> ...``."""
+    """Compiles reset ``(key, first, steps) -> (state, obs)`` and step ``(state, action, key, first, steps) -> ...``."""
 
-    def keys(key: jax.Array, first: jax.Array, steps: jax.Array | int) -> jax.Array:
+    def keys(key: jax.Array, first: jax.Array, steps: jax.Array) -> jax.Array:
         return rng.per_index(jax.random.fold_in(key, steps), first + jnp.arange(num_envs, dtype=jnp.int32))
 
-    def reset(key: jax.Array, first: jax.Array) -> tuple[PyTree, PyTree]:
-        return env_reset(keys(key, first, rng.RESET))
+    def reset(key: jax.Array, first: jax.Array, steps: jax.Array) -> tuple[PyTree, PyTree]:
+        return env_reset(keys(key, first, steps))
 
     def step(state: PyTree, action: jax.Array, key: jax.Array, first: jax.Array, steps: jax.Array) -> Any:
         return env_step(state, action, keys(key, first, steps))

@@ -69,7 +69,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         key = jax.random.fold_in(key, state.iteration)
         state = state._replace(
-            variables=state.variables._replace(stats=algorithm.observe(state.variables.stats, rollout)),
+            variables=state.variables._replace(stats=algorithm.observe(state.variables, rollout, state.context())),
             memory=ring.add(state.memory, rollout, window, frame_stack, priority),
             iteration=state.iteration + 1,
             env_step=sgd.nominal_env_step(state, num_envs * rollout_length),

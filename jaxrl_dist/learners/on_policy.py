@@ -31,7 +31,7 @@ def on_policy(algorithm: Algorithm) -> Learner:
         keys = rng.per_index(jax.random.fold_in(key, 0), envs)
         batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
         # Learning uses the statistics that acted. This rollout changes them for the next one.
-        stats = algorithm.observe(state.variables.stats, rollout)
+        stats = algorithm.observe(state.variables, rollout, state.context())
 
         num_examples = num_envs * examples_per_env(algorithm, num_steps)
         chex.assert_tree_shape_prefix(batch, (num_examples,))
@@ -96,7 +96,8 @@ def check_sizes(algorithm: Algorithm, num_envs: int, rollout_length: int, num_de
     Raises:
       ConfigError: they do not; names both numbers and the nearest that work.
     """
-    check_divides("num_envs", num_envs, (num_devices, "devices"))
+    pairs = [(2, "environments of a pair")] if algorithm.paired else []
+    check_divides("num_envs", num_envs, (num_devices, "devices"), *pairs)
     local, examples = num_envs // num_devices, examples_per_env(algorithm, rollout_length)
     wanted = algorithm.num_minibatches
     # Whole groups of environments fill the minibatches (see ``envs_per_group``) exactly if all examples divide.

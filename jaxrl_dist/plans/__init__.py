@@ -65,6 +65,11 @@ def pool_options(
     check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
     if config.free_running and (config.plan != "asynchronous" or algorithm.replay is None):
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
+    if plan.threaded and algorithm.episodic:
+        raise ConfigError(
+            f"{name} compares whole episodes of one policy, which --plan {config.plan} does not wait for; "
+            "--plan synchronous does, and on_device with environments that can be compiled"
+        )
     if plan.check is not None:
         plan.check(config, algorithm, name, len(learners))
         return threaded.pool_options(config, learners)

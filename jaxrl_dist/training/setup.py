@@ -66,6 +66,9 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
             )
         algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:
+        if algorithm.episodic:
+            name = algorithms.name_of(config.algorithm)
+            raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: leave it out")
         algorithm = wrappers.scale_rewards(algorithm, config.algorithm.discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards

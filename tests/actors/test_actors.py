@@ -19,19 +19,21 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.algorithms import wrappers
+from jaxrl_dist.algorithms.es import ES
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.base import Share
 from jaxrl_dist.envs.source import EnvSource, find
-from jaxrl_dist.nn import networks
+from jaxrl_dist.nn import networks, perturbation
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Rollout
+from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Rollout, Variables
 
 NUM_ENVS, NUM_STEPS = 8, 16
 NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
-CASES: dict[str, tuple[str, dict[str, str], PPO]] = {
+CASES: dict[str, tuple[str, dict[str, str], Any]] = {
     "discrete": ("CartPole-v1", {}, PPO(**NET)),
     "continuous": ("Pendulum-v1", {"max_steps_in_episode": "9"}, PPO(**NET)),
     "recurrent": ("MemoryChain-bsuite", {"memory_length": "4"}, PPO(**NET, core="gru", num_minibatches=1)),
+    "episodic": ("CartPole-v1", {}, ES(hidden_sizes=(8,), noise_std=1.0)),
 }
 
 
@@ -54,7 +56,7 @@ def variables(name: str) -> Any:
     """Those of the start, with a policy that cares for what it sees."""
     algorithm, _ = make(name)
     start = jax.tree.map(np.array, jax.jit(algorithm.init)(jax.random.key(3)))
-    start.params["policy"]["params"]["kernel"] *= 100
+    start.params["head" if algorithm.behaviour else "policy"]["params"]["kernel"] *= 100
     return start
 
 
@@ -142,8 +144,10 @@ def test_rollout_length_does_not_matter() -> None:
 
 
 def test_rollouts_join() -> None:
-    """A rollout begins with what the last one ended in."""
+    """A rollout begins with what the last one ended in, unless all begin with new episodes."""
     for name in CASES:
+        if name == "episodic":
+            continue
         (first, _), (second, _) = act_on_device(name)
         np.testing.assert_array_equal(first.obs[-1], second.obs[0])
         assert_close(second.core, first.final_core)
@@ -154,6 +158,42 @@ def test_rollouts_join() -> None:
 def test_environments_differ() -> None:
     (experience, _), _ = act_on_device("continuous")
     assert len(np.unique(experience.obs[0], axis=0)) == len(np.unique(experience.action[0])) == NUM_ENVS
+
+
+# --- Parameters of their own --------------------------------------------------------------------------
+
+
+def test_episodic_rollouts_begin_with_new_episodes() -> None:
+    """And each environment acts with its own parameters, which differ from rollout to rollout."""
+    algorithm, _ = make("episodic")
+    (first, _), (second, _) = act_on_device("episodic")
+    assert not (first.terminated[-1] | first.truncated[-1]).all()  # some episodes go on
+    for rollout in (first, second):
+        assert rollout.valid[0].all()
+        assert (np.abs(rollout.obs[0]) <= 0.05).all()  # where CartPole starts
+        np.testing.assert_array_equal(rollout.core["pair"], [0, 0, 1, 1, 2, 2, 3, 3])
+        np.testing.assert_array_equal(rollout.core["noise"][::2], rollout.core["noise"][1::2])
+    noise = np.concatenate([first.core["noise"][::2], second.core["noise"][::2]])
+    assert len(np.unique(noise, axis=0)) == NUM_ENVS
+    assert (first.obs[0] != second.obs[0]).all()
+    # What each has done is what its parameters do.
+    for rollout in (first, second):
+        for b in range(NUM_ENVS):
+            key = jax.random.wrap_key_data(rollout.core["noise"][b])
+            own = perturbation.perturbed(variables("episodic").params, key, 1.0 - 2.0 * (b % 2))
+            action, _, _ = algorithm.policy(Variables(own, ()), rollout.obs[:-1, b], (), Context())
+            np.testing.assert_array_equal(action, rollout.action[:, b])
+    assert len({tuple(actions) for actions in first.action.T}) > 1
+
+
+def test_parameters_that_do_not_fit_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device the environments act by parts, on the host the parameters are made again at each step."""
+    algorithm, source = make("episodic")
+    expected = act_on_device("episodic")
+    size = sum(x.nbytes for x in jax.tree.leaves(variables("episodic").params))
+    monkeypatch.setattr(perturbation, "MAX_BYTES", 2 * size)
+    assert_close(act_on_device.__wrapped__("episodic", 2), expected)
+    assert_close(act_on_host(algorithm, source, variables("episodic"), 1), expected)
 
 
 # --- Policy state -------------------------------------------------------------------------------------

@@ -131,10 +131,20 @@ def test_observations_are_counted_once() -> None:
     np.testing.assert_allclose(stats.std(), kept.std(0), rtol=1e-5)
 
 
+def observing(algorithm: Algorithm, num_devices: int) -> meshes.Program:
+    """``(stats, rollout) -> stats``."""
+
+    def observe(stats: Any, rollout: Rollout) -> Any:
+        return algorithm.observe(Variables((), stats), rollout, Context())
+
+    specs = (meshes.REPLICATED, meshes.ROLLOUT)
+    return meshes.Program(observe, make_mesh(num_devices), specs, meshes.REPLICATED)
+
+
 def observed(algorithm: Algorithm, rollouts: list[Rollout], num_devices: int) -> Any:
     """The statistics after consecutive rollouts."""
     mesh = make_mesh(num_devices)
-    program = meshes.Program(algorithm.observe, mesh, (meshes.REPLICATED, meshes.ROLLOUT), meshes.REPLICATED)
+    program = observing(algorithm, num_devices)
     stats = meshes.put(jax.jit(algorithm.init)(jax.random.key(0)).stats, mesh, meshes.REPLICATED)
     for rollout in rollouts:
         placed = [meshes.put(x, mesh, where) for x, where in zip(rollout, meshes.ROLLOUT, strict=True)]
@@ -165,9 +175,7 @@ def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
     returns = naive_returns(whole.reward, whole.valid)
     core = jax.device_get(algorithm.initial_core(NUM_ENVS))
     stats = meshes.put(jax.jit(algorithm.init)(jax.random.key(0)).stats, make_mesh(num_devices), meshes.REPLICATED)
-    program = meshes.Program(
-        algorithm.observe, make_mesh(num_devices), (meshes.REPLICATED, meshes.ROLLOUT), meshes.REPLICATED
-    )
+    program = observing(algorithm, num_devices)
     start = core
     advance = jax.jit(lambda core, step: after_step(algorithm, core, start, (), step))
     for n in range(4):

@@ -20,7 +20,9 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.appo import APPO
+from jaxrl_dist.algorithms.ars import ARS
 from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.es import ES
 from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.ppo import PPO
@@ -76,7 +78,7 @@ def updated(
 
 # --- Devices ------------------------------------------------------------------------------------------
 
-CASES: dict[str, tuple[Any, EnvSpec, bool]] = {  # with running statistics or without
+CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics, without, or of observations alone
     "ppo": (PPO(**NET, num_epochs=4, num_minibatches=4), DISCRETE, False),
     "ppo-continuous": (PPO(**NET, num_epochs=2, num_minibatches=16), CONTINUOUS, True),  # two environments a group
     "ppo-gru": (PPO(**NET, core="gru", num_epochs=2, num_minibatches=2), DISCRETE, True),
@@ -92,6 +94,8 @@ CASES: dict[str, tuple[Any, EnvSpec, bool]] = {  # with running statistics or wi
     "td3": (TD3(**MEMORY, n_step=2, noise="ornstein_uhlenbeck"), CONTINUOUS, True),  # so ddpg, which is the same
     "sac": (SAC(**MEMORY), CONTINUOUS, False),
     "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
+    "es": (ES(hidden_sizes=(8,)), CONTINUOUS, False),
+    "ars": (ARS(), DISCRETE, "observations"),
 }
 
 
@@ -102,7 +106,8 @@ def make(name: str) -> tuple[Algorithm, list[Rollout]]:
     algorithm = config.make(env)
     if with_stats:
         algorithm = wrappers.normalize_observations(algorithm, env)
-        algorithm = wrappers.scale_rewards(algorithm, config.discount)
+        if with_stats != "observations":
+            algorithm = wrappers.scale_rewards(algorithm, config.discount)
     ends = np.linspace(0, 1, NUM_ENVS)
     algorithm = with_sgd(algorithm)
     return algorithm, [random_rollout(algorithm, env, NUM_STEPS, NUM_ENVS, seed, ends) for seed in (1, 2)]

@@ -186,6 +186,9 @@ COMBINATIONS = [
 NO_GRADIENTS = ("ppo", "impala", "appo", "rainbow", "pqn", "r2d2")
 """Whose presets ask for what ``gradients`` does not do: several updates of a rollout, running statistics, replay."""
 
+EPISODIC = ("es", "ars")
+"""Whose rollouts begin with new episodes, for which actor threads do not wait."""
+
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.ConfigWarning")  # of experience that is older than it should be
@@ -198,8 +201,8 @@ def test_every_combination_trains_or_is_refused(name: str, plan: str, backend: s
     fields: dict[str, Any] = {field: value for field, value in small.items() if field in own}
     sizes = {"num_devices": 1, "total_env_steps": 1500, "report_interval": 500, "evaluation_episodes": 0}
     run = preset(name, f"{backend}:{env}", plan=plan, **fields, **sizes)
-    if plan == "gradients" and name in NO_GRADIENTS:
-        with pytest.raises(ConfigError, match="plan gradients"):
+    if (plan == "gradients" and name in NO_GRADIENTS) or (plan in THREADED and name in EPISODIC):
+        with pytest.raises(ConfigError, match=f"plan {plan}"):
             train(run)
         return
     *_, last = train(run)

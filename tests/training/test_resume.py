@@ -112,9 +112,11 @@ EXACT: dict[str, dict[str, Any]] = {
     "ddpg": {"env": "Pendulum-v1", "noise": "ornstein_uhlenbeck"},
     "td3": {"env": "Pendulum-v1", "scale_rewards": True},
     "sac": {"env": "Pendulum-v1", "normalize_observations": True},
+    "es": {"num_devices": 2},
+    "ars": {"normalize_observations": True},
 }
-FAST = ("pg", "dqn")
-"""With running statistics, and with a replay memory on two devices."""
+FAST = ("pg", "dqn", "es")
+"""With running statistics, with a replay memory on two devices, and with parameters for each environment."""
 
 
 @pytest.mark.parametrize("name", [*FAST, *slow([name for name in EXACT if name not in FAST])])

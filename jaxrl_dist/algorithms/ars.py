@@ -1,0 +1,47 @@
+"""Augmented random search: Mania et al. (2018), https://arxiv.org/abs/1803.07055."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxrl_dist.algorithms import presets
+from jaxrl_dist.algorithms.es import ES, horizon
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.lazy import jax, jnp, optax
+from jaxrl_dist.types import EnvSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ARS(ES, hidden_sizes=(), learning_rate=0.02, noise_std=0.03, weight_decay=0.0):
+    """Augmented random search (Mania et al. 2018): a linear policy that follows the best directions."""
+
+    top_fraction: float = 0.5
+    """Fraction of the directions that an update uses, those with the largest returns (b / N in algorithm 2)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "top_fraction", above=0, high=1)
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        return presets.row("ars", spec) | {"rollout_length": horizon(spec)}
+
+    def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As ``ES.weigh``: the difference of a pair's returns over the standard deviation of those that count.
+
+        Algorithm 2, lines 6 and 7: of N / 2 directions, those with the largest return of either sign.
+        """
+        pairs = fitness.reshape(-1, 2)
+        best = pairs.max(axis=1)
+        rank = jnp.argsort(jnp.argsort(-best))  # stable: of equal ones the first
+        used = jnp.repeat(rank < jnp.ceil(self.top_fraction * len(pairs)), 2)
+        count = jnp.sum(used, dtype=jnp.float32)
+        mean = jnp.sum(jnp.where(used, fitness, 0.0)) / count
+        std = jnp.sqrt(jnp.sum(jnp.where(used, jnp.square(fitness - mean), 0.0)) / count)
+        difference = (pairs - pairs[:, ::-1]).reshape(-1)
+        return difference / jnp.maximum(std, 1e-8), used
+
+    def optimizer(self) -> optax.GradientTransformation:
+        return optax.chain(optax.add_decayed_weights(self.weight_decay), optax.sgd(self.learning_rate))

@@ -1,0 +1,118 @@
+"""Evolution strategies: Salimans et al. (2017), https://arxiv.org/abs/1703.03864."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxrl_dist.algorithms import presets
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.lazy import distributions, jax, jnp, mesh, networks, optax, perturbation, returns, rng
+from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+
+
+@dataclasses.dataclass(frozen=True)
+class ES(TorsoConfig):
+    """Evolution strategies (Salimans et al. 2017): antithetic pairs of perturbed policies, compared by their returns.
+
+    Each environment has a policy of its own, so ``num_envs`` is the population.
+    """
+
+    learning_rate: float = 0.01
+    """Step size of Adam (the authors' code, configurations/humanoid.json)."""
+    noise_std: float = 0.02
+    """Standard deviation of the noise on the parameters (the same)."""
+    weight_decay: float = 0.005
+    """Multiple of the parameters that is added to the gradient before Adam (the same)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate", "noise_std", above=0)
+        check_range(self, "weight_decay", low=0)
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Flags that differ from the defaults above for this kind of environment."""
+        return presets.row("es", spec) | {"rollout_length": horizon(spec)}
+
+    def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the weights of the noise ``[N]`` for the returns of all environments, and which count, ``[N]`` bool.
+
+        Equation 1 of the paper with centred ranks in place of the returns (section 2.1).
+        """
+        return centred_ranks(fitness) / self.noise_std, jnp.ones_like(fitness, bool)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        return optax.chain(optax.add_decayed_weights(self.weight_decay), optax.adam(self.learning_rate))
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        head = distributions.policy_head(spec.action)
+        network = networks.policy_network(self, spec.observation, head.num_outputs)
+
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+            outputs = network.apply(variables.params, obs)
+            unused = jnp.zeros((len(outputs), head.log_std_size))  # actions are the distribution's mode
+            return head.distribution(jnp.concatenate([outputs, unused], axis=-1)).mode(), core, {}
+
+        def initial_core(num_envs: int) -> dict[str, jax.Array]:
+            index = jnp.arange(num_envs, dtype=jnp.int32)
+            noise = jnp.zeros((num_envs, 2), jnp.uint32)  # a key's data
+            return {"pair": index // 2, "sign": 1.0 - 2.0 * (index % 2).astype(jnp.float32), "noise": noise}
+
+        def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
+            keys = rng.per_index(context.keys, core["pair"])
+            perturb = jax.vmap(perturbation.perturbed, (None, 0, 0))
+            params = perturb(variables.params, keys, self.noise_std * core["sign"])
+            return params, core | {"noise": jax.random.key_data(keys)}
+
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
+            fitness = returns.episode_return(*rollout.outcomes)
+            weight, used = self.weigh(mesh.gathered(fitness))
+            own = mesh.global_index(len(fitness))
+            return {
+                "fitness": fitness,
+                "noise": rollout.core["noise"],
+                "weight": rollout.core["sign"] * weight[own],
+                "used": used[own],
+            }
+
+        def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+            """A surrogate that is linear in the parameters: its value says nothing, its gradient is the paper's."""
+
+            @jax.checkpoint  # draws the noise once more for the gradient, instead of keeping that of all examples
+            def surrogate(example: tuple[jax.Array, jax.Array]) -> jax.Array:
+                data, weight = example
+                direction = perturbation.noise(variables.params, jax.random.wrap_key_data(data))
+                return -weight * optax.tree.vdot(direction, variables.params)
+
+            at_once = min(perturbation.copies_at_once(variables.params), len(batch["weight"]))
+            losses = jax.lax.map(surrogate, (batch["noise"], batch["weight"]), batch_size=at_once)
+            return losses, batch["used"], Aux({"fitness": batch["fitness"]})
+
+        return Algorithm(
+            init=lambda key: Variables(network.init(key), ()),
+            policy=policy,
+            postprocess=postprocess,
+            loss=loss,
+            optimizer=self.optimizer(),
+            initial_core=initial_core,
+            behaviour=behaviour,
+            episodic=True,
+            paired=True,
+        )
+
+
+def horizon(spec: EnvSpec) -> int:
+    """Returns the default length of a rollout: a whole episode, or 1000 steps of a longer one."""
+    return min(spec.max_episode_steps or 1000, 1000)
+
+
+def centred_ranks(x: jax.Array) -> jax.Array:
+    """Returns the ranks of ``x [N]``, scaled to -0.5 .. 0.5, float32; equal values share the mean of their ranks.
+
+    Wierstra et al. (2014), section 3.1, as in Salimans et al. (2017), section 2.1.
+    """
+    order = jnp.sort(x)
+    first, last = jnp.searchsorted(order, x), jnp.searchsorted(order, x, side="right") - 1
+    return 0.5 * (first + last).astype(jnp.float32) / max(len(x) - 1, 1) - 0.5
