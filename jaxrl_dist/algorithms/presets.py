@@ -160,7 +160,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     "ars": {
         # Version V2 of the paper; images and categories are scaled by the networks themselves.
         "any": {"num_envs": 32, "report_interval": 100_000, "normalize_observations": True},
-        **dict.fromkeys(("table", "image", "minatar", "atari"), {"normalize_observations": False}),
+        **{kind: {"normalize_observations": False} for kind in ("table", "image", "minatar", "atari")},
     },
 }
 # fmt: on

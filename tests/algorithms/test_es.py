@@ -267,18 +267,18 @@ SMALL: dict[str, Any] = {"num_devices": 1, "evaluation_episodes": 3, "report_int
 
 
 def test_an_odd_number_of_environments_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--num-envs 33 does not divide over 2 environments of a pair.* 32 or 34"):
+    with pytest.raises(ConfigError, match=r"num.envs 33 does not divide over 2 environments of a pair.* 32 or 34"):
         train(preset("es", "CartPole-v1", num_envs=33, **SMALL))
 
 
 @pytest.mark.parametrize("plan", ["asynchronous", "gradients"])
 def test_actors_in_threads_are_refused(plan: str) -> None:
-    with pytest.raises(ConfigError, match=r"es compares whole episodes of one policy.*--plan synchronous"):
+    with pytest.raises(ConfigError, match=r"es compares whole episodes of one policy.*plan synchronous"):
         train(preset("es", "CartPole-v1", plan=plan, **SMALL))
 
 
 def test_scaled_rewards_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--scale-rewards.*es.*whole returns"):
+    with pytest.raises(ConfigError, match=r"scale.rewards.*es.*whole returns"):
         train(preset("es", "CartPole-v1", scale_rewards=True, **SMALL))
 
 
