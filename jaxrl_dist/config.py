@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from jaxrl_dist.checks import (
@@ -158,6 +159,12 @@ class Train(Named, Generic[Config]):
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
     seed: int = 0
     """Seed of everything random in the run."""
+    seeds: int = 1
+    """Runs to train together, a population, with the seeds `--seed`, `--seed` + 1, and so on."""
+    vary: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Values of hyperparameters, such as learning-rate=1e-4,3e-4: a population with every combination of them."""
+    zip: bool = False
+    """Combine the first values of all varied hyperparameters, then the second ones, instead of all with all."""
     plan: PlanName = PRESET
     """How to execute the algorithm; see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
@@ -228,7 +235,7 @@ class Train(Named, Generic[Config]):
         Raises:
           ConfigError: a value has a wrong type or is out of range; the message names the first such flag.
         """
-        config = plain(self)
+        config = plain(dataclasses.replace(self, vary=_texts(self.vary)))
         if dataclasses.is_dataclass(config.algorithm) and not isinstance(config.algorithm, type):
             config = dataclasses.replace(config, algorithm=plain(config.algorithm))
         config.validate()
@@ -261,6 +268,9 @@ class Train(Named, Generic[Config]):
         check_range(self, "checkpoint_minutes", low=0, high=10**6)
         check_range(self, "keep_checkpoints", low=1, high=10**6)
         check_range(self, "seed", low=0, high=2**31 - 1)
+        check_range(self, "seeds", low=1, high=MAX_SIZE)
+        check_range(dataclasses.replace(self, seed=self.seed + self.seeds - 1), "seed", low=0, high=2**31 - 1)
+        check_used(self, "zip", there=bool(self.vary), needed="--vary")
         check_range(self, "mem_fraction", above=0, high=1)
         check_range(self, "env_timeout", "gather_deadline", above=0, high=10**6)
         check_range(self, "num_actors", "gather", "frame_stack", low=1, high=1000)
@@ -273,6 +283,16 @@ class Train(Named, Generic[Config]):
             parse_devices(name, getattr(self, name))
         if hasattr(self.algorithm, "validate") and not isinstance(self.algorithm, type):
             self.algorithm.validate()
+
+
+def _texts(vary: Any) -> Any:
+    """Returns ``vary`` with lists of values as the command line has them: ``{"learning_rate": "0.0001,0.0003"}``."""
+
+    def text(values: Any) -> Any:
+        values = values.tolist() if hasattr(values, "tolist") else values  # an array
+        return ",".join(map(str, values)) if isinstance(values, list | tuple | range) else values
+
+    return {name: text(values) for name, values in vary.items()} if isinstance(vary, Mapping) else vary
 
 
 RESUMABLE = (

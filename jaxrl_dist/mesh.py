@@ -1,13 +1,15 @@
 """The device mesh: its axes, the sharding of arrays, and sums over devices.
 
-Functions of one device's shards are mapped over a mesh with two axes: ``agent`` (independent learners; 1 unless a
+Functions of one device's shards are mapped over a mesh with two axes: ``agent`` (members of a population; 1 unless a
 population is trained) and ``data`` (shards of environments and examples). Acting and learning are mapped
 separately (``acting``, ``learning``); code that joins them, such as a loop over both, sees whole arrays. Sums and means
-run over ``data`` only. A single device is a mesh of one, so it needs no second code path.
+run over ``data`` only. A single device is a mesh of one, so it needs no second code path; a single run is a population
+of one.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +26,8 @@ from jaxrl_dist.types import Rollout, TrainState
 
 AGENT = "agent"
 DATA = "data"
+MEMBER = "member"
+"""Axis name of the members that share a device, within ``over_members``."""
 
 REPLICATED = PartitionSpec()
 BATCH = PartitionSpec(DATA)
@@ -36,9 +40,30 @@ STATE: Any = TrainState._make([REPLICATED] * 7 + [BATCH])
 """Sharding of the fields of a train state."""
 
 
-def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    """Returns a mesh with the given devices along ``data`` and one agent along ``agent``."""
-    return Mesh(np.asarray(devices).reshape(1, -1), (AGENT, DATA))
+def make_mesh(devices: Sequence[jax.Device], rows: int = 1) -> Mesh:
+    """Returns a mesh with the given devices along ``data``, in ``rows`` of equal length along ``agent``."""
+    return Mesh(np.asarray(devices).reshape(rows, -1), (AGENT, DATA))
+
+
+def rows_of(members: int, num_devices: int) -> int:
+    """Returns the rows of a mesh for a population: each device has whole members, or each member a row of devices.
+
+    Raises:
+      ConfigError: neither number divides the other; the message names the nearest that work.
+    """
+    if members % num_devices and num_devices % members:
+        works = [n for n in range(1, members + num_devices) if not (n % num_devices and num_devices % n)]
+        near = sorted({max(n for n in works if n < members), min(n for n in works if n > members)})
+        raise ConfigError(
+            f"{members} members do not divide over {num_devices} devices; nearest that work: "
+            f"{' or '.join(map(str, near))} members, or --num-devices {math.gcd(members, num_devices)}"
+        )
+    return min(members, num_devices)
+
+
+def of_members(specs: Any) -> Any:
+    """Adds a leading axis of members to a tree of partition specs."""
+    return jax.tree.map(lambda spec: PartitionSpec(AGENT, *spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
@@ -60,9 +85,9 @@ def learning(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs:
     """Maps a function of shards that computes gradients or sums over devices.
 
     ``check_vma`` proves while tracing that replicated outputs are equal on all devices, and makes the gradient of a
-    global mean correct. On one device it has nothing to prove and is off.
+    global mean correct. Where shards have one device it has nothing to prove and is off.
     """
-    check_vma = mesh.size > 1
+    check_vma = mesh.shape[DATA] > 1
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
 
 
@@ -73,6 +98,32 @@ def acting(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: A
     branches may return them.
     """
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Maps a function of one member over the leading axis of all arrays that it takes and returns.
+
+    Where a device has one member, the function runs as it would for a single run.
+    """
+
+    def mapped(*args: Any) -> Any:
+        if len(jax.tree.leaves(args)[0]) > 1:
+            return jax.vmap(function, axis_name=MEMBER)(*args)
+        return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], args)))
+
+    return mapped
+
+
+def any_member(condition: jax.Array) -> jax.Array:
+    """Returns whether ``condition``, a bool scalar, holds for any of the members that share a device.
+
+    The result is one for all of them, so a ``lax.cond`` on it stays a branch, where ``vmap`` would compute both.
+    """
+    try:
+        jax.lax.axis_size(MEMBER)
+    except NameError:  # the device has one member
+        return condition
+    return jax.lax.pmax(condition.astype(jnp.int32), MEMBER) > 0
 
 
 def whole(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:

@@ -342,3 +342,6 @@ class Report:
     deviation of their returns, mean length, and how many were cut off before they ended."""
     diverged: bool = False
     """Whether training has diverged: after too many consecutive gradients that were not finite, ``train`` ends."""
+    members: tuple[Report, ...] = ()
+    """Of a population: the newest report of each member that has one. The population's own counts are sums, its metrics
+    means over the members, and its variables those of the member with the highest return."""

@@ -139,6 +139,27 @@ def _plain_texts(name: str, value: Any) -> Any:
     return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
 
 
+def from_text(name: str, text: str, hint: Any) -> Any:
+    """Reads a value of the type ``hint`` from the text of a flag.
+
+    Raises:
+      ConfigError: the text is no such value, or no text can be.
+    """
+    origin, args = get_origin(hint), [kind for kind in get_args(hint) if kind is not type(None)]
+    if origin in (Union, types.UnionType) or origin is Annotated:
+        if text == "None" and type(None) in get_args(hint):
+            return None
+        return from_text(name, text, args[0])
+    if origin is Literal or hint is str:
+        return _plain(name, text, hint)
+    if hint is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if hint in (int, float):
+        with contextlib.suppress(ValueError, OverflowError):
+            return _plain(name, float(text) if hint is float or "e" in text.lower() else int(text), hint)
+    kinds = {bool: "neither True nor False", int: "no whole number", float: "no number"}
+    raise ConfigError(f"{flag(name)}: {shown(text)} is {kinds.get(hint, 'more than a flag of one value can hold')}")
+
 class Named:
     """A dataclass that refuses unknown fields with a ``ConfigError`` that says what is meant."""
 

@@ -57,8 +57,7 @@ CASES = {
     "envs/test_env_seeds.py::test_neither_plan_nor_actors_change_which_episodes_come_first[gymnasium:CartPole-v1-2]": (
         "1, 4"
     ),
-    "plans/test_on_device.py::test_a_population_traces_and_its_members_are_their_lone_runs[ppo-1]": "ppo-2, dqn-1",
-    "plans/test_on_device.py::test_a_population_traces_and_its_members_are_their_lone_runs[dqn-2]": "ppo-2, dqn-1",
+    "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[ppo-2-1]": "ppo-1-1, dqn-2-2",
     "plans/test_plans.py::test_probe[a2c-": "ppo",
     "plans/test_plans.py::test_probe[sac-": "dqn, and continuous td3",
     "plans/test_plans.py::test_every_algorithm_repeats_bit_for_bit[impala]": "sac, pqn",
@@ -71,7 +70,7 @@ CASES = {
     "actors/test_actors.py::test_host_acts_as_device[discrete]": "recurrent, continuous",
     "algorithms/test_dqn.py::test_a_run_counts_its_updates_and_repeats_bit_for_bit[synchronous]": "on_device",
     "algorithms/test_dqn.py::test_a_run_on_two_devices[None]": "0.5",
-    "plans/test_on_device.py::test_a_population_traces_and_its_members_are_their_lone_runs[dqn-1]": "ppo-2",
+    "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[dqn-2-1]": "dqn-2-2",
     "plans/test_plans.py::test_continuous_probe[ppo-": "td3, and discrete ppo",
     "plans/test_plans.py::test_every_algorithm_repeats_bit_for_bit[sac]": "pqn, and dqn in algorithms/test_dqn.py",
     "learners/test_learners.py::test_one_device_is_as_many[ppo-8]": "ppo-gru-8",

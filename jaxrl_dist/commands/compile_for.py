@@ -70,7 +70,7 @@ def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
     for name in DEVICES:
         if getattr(config, name) is not None:
             raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")
-    job = setup.make_job(config, source, devices)
+    job = setup.make_job(config, source, devices=devices)
     began = time.perf_counter()
     program = on_device.lower(job).compile(compiler_options=dict(target.options))
     seconds = time.perf_counter() - began

@@ -19,6 +19,7 @@ from jaxrl_dist.training.resolving import resolved
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
+    from jaxrl_dist.training.population import PopulationRun
     from jaxrl_dist.training.run import Run
 
 
@@ -115,13 +116,14 @@ def _train(run: Asked, stop: signals.Stop, *, quiet: bool) -> None:
         show(run.name, setup.prepare(config, source), stop, quiet=quiet)
 
 
-def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
-    """Executes a run and shows its progress; ``name`` is the algorithm's display name.
+def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool) -> None:
+    """Executes a run, or a population, and shows its progress; ``name`` is the algorithm's display name.
 
     Raises:
       Interrupted: a signal ended the run.
     """
     from jaxrl_dist.run.console import Display, played
+    from jaxrl_dist.training.population import PopulationRun, table
 
     if stop():  # the signal arrived before the run began
         raise stop.interrupted()
@@ -132,11 +134,11 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
         )
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet)
-    reports = run._replace(job=run.job._replace(stop=stop)).reports(display.evaluating)
-    begun = f", from {run.job.env_steps:,} env steps on" if run.job.resumed else ""
+    reports = run.stopped_by(stop).reports(display.evaluating)
+    begun = f", from {run.env_steps:,} env steps on" if run.env_steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
     try:
-        for report in display.watch(reports, config.total_env_steps):
+        for report in display.watch(reports, run.total_env_steps):
             last = report
     except OSError as error:
         if not stop() or error.errno != errno.EIO or error.filename:
@@ -144,7 +146,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
         raise stop.interrupted() from None  # SIGHUP: the terminal has closed, and the run is saved
     if stop():
         run_dir = shlex.quote(str(config.run_dir))
-        if last.env_steps < config.total_env_steps:
+        if last.env_steps < run.total_env_steps:
             raise stop.interrupted(f"interrupted; `{run.resume_command()}` goes on from {last.env_steps} env steps")
         if config.evaluation_episodes and not last.evaluation:
             raise stop.interrupted(f"interrupted; it is trained and saved, and `jaxrl-dist evaluate {run_dir}` works")
@@ -156,3 +158,5 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool) -> None:
     )
     if last.evaluation:
         display.print(played(last.evaluation))
+    if isinstance(run, PopulationRun):
+        display.print(table(run.rows))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import rng
+from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs.base import (
     UNWRAPPED,
     DeviceEnv,
@@ -185,7 +185,9 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
             return _where(ended, reset_all(keys), stepped)
 
         def started_if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-            return jax.lax.cond(jnp.any(ended), started, lambda keys, ended, stepped: stepped, keys, ended, stepped)
+            return jax.lax.cond(
+                mesh.any_member(jnp.any(ended)), started, lambda keys, ended, stepped: stepped, keys, ended, stepped
+            )
 
         # A GPU would wait for the host at each condition, and steps so many environments that some have ended anyway.
         obs, env_state = jax.lax.platform_dependent(

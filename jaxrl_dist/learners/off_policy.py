@@ -78,12 +78,14 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
 
         def wait(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
             del key
-            return state, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
+            blank = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
+            return state, mesh.vary_as(blank, state.updates)
 
         # Counts stored steps, because a run resumed without its memory waits until the memory has filled again.
         stored = num_envs * jax.lax.pmax(state.memory.added[0], mesh.DATA).astype(jnp.float32)
         ready = (stored >= replay.learning_starts) & (stored >= num_envs * window)
-        return jax.lax.cond(ready, learn, wait, state, key)
+        # Members of a population fill their memories together.
+        return jax.lax.cond(mesh.any_member(ready), learn, wait, state, key)
 
     def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         return learn(state, jax.random.fold_in(key, state.updates))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.types import Algorithm, Checkpoint, Learner, Report, TrainState, Variables
+from jaxrl_dist.types import Algorithm, Array, Checkpoint, Learner, Report, TrainState, Variables
 
 
 class Job(NamedTuple):
@@ -25,6 +25,8 @@ class Job(NamedTuple):
     learner: Learner
     source: EnvSource
     mesh: Mesh
+    hyper: Mapping[str, float] = {}  # those hyperparameters in which members of a population differ
+    vary: Callable[[Mapping[str, Array]], tuple[Algorithm, Learner]] | None = None  # makes both with other ``hyper``
     init_variables: Variables | None = None  # None: the algorithm's own
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to resume from; None: a new run
@@ -53,31 +55,35 @@ class Job(NamedTuple):
         """The seed of the run."""
         return self.config.seed
 
-    def initial_state(self) -> TrainState:
-        """Returns the state before the first update, on the mesh; for a resumed run, the checkpoint's state."""
-        shardings = meshes.shardings(self.mesh, meshes.STATE)
-        if self.resumed is not None:
-            return self._resumed_state(self.resumed, shardings)
-        state = jax.jit(self.learner.init, out_shardings=shardings)(rng.stream(self.seed, rng.Stream.INIT))
-        if self.init_variables is not None:
-            # Copies to numpy arrays: donation must not delete the caller's arrays.
-            variables = jax.tree.map(np.array, self.init_variables)
-            target = jax.tree.map(np.array, self.algorithm.initial_target(variables.params))
-            placed = meshes.put((variables, target), self.mesh, meshes.REPLICATED)
-            state = state._replace(variables=placed[0], target=placed[1])
-        return state
+    def variant(self, hyper: Mapping[str, Array]) -> tuple[Algorithm, Learner]:
+        """Returns algorithm and learner with these hyperparameters, which may be traced scalars."""
+        return self.vary(hyper) if hyper and self.vary is not None else (self.algorithm, self.learner)
 
-    def _resumed_state(self, resumed: Checkpoint, shardings: TrainState) -> TrainState:
-        state = TrainState._make(map(jax.device_put, resumed.state, shardings))
-        environments_go_on = bool(jax.tree.leaves(resumed.actor))
-        if not jax.tree.leaves(resumed.state.memory):  # there is none, or it was not saved and fills again
-            begin = self.learner.midway if environments_go_on else lambda memory: memory
-            init = jax.jit(lambda key: begin(self.learner.init(key).memory), out_shardings=shardings.memory)
-            return state._replace(memory=init(rng.stream(self.seed, rng.Stream.INIT)))
-        if not environments_go_on:
-            cut = meshes.Program(self.learner.cut, self.mesh, (meshes.BATCH,), meshes.BATCH, donate=(0,))
-            state = state._replace(memory=cut(state.memory))
-        return state
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first update, on the mesh; for a resumed run, the checkpoint's state.
+
+        Environments on the host are restarted. ``on_device``, whose environments go on, has its own.
+        """
+        shardings = meshes.shardings(self.mesh, meshes.STATE)
+        init, key = jax.jit(self.learner.init, out_shardings=shardings), self.key(rng.Stream.INIT)
+        if self.resumed is None:
+            return self.with_init_variables(init(key), meshes.REPLICATED)
+        state = TrainState._make(map(jax.device_put, self.resumed.state, shardings))
+        if not jax.tree.leaves(state.memory):  # there is none, or it was not saved and fills again
+            return state._replace(memory=init(key).memory)
+        cut = meshes.Program(self.learner.cut, self.mesh, (meshes.BATCH,), meshes.BATCH, donate=(0,))
+        return state._replace(memory=cut(state.memory))
+
+    def with_init_variables(self, state: TrainState, spec: PartitionSpec) -> TrainState:
+        """Returns a new state with ``init_variables``, if there are any, in the shape and sharding of its own."""
+        if self.init_variables is None:
+            return state
+        target = self.algorithm.initial_target(self.init_variables.params)
+        like = state.variables, state.target
+        # Copies to numpy arrays: donation must not delete the caller's arrays.
+        copies = jax.tree.map(lambda x, y: np.array(np.broadcast_to(x, y.shape)), (self.init_variables, target), like)
+        variables, target = meshes.put(copies, self.mesh, spec)
+        return state._replace(variables=variables, target=target)
 
     @property
     def env_steps(self) -> int:

@@ -7,7 +7,8 @@ through the host while the program runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,51 +20,23 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import Share
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import NO_EPISODES, Clock, IntervalSums, report
+from jaxrl_dist.plans.report import NO_EPISODES, Clock, IntervalSums, check_there, report
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Report, Rollout, TrainState, Variables
+from jaxrl_dist.types import Array, PyTree, Report, Rollout, TrainState, Variables
 
 DISPATCH_SECONDS = 1.0
 """Approximate duration of one dispatch, so that the run stops soon after a request. Results do not depend on it."""
-_SUMS: Any = IntervalSums._make([meshes.REPLICATED] * 3 + [meshes.BATCH])
+
+_MEMBERS = meshes.of_members(meshes.REPLICATED)
+_BATCH = meshes.of_members(meshes.BATCH)
+_ROLLOUT = meshes.of_members(meshes.ROLLOUT)
+_STATE = meshes.of_members(meshes.STATE)
+_SUMS: Any = IntervalSums._make([_MEMBERS] * 3 + [_BATCH])
 
 
 def on_device(job: Job) -> Iterator[Report]:
-    """Runs ``job`` on gymnax environments, many iterations per dispatch."""
-    clock = Clock(job.resumed, job.away)
-    iterate = _iterate(job)
-    program = _program(job, *iterate)
-    actor = jax.jit(start(job))(job.key(Stream.ENV)) if job.resumed is None else job.resumed.actor
-    actor = meshes.put(actor, job.mesh, meshes.BATCH)
-    state = job.initial_state()
-    keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-    blank = _blank_sums(job, *iterate, state, actor, keys)
-    since = _parted(job, IntervalSums.of(job.resumed), blank)
-    clock.ready(program)
-    env_steps, iterations, iterations_per_dispatch = job.env_steps, int(since.iterations), 1
-
-    def now() -> Report:
-        due = iterations >= job.iterations_per_report
-        return report(state, env_steps, clock, since, due=due, actor=actor)
-
-    job.offer(now)
-    done = env_steps >= job.total_env_steps
-    while not done:
-        began = time.perf_counter() - program.compile_seconds
-        count = max(1, min(iterations_per_dispatch, job.iterations_per_report - iterations))
-        budget = min(job.total_env_steps - env_steps, 2**30)
-        state, actor, since, *outputs = program(state, actor, since, keys, np.int32(count), np.int32(budget))
-        steps, fault, iterations = jax.device_get((*outputs, since.iterations))
-        env_steps += int(steps)
-        # The program stops before the faulty iteration, so that a resumed run meets the fault again.
-        device.check_fault(job.source.spec, fault, job.num_envs, job.rollout_length)
-        seconds = time.perf_counter() - program.compile_seconds - began
-        iterations_per_dispatch = max(1, min(2 * iterations_per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
-        done = env_steps >= job.total_env_steps or job.stop()
-        if not done and iterations >= job.iterations_per_report:
-            yield now()
-            since, iterations = blank, 0
-    yield now()
+    """Runs ``job`` on environments that are pure functions, many iterations per dispatch: a population of one."""
+    return Population([job]).reports(0, job)
 
 
 def lower(job: Job) -> Any:
@@ -73,105 +46,338 @@ def lower(job: Job) -> Any:
       A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
     """
     iterate = _iterate(job)
-    key = jax.eval_shape(lambda: rng.stream(job.seed, Stream.INIT))
-    state, actor = jax.eval_shape(job.learner.init, key), jax.eval_shape(start(job), key)
-    keys = (key, key, key)
-    blank = _blank_sums(job, *iterate, state, actor, keys)
-    return _program(job, *iterate).lower(state, actor, blank, keys, np.int32(1), np.int32(1))
+    key = jax.eval_shape(lambda: rng.stream(job.seed, Stream.INIT)[None])
+    init = meshes.over_members(job.learner.init), meshes.over_members(lambda key: start(job)(key, {}))
+    state, actor = (jax.eval_shape(begin, key) for begin in init)
+    inputs: tuple[Any, ...] = state, actor, (key, key, key), {}
+    since = _stacked([_blank_sums(job, *iterate, *inputs)])
+    return _program(job, *iterate).lower(state, actor, since, *inputs[2:], np.ones(1, bool), np.int32(1))
 
 
-def start(job: Job) -> Callable[[jax.Array], device.ActorState]:
-    """Returns ``(key) -> actor``, which starts the environments with the key of their random stream."""
+def traces(job: Job) -> bool:
+    """Returns whether one program can train members that differ in ``job.hyper``: no value decides what it does."""
+
+    def iteration(hyper: Mapping[str, Array]) -> Any:
+        keys = tuple(_keys([job], stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        act, learn = _iterate(job)
+        state = meshes.over_members(lambda key, hyper: job.variant(hyper)[1].init(key))(keys[0], hyper)
+        actor = meshes.over_members(start(job))(keys[1], hyper)
+        return learn(state, act(state, actor, keys, hyper)[1], keys, hyper)
+
+    try:
+        jax.eval_shape(iteration, {name: np.array([value], np.float32) for name, value in job.hyper.items()})
+    except TypeError:  # such as JAX's, for a tracer where Python needs a number
+        return False
+    return True
+
+
+class Population:
+    """Runs that differ in seed and ``hyper`` only, the members, in one program.
+
+    Every array of the program has a leading axis of members. A member learns what it would learn as a single run, up to
+    rounding. Once it is done, what the program still computes for it is ignored.
+    """
+
+    def __init__(self, jobs: Sequence[Job], training: Collection[int] | None = None) -> None:
+        """Prepares the program.
+
+        Args:
+          jobs: of the members; resumed ones that are not done are at the same iteration.
+          training: the members whose reports will be taken; None: all.
+        """
+        self._jobs = list(jobs)
+        self._due: dict[int, Report] = {}
+        kept = range(len(jobs)) if training is None else training
+        self._done = [job.env_steps >= job.total_env_steps or at not in kept for at, job in enumerate(jobs)]
+        self._started = False
+
+    def reports(self, member: int, job: Job) -> Iterator[Report]:
+        """Yields the reports of a member; ``job`` is its job, with functions of its own run.
+
+        The members advance together: the caller takes the next report of every member before it takes a second one of
+        any. Those of members that are done stay valid.
+        """
+        self._jobs[member] = job
+        if not self._started:
+            self._start()
+        job.offer(lambda: self._now(member, self._numbers()))
+        if self._done[member]:  # before this session
+            self._due[member] = self._now(member, self._numbers())
+        try:
+            while not self._done[member] or member in self._due:
+                while member not in self._due:
+                    self._advance()
+                yield self._due.pop(member)
+        finally:
+            self._done[member] = True  # though the caller may have left earlier
+
+    def _start(self) -> None:
+        jobs, self._started = self._jobs, True
+        job = jobs[0]
+        self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
+        hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in job.hyper}
+        self._hyper = meshes.put(hyper, job.mesh, _MEMBERS)
+        self._keys = tuple(_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        iterate = _iterate(job)
+        self.program = _program(job, *iterate)
+        """The compiled program; see ``_program``."""
+        self._state, self._actor = _initial_state(jobs, self._hyper), _initial_actor(jobs, self._hyper)
+        inputs = self._state, self._actor, self._keys, self._hyper
+        blank = _blank_sums(job, *iterate, *inputs)
+        self._blank = _stacked([blank] * len(jobs))
+        self._since: IntervalSums = _stacked([_parted(IntervalSums.of(job.resumed), blank) for job in jobs])
+        for clock in self._clocks:
+            clock.ready(self.program)
+        self._env_steps = [job.env_steps for job in jobs]
+        self._iterations = max((int(self._since.iterations[k]) for k in self._running()), default=0)
+        self._per_dispatch = 1
+
+    def inputs(self, count: int) -> tuple[Any, ...]:
+        """Returns the arguments with which ``program`` makes ``count`` iterations; it uses up the first three."""
+        mesh = self._jobs[0].mesh
+        running = meshes.put(~np.array(self._done), mesh, _MEMBERS)
+        limit = meshes.put(np.int32(count), mesh, meshes.REPLICATED)
+        return self._state, self._actor, self._since, self._keys, self._hyper, running, limit
+
+    def _away(self, member: int) -> float:
+        return self._jobs[member].away()
+
+    def _running(self) -> list[int]:
+        return [member for member, done in enumerate(self._done) if not done]
+
+    def _advance(self) -> None:
+        """Makes some iterations, and the reports that are due after them."""
+        running, job, clock = self._running(), self._jobs[0], self.program
+        assert not any(member in self._due for member in running), "a report has not been taken"
+        rollout = job.num_envs * job.rollout_length
+        # No member reaches its end before the last of so many iterations.
+        left = min(-(-(self._jobs[member].total_env_steps - self._env_steps[member]) // rollout) for member in running)
+        count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
+        began = time.perf_counter() - clock.compile_seconds
+        self._state, self._actor, self._since, *outputs = self.program(*self.inputs(count))
+        steps, fault = jax.device_get(outputs)
+        for member in running:
+            self._env_steps[member] += int(steps[member])
+        for member in running:
+            # The program stops before the faulty iteration, so that a resumed run meets the fault again.
+            found = device.Fault(fault.iteration[member], fault.where[member])
+            device.check_fault(job.source.spec, found, job.num_envs, job.rollout_length)
+        seconds = time.perf_counter() - clock.compile_seconds - began
+        self._per_dispatch = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
+        self._iterations += count
+        self._report(running)
+
+    def _report(self, running: Sequence[int]) -> None:
+        """Makes the reports of members that are done, and of all members after an interval."""
+        for member in running:
+            job = self._jobs[member]
+            self._done[member] = self._env_steps[member] >= job.total_env_steps or job.stop()
+        interval_over = self._iterations >= self._jobs[0].iterations_per_report
+        due = [member for member in running if interval_over or self._done[member]]
+        if not due:
+            return
+        numbers = self._numbers()
+        for member in due:
+            last = self._done[member] and any(not done for done in self._done)
+            self._due[member] = self._now(member, numbers, keep=last)
+        if interval_over:
+            self._since, self._iterations = self._blank, 0
+
+    def _numbers(self) -> tuple[IntervalSums, TrainState]:
+        """Fetches what reports show of all members, with one transfer."""
+        state = self._state
+        counts = state.updates, state.iteration, state.skipped
+        since, (updates, iteration, skipped) = jax.device_get((self._since, counts))
+        return since, state._replace(updates=updates, iteration=iteration, skipped=skipped)
+
+    def _now(self, member: int, numbers: tuple[IntervalSums, TrainState], *, keep: bool = False) -> Report:
+        """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
+        job, (since, state) = self._jobs[member], numbers
+        since = jax.tree.map(lambda x: x[member], since)
+        counts = state.updates[member], state.iteration[member], state.skipped[member]
+        state = state._replace(updates=counts[0], iteration=counts[1], skipped=counts[2])
+        actor, copy = self._actor, partial(_copied, member=member)
+        if keep:
+            state, actor = copy((state, actor), "checkpoint")
+        return report(
+            state,
+            self._env_steps[member],
+            self._clocks[member],
+            since,
+            due=since.iterations >= job.iterations_per_report,
+            actor=actor,
+            copy=copy,
+            kept={"hyper": dict(job.hyper)} if job.hyper else {},
+        )
+
+
+def _copied(tree: Any, what: str, member: int) -> Any:
+    """Copies a member's part of the arrays on the devices to the host; other values stay. Raises as ``copied``."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [x for x in leaves if isinstance(x, jax.Array)]
+    check_there(arrays, what)
+    parts = iter(_part(arrays, member))
+    return jax.tree.unflatten(structure, [next(parts) if isinstance(x, jax.Array) else np.array(x) for x in leaves])
+
+
+def _part(arrays: Sequence[jax.Array], member: int) -> list[np.ndarray]:
+    if not arrays or len(arrays[0]) == 1:
+        return [np.array(x)[0] for x in arrays]
+    return [np.array(x) for x in _taken(arrays, np.int32(member))]
+
+
+_taken = jax.jit(lambda arrays, member: [x[member] for x in arrays])
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    """Stacks trees of numpy arrays along a new leading axis; one tree is not copied."""
+    if len(trees) == 1:
+        return jax.tree.map(lambda x: np.asarray(x)[None], trees[0])
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
+
+
+# --- Before the first iteration -----------------------------------------------------------------------
+
+
+def start(job: Job) -> Callable[..., device.ActorState]:
+    """Returns ``(key, hyper) -> actor``, which starts the environments with the key of their random stream."""
     share, env = Share.all(job.num_envs), job.source.device()
-    return lambda key: device.init(job.algorithm, env, share, key)
+    return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
+
+
+def _keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
+    """Returns the members' keys of a stream, ``[M]``."""
+    keys = jnp.stack([rng.stream(job.seed, stream) for job in jobs])
+    return meshes.put(keys, jobs[0].mesh, _MEMBERS)
+
+
+def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Maps a function over the members without batching it: it computes what it would for a single run, bit for bit."""
+
+    def mapped(*args: Any) -> Any:
+        if len(jax.tree.leaves(args)[0]) > 1:
+            return jax.lax.map(lambda args: function(*args), args)
+        return meshes.over_members(function)(*args)
+
+    return mapped
+
+
+def _initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> device.ActorState:
+    if jobs[0].resumed is None:
+        actor = jax.jit(_one_by_one(start(jobs[0])))(_keys(jobs, Stream.ENV), hyper)
+    else:
+        actor = _stacked([job.resumed.actor for job in jobs if job.resumed is not None])
+    return meshes.put(actor, jobs[0].mesh, _BATCH)
+
+
+def _initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> TrainState:
+    """Returns the states before the first update, on the mesh; of resumed members, those of their checkpoints."""
+    job, keys = jobs[0], _keys(jobs, Stream.INIT)
+    shardings = meshes.shardings(job.mesh, _STATE)
+    if job.resumed is None:
+        init = _one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key))
+        return job.with_init_variables(jax.jit(init, out_shardings=shardings)(keys, hyper), _MEMBERS)
+    stacked = _stacked([job.resumed.state for job in jobs if job.resumed is not None])
+    state = TrainState._make(map(jax.device_put, stacked, shardings))
+    if jax.tree.leaves(state.memory):
+        return state
+
+    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # it was not saved, or there is none
+        learner = job.variant(hyper)[1]
+        return learner.midway(learner.init(key).memory)
+
+    return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
+
+
+def _blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any) -> IntervalSums:
+    """Returns zero sums of a member, as numpy arrays, of all metrics, and with episodes for each of its devices."""
+
+    def metrics(state: TrainState, actor: device.ActorState, *others: Any) -> Any:
+        return learn(state, act(state, actor, *others)[1], *others)[1]
+
+    sums = {name: np.zeros(x.shape[1:], x.dtype) for name, x in jax.eval_shape(metrics, *inputs).items()}
+    episodes = jax.tree.map(lambda x: np.repeat(x, job.mesh.shape[meshes.DATA]), NO_EPISODES)
+    return IntervalSums(np.int32(0), np.int32(0), sums, episodes)
+
+
+def _parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
+    """Returns sums of a checkpoint with the metrics and the parts of ``blank``."""
+    sums = {name: np.asarray(since.sums.get(name, x), x.dtype) for name, x in blank.sums.items()}
+    episodes = since.episodes
+    if len(episodes.episodes) != len(blank.episodes.episodes):  # another number: the first holds all episodes
+        episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), episodes.merge(), blank.episodes)
+    return since._replace(sums=sums, episodes=episodes)
+
+
+# --- The program --------------------------------------------------------------------------------------
 
 
 def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the two functions of an iteration on whole arrays: acting and learning.
+    """Returns the two functions of an iteration on whole arrays of all members: acting and learning.
 
-    They are ``(state, actor, keys) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience, keys)
-    -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device. Both are traced once,
-    however many programs use them.
+    They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience,
+    keys, hyper) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of each
+    member. Both are traced once, however many programs use them.
     """
-    rollout = device.make_rollout(job.algorithm, job.source.device(), job.rollout_length)
-    one, batch, experience = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT
+    env, rollout_length = job.source.device(), job.rollout_length
 
-    def local(
-        variables: Variables, actor: device.ActorState, keys: Any, iteration: jax.Array, env_step: jax.Array
+    def local_act(
+        variables: Variables, actor: device.ActorState, keys: Any, hyper: Any, iteration: jax.Array, env_step: jax.Array
     ) -> tuple[Any, ...]:
+        rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length)
         actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
         fault = device.Fault(iteration, device.find_fault(experience))
         counts = jnp.sum(experience.valid, dtype=jnp.int32), episodes, fault
         return actor, experience, jax.tree.map(lambda x: x[None], counts)
 
-    acts = meshes.acting(local, job.mesh, (one, batch, one, one, one), (batch, experience, batch))
-    learns = meshes.learning(job.learner.update, job.mesh, (meshes.STATE, experience, one), (meshes.STATE, one))
+    def local_learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any) -> tuple[Any, ...]:
+        return job.variant(hyper)[1].update(state, experience, key)
 
-    def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...]) -> Any:
-        return acts(state.variables, actor, keys[:-1], state.iteration, state.env_step)
+    one, mesh = _MEMBERS, job.mesh
+    in_specs, out_specs = (one, _BATCH, one, one, one, one), (_BATCH, _ROLLOUT, _BATCH)
+    acts = meshes.acting(meshes.over_members(local_act), mesh, in_specs, out_specs)
+    learns = meshes.learning(meshes.over_members(local_learn), mesh, (_STATE, _ROLLOUT, one, one), (_STATE, one))
 
-    def learn(state: TrainState, experience: Rollout, keys: tuple[jax.Array, ...]) -> Any:
-        return learns(state, experience, keys[-1])
+    def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
+        return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
+
+    def learn(state: TrainState, experience: Rollout, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
+        return learns(state, experience, keys[-1], hyper)
 
     return jax.jit(act, inline=True), jax.jit(learn, inline=True)
 
 
-def _blank_sums(
-    job: Job,
-    act: Callable[..., Any],
-    learn: Callable[..., Any],
-    state: TrainState,
-    actor: device.ActorState,
-    keys: tuple[jax.Array, ...],
-) -> IntervalSums:
-    """Returns zero sums, as numpy arrays, of all metrics, and with a part of the episodes for each device."""
-    metrics = jax.eval_shape(lambda *args: learn(args[0], act(*args)[1], args[2])[1], state, actor, keys)
-    episodes = jax.tree.map(lambda x: np.repeat(x, job.mesh.devices.size), NO_EPISODES)
-    sums = {name: np.zeros(x.shape, x.dtype) for name, x in metrics.items()}
-    return IntervalSums(np.int32(0), np.int32(0), sums, episodes)
-
-
-def _parted(job: Job, since: IntervalSums, blank: IntervalSums) -> IntervalSums:
-    """Returns sums of a checkpoint with the metrics and the parts of ``blank``."""
-    sums = {name: np.asarray(since.sums.get(name, x), x.dtype) for name, x in blank.sums.items()}
-    episodes = since.episodes
-    if len(episodes.episodes) != job.mesh.devices.size:  # from another number: the first holds all episodes
-        episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), episodes.merge(), blank.episodes)
-    return since._replace(sums=sums, episodes=episodes)
-
-
 def _program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> meshes.Program:
-    """Returns ``(state, actor, since, keys, count, budget) -> (state, actor, since, steps, fault)``.
+    """Returns ``(state, actor, since, keys, hyper, running, count) -> (state, actor, since, steps, fault)``.
 
-    The program makes ``count`` iterations, or fewer if ``budget`` env steps are done earlier, and adds their sums to
-    ``since``. If an environment returns NaN or infinity, it stops before that iteration and returns each device's first
-    ``fault``.
+    The program makes ``count`` iterations, and adds their sums to ``since``; ``steps [M]`` are the members' env steps.
+    If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration and
+    returns each device's first ``fault``.
     """
-
-    def finite(fault: device.Fault) -> jax.Array:
-        return jnp.all(fault.where == device.NO_FAULT)
 
     def run(
         state: TrainState,
         actor: device.ActorState,
         since: IntervalSums,
         keys: tuple[jax.Array, ...],
+        hyper: Mapping[str, jax.Array],
+        running: jax.Array,
         count: jax.Array,
-        budget: jax.Array,
     ) -> tuple[TrainState, device.ActorState, IntervalSums, jax.Array, device.Fault]:
-        last = since.iterations + count
+        def finite(fault: device.Fault) -> jax.Array:
+            return jnp.all((fault.where == device.NO_FAULT) | ~running[:, None])
 
         def more(carry: Any) -> jax.Array:
-            _, _, since, steps, fault = carry
-            return (since.iterations < last) & (steps < budget) & finite(fault)
+            *_, done, fault = carry
+            return (done < count) & finite(fault)
 
         def body(carry: Any) -> Any:
-            state, actor, since, steps, _ = carry
-            acted, experience, (new_steps, episodes, fault) = act(state, actor, keys)
+            state, actor, since, steps, done, _ = carry
+            acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
 
             def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
                 updates = state.updates
-                state, metrics = update(state, experience, keys)
+                state, metrics = update(state, experience, keys, hyper)
                 grew = state.updates > updates
                 total = jax.tree.map(lambda *x: jnp.stack(x), since.episodes, episodes)
                 since = IntervalSums(
@@ -180,17 +386,20 @@ def _program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> m
                     sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
                     episodes=total.merge(axis=0),
                 )
-                return state, acted, since, steps + new_steps.sum()
+                return state, acted, since, steps + new_steps.sum(axis=1)
 
             kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
-            return *kept, fault
+            return *kept, done + 1, fault
 
-        devices = job.mesh.devices.size
-        none = device.Fault(jnp.zeros(devices, jnp.int32), jnp.full(devices, device.NO_FAULT))
+        members, devices = len(running), job.mesh.shape[meshes.DATA]
+        shape = members, devices
+        none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, device.NO_FAULT))
+        zeros = jnp.zeros(members, jnp.int32)
+        begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
         with jax.named_scope("iteration"):
-            return jax.lax.while_loop(more, body, (state, actor, since, jnp.zeros((), jnp.int32), none))
+            state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
+        return state, actor, since, steps, fault
 
-    one, batch = meshes.REPLICATED, meshes.BATCH
-    in_specs = (meshes.STATE, batch, _SUMS, one, one, one)
-    out_specs = (meshes.STATE, batch, _SUMS, one, batch)
+    in_specs = (_STATE, _BATCH, _SUMS, _MEMBERS, _MEMBERS, _MEMBERS, meshes.REPLICATED)
+    out_specs = (_STATE, _BATCH, _SUMS, _MEMBERS, _BATCH)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +63,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
     numbers.append(progress.get("evaluated", 0))
     seconds = [progress["wall_time_s"], progress["compile_s"], counts["seconds"]]
+    seconds += progress.get("hyper", {}).values()
     if not all(isinstance(x, int) and x >= 0 for x in numbers) or not all(isinstance(x, float) for x in seconds):
         raise ValueError("counts that no run has")
 
@@ -189,6 +190,8 @@ def report(
     due: bool,
     extra_metrics: Mapping[str, float | None] = {},
     actor: PyTree = (),
+    copy: Callable[[Any, str], Any] | None = None,
+    kept: Mapping[str, Any] = {},
 ) -> Report:
     """Fetches an interval's numbers to the host.
 
@@ -196,14 +199,23 @@ def report(
       due: True if the interval is complete; otherwise a resumed run repeats the report.
       extra_metrics: metrics in addition to the learner's.
       actor: the actors' state, for a checkpoint; () if environments run on the host.
+      kept: more JSON for a checkpoint's progress.
+      copy: as ``copied``; a member of a population copies its part.
     """
+    copy = copy or copied
     since, updates, iteration = jax.device_get(since), int(state.updates), int(state.iteration)
     rates = clock.rates(env_steps, updates)
     if not state.memory:
         del rates["replay/ratio"]  # the algorithm has no replay
     if due:
         clock.reported(iteration, env_steps, updates)
-    progress = {"env_steps": env_steps, **clock.to_json(), "since": None if due else since.to_json()}
+    progress = {
+        "env_steps": env_steps,
+        "iteration": iteration,
+        **clock.to_json(),
+        "since": None if due else since.to_json(),
+        **kept,
+    }
     means = mean(since.sums, since.learned)
     return Report(
         env_steps=env_steps,
@@ -211,8 +223,8 @@ def report(
         iteration=iteration,
         wall_time_s=clock.wall_time(),
         metrics={**episode_metrics(since.episodes.merge()), **means, **extra_metrics, **rates},
-        variables=lambda: copied(state.variables, "variables"),
-        checkpoint=lambda: copied(Checkpoint(state, actor, {}), "checkpoint")._replace(progress=progress),
+        variables=lambda: copy(state.variables, "variables"),
+        checkpoint=lambda: copy(Checkpoint(state, actor, {}), "checkpoint")._replace(progress=progress),
         diverged=int(state.skipped) >= MAX_SKIPPED,
     )
 
@@ -226,8 +238,17 @@ def copied(tree: Any, what: str) -> Any:
     """Copies the arrays of a report to the host.
 
     Raises:
+      RuntimeError: as ``check_there``.
+    """
+    check_there(jax.tree.leaves(tree), what)
+    return jax.tree.map(np.array, tree)
+
+
+def check_there(arrays: Iterable[jax.Array], what: str) -> None:
+    """Checks that a report's arrays can be copied.
+
+    Raises:
       RuntimeError: training has continued and has overwritten them.
     """
-    if any(x.is_deleted() for x in jax.tree.leaves(tree)):
+    if any(x.is_deleted() for x in arrays):
         raise RuntimeError(f"this report is past: ask for report.{what}() before taking the next one")
-    return jax.tree.map(np.array, tree)

@@ -233,11 +233,30 @@ def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
         raise ConfigError(str(error)) from None
 
 
-def load(run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any]], bool]) -> Checkpoint:
+def progress(run_dir: pathlib.Path) -> list[tuple[int, int]]:
+    """Returns iteration and env steps of a run's intact checkpoints, newest first."""
+
+    def read(path: pathlib.Path) -> tuple[int, int] | None:
+        with contextlib.suppress(DamageError, LookupError, TypeError):
+            _verify(path, None)
+            there = _read_json(path / RUN)["progress"]
+            return int(there["iteration"]), int(there["env_steps"])
+        return None
+
+    return [found for path in saved(run_dir) if (found := read(path)) is not None]
+
+
+def load(
+    run_dir: pathlib.Path,
+    like: Checkpoint,
+    check: Callable[[dict[str, Any]], bool],
+    iteration: int | None = None,
+) -> Checkpoint:
     """Reads a run's newest intact checkpoint, and warns of each newer one that is damaged.
 
     Args:
       like: shapes and dtypes.
+      iteration: of the checkpoint to read; None: the newest.
       check: takes the contents of ``run.json``, and returns True if the checkpoint holds a replay memory. Its
         ``ConfigError`` is passed on; any other error means that the checkpoint is damaged.
 
@@ -257,7 +276,12 @@ def load(run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any
         wanted = like if with_memory else like._replace(state=like.state._replace(memory=()))
         return arrays.restore(path / ARRAYS, wanted._replace(progress={}))._replace(progress=about["progress"])
 
-    return _newest(run_dir, read)
+    def there(path: pathlib.Path) -> bool:
+        with contextlib.suppress(ConfigError, LookupError, TypeError):
+            return bool(read_json(path / RUN)["progress"]["iteration"] == iteration)
+        return False
+
+    return _newest(run_dir, read, lambda path: iteration is None or there(path))
 
 
 def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
@@ -276,14 +300,18 @@ def _number(path: pathlib.Path) -> int:
     return int(path.name.removeprefix(".").removesuffix(".kept"))
 
 
-def _newest(run_dir: str | pathlib.Path, read: Callable[[pathlib.Path], Any]) -> Any:
-    """Returns ``read`` of the newest checkpoint that can be read.
+def _newest(
+    run_dir: str | pathlib.Path,
+    read: Callable[[pathlib.Path], Any],
+    wanted: Callable[[pathlib.Path], bool] = lambda path: True,
+) -> Any:
+    """Returns ``read`` of the newest checkpoint that is ``wanted`` and can be read.
 
     Raises:
       CheckpointError: no checkpoint can be read.
     """
     problems = []
-    for path in saved(run_dir):
+    for path in filter(wanted, saved(run_dir)):
         try:
             found = read(path)
         except DamageError as error:

@@ -129,4 +129,13 @@ class Display:
             self._evaluated = f"  evaluation {report.evaluation['return_mean']:.4g}"
         restarts = int(report.metrics.get("async/restarts") or 0)
         again = f"  {counted(restarts, 'restart')}" if restarts else ""
-        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {shown}{self._evaluated}{again}"
+        rest = f"{_members(report)}{self._evaluated}{again}"
+        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {shown}{rest}"
+
+
+def _members(report: Report) -> str:
+    """Formats a population's best return, interquartile mean and number of members that are done."""
+    best, middle = (report.metrics.get(f"population/return_{name}") for name in ("best", "iqm"))
+    if not report.members or best is None or middle is None:
+        return ""
+    return f"  best {best:.4g}  iqm {middle:.4g}  {report.metrics['population/done']:.0f} done"

@@ -296,11 +296,16 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
     Raises:
       OSError: the file cannot be written; the error names it.
     """
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """As ``write_json``, for any text."""
     temporary = path.with_suffix(".tmp")
     with _naming(path):
         temporary.unlink(missing_ok=True)
         with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
-            file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

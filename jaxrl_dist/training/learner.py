@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist.actors.step import blank_rollout
+from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, on_policy
@@ -17,8 +18,13 @@ from jaxrl_dist.memory import ring
 from jaxrl_dist.types import Algorithm, EnvSpec, Learner, Replay, Rollout
 
 
-def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, devices: Sequence[jax.Device]) -> Learner:
+def make_learner(
+    config: Train[Any], algorithm: Algorithm, spec: EnvSpec, devices: Sequence[jax.Device], members: int = 1
+) -> Learner:
     """Returns the on-policy or off-policy learner of an algorithm.
+
+    Args:
+      members: of a population, which share these devices.
 
     Raises:
       ConfigError: sizes do not divide, or the replay memory does not fit.
@@ -33,7 +39,7 @@ def make_learner(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, device
         return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
 
     like = jax.eval_shape(shapes, jax.random.key(0))
-    check_memory(algorithm.replay, like, devices, spec.frame_stack)
+    check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
     return off_policy.off_policy(algorithm, like, spec.frame_stack)
 
 
@@ -78,15 +84,17 @@ def check_counts(config: Train[Any], algorithm: Algorithm) -> None:
         )
 
 
-def check_memory(plan: Replay, like: Rollout, devices: Sequence[jax.Device], frame_stack: int) -> None:
-    """Checks that the replay memory fits the devices, before anything is allocated.
+def check_memory(
+    plan: Replay, like: Rollout, devices: Sequence[jax.Device], frame_stack: int, members: int = 1
+) -> None:
+    """Checks that the replay memories of all members fit the devices, before anything is allocated.
 
     Raises:
       ConfigError: it does not; the message names a capacity that fits.
     """
     num_envs = like.reward.shape[1]
     slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
-    needed = ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
+    needed = members * ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
     if devices[0].platform == "cpu":
         there = memory_size()
     elif devices[0] in jax.local_devices():
@@ -94,8 +102,9 @@ def check_memory(plan: Replay, like: Rollout, devices: Sequence[jax.Device], fra
     else:  # a description of a device, for which a program is compiled
         return
     if needed > there:
+        whose = f" for {counted(members, 'member')}" if members > 1 else ""
         fits = int(plan.capacity * 0.8 * there / needed) // num_envs * num_envs
         raise ConfigError(
-            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there; "
-            f"{fits} fits"
+            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB{whose}, and {there / 1e9:.1f} GB are "
+            f"there; {fits} fits"
         )

@@ -126,6 +126,7 @@ def saving(
     config: Train,
     saved: int | None,
     ending: Ending,
+    agree: Callable[[int, Callable[[], bool]], bool] = lambda iteration, wants: wants(),
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Report]:
     """Saves a checkpoint by env steps, by time and at the end of the run.
@@ -134,17 +135,22 @@ def saving(
 
     Args:
       saved: env steps of the checkpoint that the run was resumed from; None: a new run.
+      agree: ``(iteration, wants) -> answer``: members of a population save on the way after the same iterations.
       clock: returns seconds.
 
     Raises:
       OSError: the last checkpoint cannot be written.
     """
     saved_at = clock()
-    for report in reports:
-        ends = report.env_steps >= config.total_env_steps or ending()
+
+    def due(report: Report) -> bool:
         late = 0 < config.checkpoint_minutes * 60 <= clock() - saved_at
         due = late or passed(config.checkpoint_interval, saved or 0, report.env_steps)
-        if report.env_steps != saved and (ends or (due and not saver.busy() and files.in_place())):
+        return due and not saver.busy() and files.in_place()
+
+    for report in reports:
+        ends = report.env_steps >= config.total_env_steps or ending()
+        if report.env_steps != saved and (ends or agree(report.iteration, partial(due, report))):
             if ends:
                 files.check_place()
             save(report)

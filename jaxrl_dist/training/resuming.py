@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
 
 import jax
 
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import check_progress
-from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import checkpoint, directories
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.learner import check_sizes
+from jaxrl_dist.training.population import PopulationRun, read_rows
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import make_algorithm, prepare
@@ -29,28 +31,99 @@ from jaxrl_dist.training.stored import SPACES, to_json
 from jaxrl_dist.types import Checkpoint
 
 
-def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any]) -> Run:
-    """Prepares to resume a run with this config; ``changes`` and errors are those of ``resume``."""
+def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any]) -> Run | PopulationRun:
+    """Prepares to resume a run, or a population, with this config; ``changes`` and errors are those of ``resume``."""
     for name in changes:
         if name not in RESUMABLE:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {', '.join(RESUMABLE)} can")
-    file = run_files.lock(str(run_dir))  # before the checkpoint is read: another process might resume it
-    try:
+    with contextlib.ExitStack() as files:
+        file = files.enter_context(run_files.lock(str(run_dir)))  # first: another process might resume the run
         config = dataclasses.replace(config, run_dir=str(run_dir))
         new, source = resolved(dataclasses.replace(config, init_from=None), changes)
         _check_devices(new, source)
         run = prepare(new, source)
-        config = dataclasses.replace(run.config, init_from=config.init_from)
-        shapes = _checkpoint_shapes(run.job, run.config.plan)
-        here = to_json(config, source.spec)
-        resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, here, about))
-        done, total = resumed.env_steps, config.total_env_steps
-        if done >= total and ("total_env_steps" in changes or run_files.finished(run_dir, config.evaluation_episodes)):
-            raise ConfigError(f"{run_dir} has done {done} env steps of --total-env-steps {total}; name more to go on")
-        return Run(config, run.job._replace(resumed=resumed), file)
-    except BaseException:
-        file.close()
-        raise
+        if isinstance(run, PopulationRun):
+            run = _resumed_population(run, file, files, config.init_from, changes)
+        else:
+            resumed = _resumed(run, config.init_from, changes)
+            run = resumed._replace(file=file)
+        files.pop_all()
+        return run
+
+
+def _resumed(
+    run: Run, init_from: str | None, changes: Mapping[str, Any], *, iteration: int | None = None, again: bool = False
+) -> Run:
+    """Returns a prepared run that goes on from its newest checkpoint.
+
+    Args:
+      init_from: the field of the run's config, which its first session used up.
+      iteration: of the checkpoint to go on from; None: of the newest.
+      again: whether a run that is finished is resumed, too, as the member of a population.
+    """
+    config = dataclasses.replace(run.config, init_from=init_from)
+    assert config.run_dir is not None
+    run_dir, spec = pathlib.Path(config.run_dir), run.job.source.spec
+    shapes, here = _checkpoint_shapes(run.job, config.plan), to_json(config, spec)
+    resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, here, about), iteration)
+    done, total = resumed.env_steps, config.total_env_steps
+    over = "total_env_steps" in changes or run_files.finished(run_dir, config.evaluation_episodes)
+    if done >= total and over and not again:
+        raise ConfigError(f"{run_dir} has done {done} env steps of --total-env-steps {total}; name more to go on")
+    hyper = resumed.progress.get("hyper", run.job.hyper)
+    return run._replace(config=config, job=run.job._replace(resumed=resumed, hyper=hyper))
+
+
+def _resumed_population(
+    population: PopulationRun,
+    file: IO[bytes],
+    files: contextlib.ExitStack,
+    init_from: str | None,
+    changes: Mapping[str, Any],
+) -> PopulationRun:
+    """Returns a prepared population whose members go on; those of a program from the same iteration.
+
+    Members that have saved nothing, because the population was stopped before they began, begin now.
+
+    Raises:
+      ConfigError: all members are done.
+      CheckpointError: the members of a program share no intact checkpoint.
+    """
+    rows, runs, total = read_rows(population), list(population.runs), population.config.total_env_steps
+    for group in population.groups:
+        folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
+        there = {number: checkpoint.progress(folders[number]) for number in group}
+        if not any(there.values()):
+            for number in group:
+                directories.remove(folders[number])  # it holds no more than reports of what is lost
+                rows[number] = population.begun[number]
+            continue
+        over = {number for number in group if rows[number].status == "diverged" or _over(there[number], total)}
+        going = [{iteration for iteration, _ in there[number]} for number in group if number not in over]
+        common = set.intersection(*going) if going else set()
+        if going and not common:
+            raise CheckpointError(f"the members of {population.config.run_dir} share no intact checkpoint")
+        for number in group:
+            at = there[number][0][0] if number in over else max(common)
+            runs[number] = _resumed(runs[number], init_from, changes, iteration=at, again=True)
+            resumed, row = runs[number].job.resumed, rows[number]
+            assert resumed is not None
+            row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
+            if row.status != "diverged":
+                ended = number in over and run_files.finished(folders[number], population.config.evaluation_episodes)
+                row.status = "done" if ended else "training"
+            if row.status == "training":
+                lock = files.enter_context(run_files.lock(str(folders[number])))
+                runs[number] = runs[number]._replace(file=lock)
+    if all(row.status != "training" for row in rows):
+        raise ConfigError(
+            f"all members of {population.config.run_dir} have ended at --total-env-steps {total}; name more to go on"
+        )
+    return population.resumed(runs, rows, file)
+
+
+def _over(progress: Sequence[tuple[int, int]], total_env_steps: int) -> bool:
+    return bool(progress) and progress[0][1] >= total_env_steps
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:
@@ -80,7 +153,7 @@ def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = jax.eval_shape(job.learner.init, key)
-    actor = jax.eval_shape(on_device.start(job), key) if plan == "on_device" else ()
+    actor = jax.eval_shape(on_device.start(job), key, job.hyper) if plan == "on_device" else ()
     return Checkpoint(state, actor, {})
 
 

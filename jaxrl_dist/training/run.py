@@ -30,12 +30,45 @@ from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Checkpoint, Report
 
 
+class Shared:
+    """What the members of a population share; a single run has it for itself."""
+
+    def __init__(self, evaluator: Evaluator, run_dir: str | None) -> None:
+        """``run_dir`` is the population's, or the run's."""
+        self.evaluator, self.run_dir = evaluator, run_dir
+        self.away = 0.0
+        """Seconds that were not spent on training, such as on evaluations."""
+        self._asked: tuple[int, bool] = -1, False
+
+    def agree(self, iteration: int, wants: Callable[[], bool]) -> bool:
+        """Returns the answer of the member that asks first after an iteration, so that all save after the same one."""
+        if self._asked[0] != iteration:
+            self._asked = iteration, wants()
+        return self._asked[1]
+
+
 class Run(NamedTuple):
     """A training run that is ready to start."""
 
     config: Train[Any]  # resolved: no field is left out
     job: Job
     file: IO[bytes] | None = None  # open metrics.jsonl of a resumed run; holding it locks the run
+    shared: Shared | None = None  # with the other members of a population; None: this is a single run
+    execute: Callable[[Job], Iterator[Report]] | None = None  # runs a member of a population; None: the config's plan
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps done before this session."""
+        return self.job.env_steps
+
+    @property
+    def total_env_steps(self) -> int:
+        """Env steps at the end."""
+        return self.config.total_env_steps
+
+    def stopped_by(self, stop: Callable[[], bool]) -> Run:
+        """Returns the run with a function that says whether to end early."""
+        return self._replace(job=self.job._replace(stop=stop))
 
     def reports(self, evaluating: Callable[[int], None] = lambda done: None) -> Iterator[Report]:
         """As ``train``; ``evaluating`` receives the number of episodes done in the last evaluation.
@@ -46,7 +79,7 @@ class Run(NamedTuple):
         if self.file is None and self.config.run_dir:
             run_files.check_free(self.config.run_dir)
         reports = self._reports(evaluating)
-        _UNFINISHED.add(reports)
+        UNFINISHED.add(reports)
         return reports
 
     def _reports(self, evaluating: Callable[[int], None]) -> Generator[Report]:
@@ -114,16 +147,15 @@ class Run(NamedTuple):
         evaluating: Callable[[int], None],
     ) -> Iterator[Report]:
         """Returns the plan's reports, evaluated, written and saved when due; ``stack`` closes the plan."""
-        config, away = self.config, 0.0
+        config, shared = self.config, self.shared or self.alone()
         offered: list[Callable[[], Report]] = []
-        job = self.job._replace(stop=ending, away=lambda: away, offer=offered.append)
-        evaluator = self._evaluator()
+        job = self.job._replace(stop=ending, away=lambda: shared.away, offer=offered.append)
+        evaluator = shared.evaluator.of_member(config.seed, job.hyper)
 
-        def evaluate(report: Report) -> Report:
-            nonlocal away
+        def evaluate(report: Report, **options: Any) -> Report:
             began = time.perf_counter()
-            report = self._evaluate(evaluator, report, stop=ending)
-            away += time.perf_counter() - began
+            report = self._evaluate(evaluator, report, stop=ending, **options)
+            shared.away += time.perf_counter() - began
             return report
 
         def newest() -> Report | None:
@@ -138,15 +170,14 @@ class Run(NamedTuple):
             saver.save(self._trimmed(report.checkpoint()), report.metrics["episode/return"])
 
         evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
-        plan: Any = PLANS[config.plan].run(job)
+        plan: Any = (self.execute or PLANS[config.plan].run)(job)
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
         if files and saver:
             done = None if job.resumed is None else job.env_steps
             reports = writing(reports, files, config.total_env_steps)
-            reports = saving(reports, save, saver, files, config, done, ending)
-        final = partial(self._evaluate, evaluator, progress=evaluating, stop=ending)
-        return evaluations.at_the_end(reports, final, files)
+            reports = saving(reports, save, saver, files, config, done, ending, shared.agree)
+        return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)
 
     def _way_on(self, error: BaseException, env_steps: int) -> str:
         """Returns a note that tells how to continue from the state that a failed run saved."""
@@ -157,9 +188,10 @@ class Run(NamedTuple):
 
     def resume_command(self) -> str:
         """Returns the command, or in Python the call, that resumes the run, with the code that no file may name."""
-        words = ["jaxrl-dist", "resume", str(self.config.run_dir)]
+        run_dir = str(self.shared.run_dir if self.shared else self.config.run_dir)
+        words = ["jaxrl-dist", "resume", run_dir]
         if not isinstance(self.config.env, str):
-            return f"jaxrl_dist.resume({str(self.config.run_dir)!r}, env=...)"
+            return f"jaxrl_dist.resume({run_dir!r}, env=...)"
         if split_env(self.config.env)[1] is not None:
             words += ["--env", self.config.env]
         kind = type(self.config.algorithm)
@@ -171,10 +203,12 @@ class Run(NamedTuple):
         """Removes the replay memory from a checkpoint, unless checkpoints hold it."""
         return whole if self.config.checkpoint_replay else whole._replace(state=whole.state._replace(memory=()))
 
-    def _evaluator(self) -> Evaluator:
+    def alone(self, run_dir: str | None = None) -> Shared:
+        """Returns what a single run has for itself; ``run_dir`` is that of its population, if it has one."""
         config, job = self.config, self.job
-        episodes, most = config.evaluation_episodes, config.evaluation_max_steps
-        return Evaluator(job.algorithm, job.source, episodes, config.seed, most, config.num_envs)
+        sizes = config.evaluation_episodes, config.seed, config.evaluation_max_steps, config.num_envs
+        evaluator = Evaluator(job.algorithm, job.source, *sizes, lambda hyper: job.variant(hyper)[0])
+        return Shared(evaluator, run_dir or config.run_dir)
 
     def _evaluate(
         self,
@@ -213,7 +247,7 @@ def _evaluated(resumed: Checkpoint) -> int:
     return progress.get("evaluated", progress["reported"]["env_steps"])
 
 
-_UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
+UNFINISHED: weakref.WeakSet[Generator[Report]] = weakref.WeakSet()
 """Reports of runs that may not have ended."""
 
 
@@ -222,7 +256,7 @@ def _leave_all() -> None:
 
     Saving needs a new thread, which Python then no longer starts: a warning says so.
     """
-    for reports in list(_UNFINISHED):
+    for reports in list(UNFINISHED):
         with contextlib.suppress(Exception):
             reports.close()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -18,19 +18,22 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.envs.native import MASKS_IGNORED
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, EnvWarning
+from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.spaces import Box
 from jaxrl_dist.training.learner import make_learner
+from jaxrl_dist.training.members import Member, is_population, members, programs
+from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.programs import keep_programs
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
-from jaxrl_dist.types import Algorithm, EnvSpec
+from jaxrl_dist.types import Algorithm, Array, EnvSpec, Learner
 
 
-def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
-    """Checks that a config can be run, and prepares the run.
+def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | PopulationRun:
+    """Checks that a config can be run, and prepares the run, or the population.
 
     Args:
       source: the environment that ``resolved`` returned with ``config``; None: ``config`` is resolved here.
@@ -43,12 +46,60 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
     trackers.check(config)
     if config.compile_cache:
         keep_programs()
-    job = make_job(config, source)
+    prepared = _population(config, source) if is_population(config) else _run(config, make_job(config, source))
     if source.spec.masked:
         warnings.warn(f"{source.spec.backend}:{source.spec.id}: {MASKS_IGNORED}", EnvWarning, stacklevel=2)
+    return prepared
+
+
+def _run(config: Train[Any], job: Job) -> Run:
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
     return Run(dataclasses.replace(config, checkpoint_replay=replay), job)
+
+
+def _population(config: Train[Any], source: EnvSource) -> PopulationRun:
+    """Prepares the members of a population, and the programs that train them.
+
+    Members under ``on_device`` share a program; under the other plans they train one after the other.
+    """
+    population = members(config)
+    if config.plan != "on_device":
+        alone = [_run(member.config, make_job(member.config, source)) for member in population]
+        runs = [run._replace(shared=run.alone(config.run_dir)) for run in alone]
+        return PopulationRun(config, population, runs, [[number] for number in range(len(runs))])
+    hyper = _traced(population, source)
+    groups, prepared = programs(population, hyper), dict[int, Run]()
+    for group in groups:
+        first = population[group[0]].config
+        base = _run(first, make_job(first, source, len(group)))
+        shared = base.alone(config.run_dir)
+        for number in group:
+            member = population[number]
+            algorithm = make_algorithm(member.config, source.spec) if hyper else base.job.algorithm
+            values = {name: member.values[name] for name in hyper}
+            kept = dataclasses.replace(member.config, checkpoint_replay=base.config.checkpoint_replay)
+            job = base.job._replace(config=kept, algorithm=algorithm, hyper=values)
+            prepared[number] = Run(kept, job, shared=shared)
+    return PopulationRun(config, population, [prepared[number] for number in range(len(population))], groups)
+
+
+def _traced(population: Sequence[Member], source: EnvSource) -> list[str]:
+    """Returns the varied hyperparameters that may differ between members of one program."""
+    first = population[0]
+    kinds = get_type_hints(type(first.config.algorithm), include_extras=True)
+    names = [
+        name
+        for name in first.values
+        if float in (kinds.get(name), *get_args(kinds.get(name)))
+        and all(isinstance(member.values[name], float) for member in population)
+    ]
+    job = make_job(first.config, source)
+
+    def traces(*names: str) -> bool:
+        return on_device.traces(job._replace(hyper={name: first.values[name] for name in names}))
+
+    return names if not names or traces(*names) else [name for name in names if traces(name)]
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
@@ -75,10 +126,13 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
     return algorithm
 
 
-def make_job(config: Train[Any], source: EnvSource, devices: Sequence[jax.Device] | None = None) -> Job:
+def make_job(
+    config: Train[Any], source: EnvSource, num_members: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Job:
     """Returns the job that a plan executes for a resolved config.
 
     Args:
+      num_members: of the population in whose program it runs.
       devices: the devices that learn, which need not be of this machine; None: those that the config names.
 
     Raises:
@@ -90,7 +144,15 @@ def make_job(config: Train[Any], source: EnvSource, devices: Sequence[jax.Device
     devices = learner_devices(config) if devices is None else devices
     name = algorithms.name_of(config.algorithm)
     pool = plans.pool_options(config, algorithm, name, devices, on_host=not source.is_pure)
-    learner = make_learner(config, algorithm, source.spec, devices)
+    rows = meshes.rows_of(num_members, len(devices))
+    shares = devices[: len(devices) // rows], num_members // rows  # devices of a member, and members on them
+    learner = make_learner(config, algorithm, source.spec, *shares)
+
+    def vary(hyper: Mapping[str, Array]) -> tuple[Algorithm, Learner]:
+        other = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **hyper))
+        varied = make_algorithm(other, source.spec)
+        return varied, make_learner(other, varied, source.spec, *shares)
+
     init_variables = None
     if config.init_from is not None:
         shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
@@ -100,7 +162,8 @@ def make_job(config: Train[Any], source: EnvSource, devices: Sequence[jax.Device
         algorithm=algorithm,
         learner=learner,
         source=source,
-        mesh=meshes.make_mesh(devices),
+        mesh=meshes.make_mesh(devices, rows),
+        vary=vary,
         init_variables=init_variables,
         pool=pool,
     )

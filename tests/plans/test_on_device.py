@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from gymnax.environments import environment, spaces
-from probes import learner_of, make_job, make_mesh
+from probes import assert_close, learner_of, make_job, make_mesh
 
+from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.plans import asynchronous, on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report
 
 
@@ -63,35 +64,43 @@ def test_actor_threads_step_them_too() -> None:
     assert last.env_steps >= 56
 
 
-@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("rows, columns", [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_a_population_traces_and_its_members_are_their_lone_runs(name: str, num_devices: int) -> None:
-    """Two members under ``vmap`` make the iterations that each would make alone."""
+def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, columns: int) -> None:
+    """Two members that differ in seed and step size, on meshes of members and of their shards."""
     source = find("CartPole-v1")
-    config = {
-        "ppo": PPO(hidden_sizes=(4,), num_minibatches=2, num_epochs=1),
-        "dqn": DQN(hidden_sizes=(4,), batch_size=8, learning_starts=32, replay_capacity=64, replay_ratio=0.125),
+    kind: Any = {
+        "ppo": partial(PPO, hidden_sizes=(4,), num_minibatches=2, num_epochs=1),
+        "dqn": partial(
+            DQN, hidden_sizes=(4,), batch_size=8, learning_starts=64, replay_capacity=96, replay_ratio=0.125
+        ),
     }[name]
-    algorithm = config.make(source.spec)
-    whole = make_job(algorithm, source, num_envs=4, rollout_length=8, num_devices=num_devices)
-    learner = learner_of(algorithm, source.spec, 4, 8, num_devices)
-    act, learn = on_device._iterate(whole)
 
-    def begin(seed: jax.Array) -> tuple[Any, Any, Any]:
-        keys = [jax.random.fold_in(jax.random.key(seed), stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN)]
-        return learner.init(jax.random.key(seed)), on_device.start(whole)(keys[1]), tuple(keys)
+    def vary(hyper: Any) -> Any:
+        algorithm = kind(**hyper).make(source.spec)
+        return algorithm, learner_of(algorithm, source.spec, 4, 8, columns)
 
-    def run(seed: jax.Array) -> Any:
-        state, actor, keys = begin(seed)
+    def member(seed: int, mesh: Any) -> Job:
+        hyper = {"learning_rate": 1e-3 * (1 + seed)}
+        algorithm, learner = vary(hyper)
+        made = make_job(algorithm, source, num_envs=4, rollout_length=8, total_env_steps=180 - 40 * seed, seed=seed)
+        return made._replace(hyper=hyper, vary=vary, learner=learner, mesh=mesh)
 
-        def iterate(carry: Any, _: None) -> tuple[Any, None]:
-            state, actor = carry
-            actor, experience, _ = act(state, actor, keys)
-            return (learn(state, experience, keys)[0], actor), None
+    def numbers(report: Report) -> Any:
+        timeless = {name: value for name, value in report.metrics.items() if value is not None and name[:5] != "time/"}
+        return (report.env_steps, report.updates, timeless), report.variables(), report.checkpoint()[:2]
 
-        return jax.lax.scan(iterate, (state, actor), length=2)[0][0].variables
-
-    seeds = jnp.arange(2)
-    together = jax.jit(jax.vmap(run))(seeds)
-    alone = jax.tree.map(lambda *x: jnp.stack(x), *map(jax.jit(run), seeds))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), together, alone)
+    mesh = meshes.make_mesh(jax.devices()[: rows * columns], rows)
+    jobs = [member(seed, mesh) for seed in range(2)]
+    population = on_device.Population(jobs)
+    reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
+    together: list[list[Any]] = [[], []]
+    for _ in range(9):
+        for seed in range(2):
+            together[seed] += [numbers(report) for report in itertools.islice(reports[seed], 1)]
+    for seed in range(2):
+        alone = map(numbers, on_device.on_device(member(seed, meshes.make_mesh(mesh.devices[0]))))
+        for (here, *trees), (there, *expected) in zip(together[seed], alone, strict=True):
+            assert here[:2] == there[:2]
+            assert here[2] == pytest.approx(there[2], rel=1e-4, abs=1e-5)
+            assert_close(trees, expected, 1e-5)

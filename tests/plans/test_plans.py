@@ -15,7 +15,6 @@ import pytest
 from probes import KINDS, make_job, make_mesh
 
 from jaxrl_dist import config, plans, preset, train
-from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
@@ -451,18 +450,12 @@ def test_nothing_goes_through_the_host() -> None:
     """While the program of ``on_device`` runs: all that it needs, it has."""
     algorithm = PG(hidden_sizes=(4,)).make(find("Clock-v0").spec)
     job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
-    iterate = on_device_module._iterate(job)
-    program = on_device_module._program(job, *iterate)
-    actor = jax.jit(on_device_module.start(job))(job.key(on_device_module.Stream.ENV))
-    actor = meshes.put(actor, job.mesh, meshes.BATCH)
-    keys = tuple(job.key(stream) for stream in (1, 2, 3))
-    state = job.initial_state()
-    since = on_device_module._blank_sums(job, *iterate, state, actor, keys)
-    limits = meshes.put((np.int32(2), np.int32(10**6)), make_mesh(2), meshes.REPLICATED)  # iterations, env steps
-    state, actor, since, *_ = program(state, actor, since, keys, *limits)
+    population = on_device_module.Population([job])
+    next(population.reports(0, job))
+    inputs = population.inputs(2)
     with jax.transfer_guard("disallow"):
-        state, *_ = program(state, actor, since, keys, *limits)
-    assert int(state.iteration) == 4
+        state, *_ = population.program(*inputs)
+    assert int(state.iteration[0]) == 4
 
 
 def test_both_tables_of_plans_name_the_same() -> None:

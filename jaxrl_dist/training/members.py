@@ -1,0 +1,96 @@
+"""The members of a population: the runs that ``--seeds`` and ``--vary`` ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_type_hints
+
+from jaxrl_dist.algorithms import name_of
+from jaxrl_dist.checks import did_you_mean, flag
+from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.values import from_text
+
+FOLDER = "members"
+"""Folder of a population's run directory that holds the run directories of its members."""
+VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards")
+"""Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
+MAX_MEMBERS = 10_000
+
+
+class Member(NamedTuple):
+    """A run of a population."""
+
+    config: Train[Any]
+    values: Mapping[str, Any]
+    """The fields in which settings differ."""
+
+
+def is_population(config: Train[Any]) -> bool:
+    """Returns whether a config asks for several runs."""
+    return config.seeds > 1 or bool(config.vary)
+
+
+def members(config: Train[Any]) -> list[Member]:
+    """Returns the members of a resolved config: all settings with the first seed, then with the second, and so on.
+
+    Raises:
+      ConfigError: a field cannot vary, a value cannot be read or is out of range, or there are too many members.
+    """
+    kind = type(config.algorithm)
+    hyperparameters = [field.name for field in dataclasses.fields(kind) if field.init]
+    hints = {**get_type_hints(Train, include_extras=True), **get_type_hints(kind, include_extras=True)}
+    varied = {}
+    for name, text in config.vary.items():
+        name = name.replace("-", "_")
+        if name not in (*hyperparameters, *VARIED):
+            raise ConfigError(_refusal(name, [*hyperparameters, *VARIED], name_of(kind)))
+        if name in varied:
+            raise ConfigError(f"--vary names {name} twice")
+        varied[name] = [from_text(name, part, hints[name]) for part in text.split(",")]
+    settings = _settings(varied, zipped=config.zip)
+    if len(settings) * config.seeds > MAX_MEMBERS:
+        raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
+    made: list[Member] = []
+    for offset, values in itertools.product(range(config.seeds), settings):
+        own = {name: value for name, value in values.items() if name in hyperparameters}
+        run = {name: value for name, value in values.items() if name not in hyperparameters}
+        run |= {"seed": config.seed + offset, "seeds": 1, "vary": {}, "zip": False}
+        if config.run_dir is not None:
+            run["run_dir"] = str(pathlib.Path(config.run_dir, FOLDER, f"{len(made):03d}"))
+        algorithm = dataclasses.replace(config.algorithm, **own)
+        made.append(Member(dataclasses.replace(config, algorithm=algorithm, **run).checked(), values))
+    return made
+
+
+def _refusal(name: str, known: Sequence[str], algorithm: str) -> str:
+    if name == "seed":
+        return "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
+    if name in {field.name for field in dataclasses.fields(Train)}:
+        return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"
+    return f"--vary {name}: {algorithm} has no such hyperparameter{did_you_mean(name, known)}"
+
+
+def _settings(varied: Mapping[str, Sequence[Any]], *, zipped: bool) -> list[dict[str, Any]]:
+    """Returns the combinations of values: all of them, or the first of each field, then the second, and so on.
+
+    Raises:
+      ConfigError: fields that are combined one by one have different numbers of values.
+    """
+    if zipped and len({len(values) for values in varied.values()}) > 1:
+        counts = ", ".join(f"{len(values)} of {name}" for name, values in varied.items())
+        raise ConfigError(f"--zip combines values one by one, and --vary names {counts}; equal numbers work")
+    rows = zip(*varied.values(), strict=True) if zipped else itertools.product(*varied.values())
+    return [dict(zip(varied, row, strict=True)) for row in rows]
+
+
+def programs(population: Sequence[Member], hyper: Sequence[str]) -> list[list[int]]:
+    """Returns the members, by number, that one program can train: they differ in seeds and in ``hyper`` only."""
+    groups: dict[str, list[int]] = {}
+    for number, member in enumerate(population):
+        fixed = {name: value for name, value in member.values.items() if name not in hyper}
+        groups.setdefault(repr(fixed), []).append(number)
+    return list(groups.values())
