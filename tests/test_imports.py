@@ -29,7 +29,7 @@ ALLOWED: dict[str, str] = {
     "nn": f"{_GROUND} mesh",
     "lazy": "spaces rng mesh returns nn",
     "memory": f"{_GROUND} mesh nn",
-    "envs": f"{_GROUND} config memory",
+    "envs": f"{_GROUND} mesh config memory",
     "learners": f"{_GROUND} mesh returns nn memory",
     "algorithms": f"{_GROUND} mesh returns nn lazy memory",
     "help": "checks config",

@@ -126,8 +126,8 @@ def saving(
     config: Train,
     saved: int | None,
     ending: Ending,
-    agree: Callable[[int, Callable[[], bool]], bool] = lambda iteration, wants: wants(),
     clock: Callable[[], float] = time.monotonic,
+    agree: Callable[[int, Callable[[], bool]], bool] = lambda iteration, wants: wants(),
 ) -> Iterator[Report]:
     """Saves a checkpoint by env steps, by time and at the end of the run.
 
@@ -135,8 +135,8 @@ def saving(
 
     Args:
       saved: env steps of the checkpoint that the run was resumed from; None: a new run.
-      agree: ``(iteration, wants) -> answer``: members of a population save on the way after the same iterations.
       clock: returns seconds.
+      agree: ``(iteration, wants) -> answer``: members of a population save on the way after the same iterations.
 
     Raises:
       OSError: the last checkpoint cannot be written.

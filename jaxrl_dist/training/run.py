@@ -176,7 +176,7 @@ class Run(NamedTuple):
         if files and saver:
             done = None if job.resumed is None else job.env_steps
             reports = writing(reports, files, config.total_env_steps)
-            reports = saving(reports, save, saver, files, config, done, ending, shared.agree)
+            reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
         return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)
 
     def _way_on(self, error: BaseException, env_steps: int) -> str:
