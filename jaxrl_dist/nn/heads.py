@@ -137,7 +137,7 @@ def actor_critic_heads(num_outputs: int, log_std: int, initial_std: float) -> He
         for_policy, for_value = split(features)
         params = {"policy": policy.init(keys[0], for_policy), "value": value.init(keys[1], for_value)}
         if log_std:
-            params["log_std"] = jnp.full((log_std,), math.log(initial_std), jnp.float32)
+            params["log_std"] = jnp.full((log_std,), jnp.log(initial_std), jnp.float32)
         return params
 
     def apply(params: PyTree, features: PyTree) -> tuple[jax.Array, jax.Array]:

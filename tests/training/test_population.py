@@ -1,0 +1,205 @@
+"""Populations: members are their lone runs, stop and go on together, and leave complete run directories."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import shutil
+import typing
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_dist
+from jaxrl_dist import Train, preset
+from jaxrl_dist.algorithms import ALGORITHMS
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.envs.source import find
+from jaxrl_dist.errors import ConfigError, FileWarning
+from jaxrl_dist.plans import on_device
+from jaxrl_dist.run.files import read_json
+from jaxrl_dist.training.members import members
+from jaxrl_dist.training.population import Row, settings, table
+from jaxrl_dist.training.setup import make_job, prepare
+
+SMALL = {"num_envs": 4, "rollout_length": 16, "report_interval": 128, "evaluation_episodes": 4, "num_devices": 1}
+    "num_envs": 4,
+    "rollout_length": 16,
+    "report_interval": 128,
+    "evaluation_episodes": 4,
+    "num_devices": 1,
+}
+
+
+def config(run_dir: pathlib.Path | None = None, *, total: int = 600, **values: Any) -> Train[Any]:
+    algorithm = PPO(hidden_sizes=(4,), num_epochs=1, num_minibatches=2)
+    where = None if run_dir is None else str(run_dir)
+    return Train(algorithm, "CartPole-v1", total_env_steps=total, run_dir=where, **(SMALL | values))
+
+
+def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
+    """The reports of a run, without times."""
+    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if "time" not in name} for line in found]
+
+
+def test_a_member_is_its_lone_run(tmp_path: pathlib.Path) -> None:
+    """Its directory holds what a run of one seed with these hyperparameters would have written."""
+    vary = {"learning_rate": [1e-3, 3e-4], "num_epochs": [1, 2]}
+    *_, last = jaxrl_dist.train(config(tmp_path / "all", seeds=2, vary=vary, seed=5))
+    assert len(last.members) == 8 == last.metrics["population/done"]
+    assert last.env_steps == sum(member.env_steps for member in last.members)
+    for number in (0, 7):  # of both programs
+        there = tmp_path / "all" / "members" / f"{number:03d}"
+        kept = read_json(there / "config.json")
+        values = kept["hyperparameters"]
+        assert kept["run"]["seed"] == 5 + number // 4 and kept["run"]["seeds"] == 1
+        folder = tmp_path / f"alone{number}"
+        algorithm = PPO(**{**values, "hidden_sizes": (4,)})
+        alone = dataclasses.replace(config(folder, seed=5 + number // 4), algorithm=algorithm)
+        )
+        list(jaxrl_dist.train(alone))
+        here, expected = lines(there), lines(folder)
+        assert [line["env_steps"] for line in here] == [line["env_steps"] for line in expected]
+        for one, other in zip(here, expected, strict=True):
+            assert {x for x in one if one[x] is None} == {x for x in other if other[x] is None}
+            shown = [x for x in one if one[x] is not None]
+            assert [one[x] for x in shown] == pytest.approx([other[x] for x in shown], rel=1e-4, abs=1e-5)
+        assert jaxrl_dist.load_policy(there).evaluate(4).returns.shape == (4,)
+    rows = (tmp_path / "all" / "results.csv").read_text().splitlines()
+    assert rows[0].startswith("member,seed,learning_rate,num_epochs,status,env_steps") and len(rows) == 9
+    assert all(",done," in row for row in rows[1:])
+
+
+def test_stopped_and_resumed_is_as_never_stopped(tmp_path: pathlib.Path) -> None:
+    """Also where a member has lost its newest checkpoint: all go back to the one that they share."""
+    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-3,1e-4"}, "checkpoint_interval": 128}
+    list(jaxrl_dist.train(config(tmp_path / "whole", **asked)))
+    reports = jaxrl_dist.train(config(tmp_path / "parts", **asked))
+    while next(reports).iteration < 4 * 6:
+        pass
+    reports.close()  # type: ignore[attr-defined]
+    folders = sorted((tmp_path / "parts" / "members").iterdir())
+    saved = sorted((folders[2] / "checkpoints").iterdir())
+    shutil.rmtree(saved[-1])
+    list(jaxrl_dist.resume(tmp_path / "parts"))
+    for folder in folders:
+        assert lines(folder) == lines(tmp_path / "whole" / "members" / folder.name)
+        policies = [
+            jaxrl_dist.load_policy(x / "members" / folder.name) for x in (tmp_path / "whole", tmp_path / "parts")
+        ]
+        one, other = (jax.tree.leaves(policy.variables) for policy in policies)
+        assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"all members of .* have ended at --total-env-steps 600; name more to go on"):
+        jaxrl_dist.resume(tmp_path / "parts")
+    *_, last = jaxrl_dist.resume(tmp_path / "parts", total_env_steps=800)
+    assert all(member.env_steps >= 800 for member in last.members)
+
+
+def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
+    asked = config(tmp_path / "run", vary={"learning_rate": "1e-3,1e30"}, total=2000)
+    with pytest.warns(FileWarning, match="member 001 has ended, the others go on: training has diverged"):
+        *_, last = jaxrl_dist.train(asked)
+    rows = read_json(tmp_path / "run" / "population.json")["members"]
+    assert [row["status"] for row in rows] == ["done", "diverged"]
+    assert last.members[0].env_steps >= 2000 > rows[1]["env_steps"]
+
+
+def test_other_plans_train_members_one_after_the_other(tmp_path: pathlib.Path) -> None:
+    asked = config(tmp_path / "run", plan="synchronous", seeds=2, total=128, evaluation_episodes=0)
+    *_, last = jaxrl_dist.train(asked)
+    assert [member.env_steps >= 128 for member in last.members] == [True, True]
+    assert len(lines(tmp_path / "run" / "members" / "001")) >= 1
+
+
+def test_the_caller_may_leave_and_an_error_ends_all(tmp_path: pathlib.Path) -> None:
+    for report in jaxrl_dist.train(config(tmp_path / "run", seeds=3)):
+        assert report.variables().params
+        break
+    for folder in (tmp_path / "run" / "members").iterdir():
+        assert [path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()]
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"vary": {"learning_rate": "1e-3,x"}}, "--learning-rate: 'x' is no number"),
+        ({"vary": {"learning_rate": "1e-3,-1"}}, "--learning-rate must be"),
+        ({"vary": {"lerning_rate": "1"}}, "--vary lerning_rate: ppo has no such hyperparameter (did you mean 'learn"),
+        ({"vary": {"seed": "1,2"}}, "--vary seed: the seeds of members are --seed and those after it; --seeds says"),
+        ({"vary": {"env": "a,b"}}, "--vary env: all members have the same --env; run the command once for each"),
+        ({"vary": {"num_epochs": "1,2.5"}}, "--num-epochs: '2.5' is no whole number"),
+        ({"vary": {"hidden_sizes": "1,2"}}, "--hidden-sizes: '1' is more than a flag of one value can hold"),
+        ({"seeds": 0}, "--seeds must be >= 1"),
+        ({"seed": 2**31 - 2, "seeds": 3}, "--seed must be"),
+        ({"zip": True}, "--zip does nothing without --vary"),
+        ({"vary": {"learning_rate": "1,2", "discount": "0.9"}, "zip": True}, "--vary names 2 of learning_rate, 1 of d"),
+        ({"seeds": 101, "vary": {"discount": ",".join(["0.9"] * 100)}}, "100 settings times --seeds 101 is more than"),
+    ],
+)
+def test_what_cannot_be_trained_together_is_refused(asked: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        prepare(config(**asked))
+    assert message in str(error.value)
+
+
+def test_members_divide_over_devices_or_devices_over_members() -> None:
+    with pytest.raises(ConfigError, match=r"6 members do not divide over 4 devices; nearest that work: 4 or 8 members"):
+        prepare(config(seeds=6, num_devices=4, num_envs=8))
+
+
+def test_settings_are_a_product_or_go_in_step() -> None:
+    vary = {"learning_rate": [1e-3, 1e-4], "num_epochs": range(1, 3)}
+    product = [member.values for member in members(config(vary=vary).checked())]
+    assert [(x["learning_rate"], x["num_epochs"]) for x in product] == [(1e-3, 1), (1e-3, 2), (1e-4, 1), (1e-4, 2)]
+    zipped = [member.values for member in members(config(vary=vary, zip=True).checked())]
+    assert [(x["learning_rate"], x["num_epochs"]) for x in zipped] == [(1e-3, 1), (1e-4, 2)]
+
+
+STATIC = {"replay_ratio"}
+"""Hyperparameters that are floats and shape the program: values of each train in a program of their own."""
+_QUICK = ("ppo", "dqn", "td3")
+
+
+@pytest.mark.parametrize("name", [x if x in _QUICK else pytest.param(x, marks=pytest.mark.slow) for x in ALGORITHMS])
+def test_every_other_float_varies_within_a_program(name: str) -> None:
+    for env in ("Pendulum-v1", "CartPole-v1"):
+        with contextlib.suppress(ConfigError):  # some take discrete actions only
+            whole, source = preset(name, env, num_envs=8, plan="on_device"), find(env)
+            job = make_job(whole, source)
+            break
+    hints = typing.get_type_hints(type(whole.algorithm))
+    floats = {x: getattr(whole.algorithm, x) for x in hints if isinstance(getattr(whole.algorithm, x, None), float)}
+    varying = {x: value for x, value in floats.items() if x not in STATIC}
+    assert varying and on_device.traces(job._replace(hyper=varying))
+    for x in STATIC & floats.keys():
+        assert not on_device.traces(job._replace(hyper={x: floats[x]}))
+
+
+def test_scores_of_settings() -> None:
+    values = [{"learning_rate": 0.1}, {"learning_rate": 0.2}, {"learning_rate": 0.3}]
+    rows = [Row(f"{n:03d}", n, values[n % 3], "done", 1, 1, float(n), None) for n in range(12)]
+    rows[2].episode_return = rows[5].episode_return = rows[8].episode_return = rows[11].episode_return = None
+    found = settings(rows)
+    assert [x["values"] for x in found] == [values[1], values[0], values[2]]
+    scores = np.array([1.0, 4.0, 7.0, 10.0])
+    assert found[0]["iqm"] == scores[1:3].mean() and found[0]["mean"] == scores.mean()
+    assert (found[0]["min"], found[0]["max"], found[0]["seeds"]) == (1.0, 10.0, 4)
+    assert found[2]["iqm"] is None and table(rows).splitlines()[-1].split() == ["0.3", "0", "-", "-", "-", "-"]
+
+
+@pytest.mark.slow
+def test_eight_devices_train_as_one_does(tmp_path: pathlib.Path) -> None:
+    """Eight members on eight devices, and two members of four devices each."""
+    asked = {"num_envs": 8, "rollout_length": 8, "evaluation_episodes": 0, "total": 256}
+    for seeds in (8, 2):
+        runs = [config(tmp_path / f"{seeds}-{n}", seeds=seeds, num_devices=n, **asked) for n in (1, 8)]
+        one, eight = ([jax.tree.leaves(x.variables()) for x in list(jaxrl_dist.train(run))[-1].members] for run in runs)
+        for here, there in zip(one, eight, strict=True):
+            for x, y in zip(here, there, strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
