@@ -160,6 +160,7 @@ def from_text(name: str, text: str, hint: Any) -> Any:
     kinds = {bool: "neither True nor False", int: "no whole number", float: "no number"}
     raise ConfigError(f"{flag(name)}: {shown(text)} is {kinds.get(hint, 'more than a flag of one value can hold')}")
 
+
 class Named:
     """A dataclass that refuses unknown fields with a ``ConfigError`` that says what is meant."""
 

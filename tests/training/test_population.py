@@ -27,12 +27,6 @@ from jaxrl_dist.training.population import Row, settings, table
 from jaxrl_dist.training.setup import make_job, prepare
 
 SMALL = {"num_envs": 4, "rollout_length": 16, "report_interval": 128, "evaluation_episodes": 4, "num_devices": 1}
-    "num_envs": 4,
-    "rollout_length": 16,
-    "report_interval": 128,
-    "evaluation_episodes": 4,
-    "num_devices": 1,
-}
 
 
 def config(run_dir: pathlib.Path | None = None, *, total: int = 600, **values: Any) -> Train[Any]:
@@ -61,7 +55,6 @@ def test_a_member_is_its_lone_run(tmp_path: pathlib.Path) -> None:
         folder = tmp_path / f"alone{number}"
         algorithm = PPO(**{**values, "hidden_sizes": (4,)})
         alone = dataclasses.replace(config(folder, seed=5 + number // 4), algorithm=algorithm)
-        )
         list(jaxrl_dist.train(alone))
         here, expected = lines(there), lines(folder)
         assert [line["env_steps"] for line in here] == [line["env_steps"] for line in expected]
@@ -95,7 +88,7 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: pathlib.Path) -> None
         one, other = (jax.tree.leaves(policy.variables) for policy in policies)
         assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
-    with pytest.raises(ConfigError, match=r"all members of .* have ended at --total-env-steps 600; name more to go on"):
+    with pytest.raises(ConfigError, match=r"all members of .* have ended at total_env_steps 600; name more to go on"):
         jaxrl_dist.resume(tmp_path / "parts")
     *_, last = jaxrl_dist.resume(tmp_path / "parts", total_env_steps=800)
     assert all(member.env_steps >= 800 for member in last.members)
@@ -128,18 +121,18 @@ def test_the_caller_may_leave_and_an_error_ends_all(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize(
     "asked, message",
     [
-        ({"vary": {"learning_rate": "1e-3,x"}}, "--learning-rate: 'x' is no number"),
-        ({"vary": {"learning_rate": "1e-3,-1"}}, "--learning-rate must be"),
-        ({"vary": {"lerning_rate": "1"}}, "--vary lerning_rate: ppo has no such hyperparameter (did you mean 'learn"),
-        ({"vary": {"seed": "1,2"}}, "--vary seed: the seeds of members are --seed and those after it; --seeds says"),
-        ({"vary": {"env": "a,b"}}, "--vary env: all members have the same --env; run the command once for each"),
-        ({"vary": {"num_epochs": "1,2.5"}}, "--num-epochs: '2.5' is no whole number"),
-        ({"vary": {"hidden_sizes": "1,2"}}, "--hidden-sizes: '1' is more than a flag of one value can hold"),
-        ({"seeds": 0}, "--seeds must be >= 1"),
-        ({"seed": 2**31 - 2, "seeds": 3}, "--seed must be"),
-        ({"zip": True}, "--zip does nothing without --vary"),
-        ({"vary": {"learning_rate": "1,2", "discount": "0.9"}, "zip": True}, "--vary names 2 of learning_rate, 1 of d"),
-        ({"seeds": 101, "vary": {"discount": ",".join(["0.9"] * 100)}}, "100 settings times --seeds 101 is more than"),
+        ({"vary": {"learning_rate": "1e-3,x"}}, "learning_rate: 'x' is no number"),
+        ({"vary": {"learning_rate": "1e-3,-1"}}, "learning_rate must be"),
+        ({"vary": {"lerning_rate": "1"}}, "vary lerning_rate: ppo has no such hyperparameter (did you mean 'learn"),
+        ({"vary": {"seed": "1,2"}}, "vary seed: the seeds of members are seed and those after it; seeds says"),
+        ({"vary": {"env": "a,b"}}, "vary env: all members have the same env; run the command once for each"),
+        ({"vary": {"num_epochs": "1,2.5"}}, "num_epochs: '2.5' is no whole number"),
+        ({"vary": {"hidden_sizes": "1,2"}}, "hidden_sizes: '1' is more than a flag of one value can hold"),
+        ({"seeds": 0}, "seeds must be >= 1"),
+        ({"seed": 2**31 - 2, "seeds": 3}, "seed must be"),
+        ({"zip": True}, "zip does nothing without vary"),
+        ({"vary": {"learning_rate": "1,2", "discount": "0.9"}, "zip": True}, "vary names 2 of learning_rate, 1 of d"),
+        ({"seeds": 101, "vary": {"discount": ",".join(["0.9"] * 100)}}, "100 settings times seeds 101 is more than"),
     ],
 )
 def test_what_cannot_be_trained_together_is_refused(asked: Any, message: str) -> None:
