@@ -33,6 +33,7 @@ from jaxrl_dist.config import PLANS, split_env
 from jaxrl_dist.envs.source import BACKENDS, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.flags import plain_defaults
+from jaxrl_dist.synonyms import SYNONYMS
 from jaxrl_dist.training import resolving, setup
 from jaxrl_dist.types import EnvSpec
 
@@ -126,6 +127,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Formats a Markdown table."""
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def synonyms(_: str | None) -> str:
+    """Returns a table of our flags and of what other libraries call them."""
+    rows = []
+    for fields, names in SYNONYMS.items():
+        ours = " or ".join(f"`{flag(field)}`" for field in fields.split() if field != "seeds")
+        rows.append((ours, ", ".join(f"`{name}`" for name in names.split())))
+    return table(("here", "elsewhere"), rows)
 
 
 # --- Presets ------------------------------------------------------------------------------------------
@@ -299,4 +309,9 @@ def algorithm(name: str) -> str:
     return f'{text}\n\n## Source\n\n??? note "`{path.relative_to(ROOT)}`"\n{code}'
 
 
-PARTS: dict[str, Callable[[Any], str]] = {"algorithm": algorithm, "fields": fields, "tested": tested}
+PARTS: dict[str, Callable[[Any], str]] = {
+    "algorithm": algorithm,
+    "fields": fields,
+    "synonyms": synonyms,
+    "tested": tested,
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import datetime
 import html
 import os
 import re
@@ -17,9 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import pytest
 import runs
+from PIL import Image
 from probes import random_rollout, spec
+from scipy import stats
 
 import jaxrl_dist
 from jaxrl_dist import cli, commands, mesh
@@ -98,6 +102,86 @@ def test_the_readme_s_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     exec(use, names)
     assert "return_mean" in capsys.readouterr().out
     assert names["action"].shape == (3,)
+
+
+HOW_TO = (
+    *("README.md", "docs/index.md", "docs/environments.md", "docs/runs.md", "docs/python.md", "docs/coming-from.md"),
+    *("docs/glossary.md", "docs/releasing.md"),
+)
+"""Pages that are read first: short sentences only."""
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a document, of its lists and of the cells of its tables, without its code."""
+    text = re.sub(r"```.*?```", "\n\n", text, flags=re.DOTALL)
+    text = re.sub(r"^    .*$|^#.*$|^\|[-:| ]+\|$", "\n\n", text, flags=re.MULTILINE).replace("|", "\n\n")
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"^- |^!.*$", "\n", text, flags=re.MULTILINE))
+    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+    return [sentence for part in parts for sentence in re.split(r"(?<=[.;:!?]) ", part) if sentence]
+
+
+@pytest.mark.parametrize("name", HOW_TO)
+def test_sentences_are_short(name: str) -> None:
+    found = sentences((runs.ROOT / name).read_text(encoding="utf-8"))
+    assert len(found) > 5
+    assert not [sentence for sentence in found if len(sentence.split()) > 35]
+    assert sentences("a b. c\n\n```\nd\n```\n- e | f g\n") == ["a b.", "c", "e", "f g"]
+
+
+def test_the_readme_is_short_and_its_numbers_are_those_that_were_measured() -> None:
+    text = (runs.ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    script = runpy.run_path(str(runs.ROOT / "scripts" / "learning.py"))
+    results = script["load"](runs.ROOT / "docs" / "learning" / script["RESULTS"])
+    rows = re.findall(r"^\| `(\w+) --env (?:(\w+):)?([\w-]+)` \| ([\d,]+) \| (\S+) \| (\d+) \|$", text, re.M)
+    assert len(rows) == 4
+    for algorithm, backend, env, steps, iqm, seeds in rows:
+        command = f"train {algorithm} --env {backend or 'gymnax'}:{env} --total-env-steps {steps.replace(',', '')}"
+        (entry,) = [entry for entry in results.values() if entry["command"] == f"jaxrl-dist {command}"]
+        middle = stats.trim_mean(entry["returns"], 0.25)
+        assert f"{middle:.4g}".startswith(iqm) or f"{middle:.1f}" == iqm, (command, middle)
+        assert int(seeds) == len(entry["returns"])
+    speed = (runs.ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    for ours, other in re.findall(r"^\| [A-Z].* beside .* \| ([\d,]+) \| ([\d,]+) \|$", text, re.M):
+        assert f"| {ours} |" in speed and f"| {other} |" in speed
+
+
+def test_the_picture_of_the_readme_is_that_of_the_measurements(tmp_path: Path) -> None:
+    script = runpy.run_path(str(runs.ROOT / "scripts" / "picture.py"))
+    script["draw"](tmp_path / "overview.png")
+    now, kept = (
+        np.asarray(Image.open(path).convert("L").resize((230, 57), Image.Resampling.BOX), float)
+        for path in (tmp_path / "overview.png", runs.ROOT / "docs" / "overview.png")
+    )
+    assert np.sqrt(np.mean((now - kept) ** 2)) < 4  # fonts differ a little between versions of matplotlib
+    speeds = script["rates"]((runs.ROOT / "docs" / "speed.md").read_text(encoding="utf-8"))
+    assert set(speeds) == set(script["PEERS"]) and all(0.5 < ratio < 5 for ratio in speeds.values())
+
+
+def test_the_glossary_explains_the_words_of_our_own() -> None:
+    text = (runs.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| ([a-z ]+) \| .{20,} \|$", text, re.M)
+    assert words[1:] == sorted(words[1:], key=str.lower) or words == sorted(words)
+    assert {"triple", "plan", "torso", "core", "env step", "update", "iteration", "rollout", "lag"} <= set(words)
+
+
+def test_a_release_writes_its_version_everywhere(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "CITATION.cff"):
+        (tmp_path / name).write_text((runs.ROOT / name).read_text(encoding="utf-8"))
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A.\n")
+    script = runpy.run_path(str(runs.ROOT / "scripts" / "release.py"))
+    script["release"](tmp_path, "7.1.0", datetime.date(2030, 1, 2))
+    assert tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["version"] == "7.1.0"
+    assert "version: 7.1.0\ndate-released: 2030-01-02\n" in (tmp_path / "CITATION.cff").read_text()
+    changelog = (tmp_path / "CHANGELOG.md").read_text()
+    assert changelog.startswith("# Changelog\n\n## [Unreleased]\n\n## [7.1.0] - 2030-01-02\n\n### Added\n\n- A.")
+    for version, message in (
+        ("7.2", "is no version"),
+        ("7.1.0", "not above 7.1.0"),
+        ("8.0.0", "no unreleased changes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            script["release"](tmp_path, version, datetime.date(2030, 1, 3))
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -58,7 +58,7 @@ def curves(groups: Sequence[Group], found: Mapping[str, Curve], metric: str, axi
     """Draws a panel for each environment, with the curves of its groups."""
     style = styles([group.label for group in groups])
     names = env_names(groups)
-    fig, axes = _figure(width, len(names))
+    fig, axes = figure(width, len(names))
     counts: dict[str, set[int]] = {}
     for ax, (env, name) in zip(axes, names.items(), strict=True):
         for group in groups:
@@ -67,15 +67,7 @@ def curves(groups: Sequence[Group], found: Mapping[str, Curve], metric: str, axi
             color, dashes = style[group.label]["color"], style[group.label]["linestyle"]
             lines = [found[run] for run in group.runs]
             counts.setdefault(group.label, set()).add(len(lines))
-            if len(lines) == 1:
-                ax.plot(lines[0].x, lines[0].y, color=color, linestyle=dashes, linewidth=1.4)
-            else:
-                for curve in lines:
-                    ax.plot(curve.x, curve.y, color=color, linewidth=0.5, alpha=0.4)
-                line = middle(lines)
-                ax.plot(line.x, line.y, color=color, linestyle=dashes, linewidth=1.8)
-                ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
-        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+            band(ax, lines, color, dashes)
         ax.set_xlabel(axis)
         if len(names) > 1:
             ax.set_title(name, fontsize=9, parse_math=False)
@@ -85,12 +77,25 @@ def curves(groups: Sequence[Group], found: Mapping[str, Curve], metric: str, axi
     return fig
 
 
+def band(ax: Axes, lines: Sequence[Curve], color: str, dashes: str = "-") -> None:
+    """Draws the curves of seeds, and if there are several their interquartile mean and its interval."""
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if len(lines) == 1:
+        ax.plot(lines[0].x, lines[0].y, color=color, linestyle=dashes, linewidth=1.4)
+        return
+    for curve in lines:
+        ax.plot(curve.x, curve.y, color=color, linewidth=0.5, alpha=0.4)
+    line = middle(lines)
+    ax.plot(line.x, line.y, color=color, linestyle=dashes, linewidth=1.8)
+    ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
+
+
 def profiles(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str, width: str) -> Figure:
     """Draws the performance profile of each label, with its interval."""
     style = styles(list(scores))
     values = np.concatenate([x for each in scores.values() for x in each.values()])
     taus = np.linspace(values.min(), values.max(), TAUS)
-    fig, (ax,) = _figure(width, 1)
+    fig, (ax,) = figure(width, 1)
     for label, each in scores.items():
         strata, statistic = list(each.values()), statistics.profile(taus)
         low, high = statistics.interval(strata, statistic)
@@ -119,7 +124,7 @@ def improvements(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str, wi
     if not rows:
         raise ConfigError("--kind improvement compares groups of runs on the same environment, and here is only one")
     wrapped = 36 if width == "two" else 18
-    fig, (ax,) = _figure(width, 1, height=0.9 + 0.45 * len(rows))
+    fig, (ax,) = figure(width, 1, height=0.9 + 0.45 * len(rows))
     for y, (pair, bounds, value) in enumerate(rows):
         ax.plot(bounds, [y, y], color=COLORS[0], linewidth=6, alpha=0.3, solid_capstyle="butt")
         ax.plot([value], [y], color=COLORS[0], marker="|", markersize=12, markeredgewidth=2)
@@ -150,10 +155,12 @@ def _axis_of(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str) -> str
     return f"final {metric}{', scaled' if scaled else ''}"
 
 
-def _figure(width: str, panels: int, height: float | None = None) -> tuple[Figure, list[Axes]]:
+def figure(
+    width: str, panels: int, *, columns: int | None = None, height: float | None = None
+) -> tuple[Figure, list[Axes]]:
     """Returns a figure with axes for so many panels; ``height``: inches of a single panel."""
     inches = INCHES[width]
-    columns = min(panels, 3 if width == "two" else 1)
+    columns = columns or min(panels, 3 if width == "two" else 1)
     rows = -(-panels // columns)
     height = height or {1: 0.6, 2: 0.38, 3: 0.3}[columns] * inches
     with matplotlib.rc_context({**STYLE, "font.size": 8 if width == "one" or columns > 1 else 10}):

@@ -1,0 +1,70 @@
+"""Draws docs/overview.png, the picture of the README, from the measurements that are kept in docs/."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+
+from jaxrl_dist.commands.plot import drawing
+from jaxrl_dist.commands.plot.reading import Curve
+
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+PANELS = {
+    "ppo-cartpole": "PPO, CartPole",
+    "sac-pendulum": "SAC, Pendulum",
+    "ppo-breakout-cnn": "PPO, MinAtar Breakout",
+}
+"""Entries of docs/learning/results.json whose curves are drawn, and their titles."""
+PEERS = {"Sample Factory": "IMPALA, Pong", "rejax 0.1.3": "PPO, CartPole"}
+"""Rows of docs/speed.md that are compared with the row ``jaxrl_dist`` above them, and what they train."""
+
+
+def curves(entry: dict[str, Any]) -> list[Curve]:
+    """Returns the curves of an entry of results.json: 50 returns at even steps of a run."""
+    found = []
+    for values in entry["curves"]:
+        there = np.array([value is not None for value in values])
+        x = np.linspace(0, entry["steps"], len(values) + 1)[1:]
+        found.append(Curve(x[there], np.array([value for value in values if value is not None], float)))
+    return found
+
+
+def rates(text: str) -> dict[str, float]:
+    """Returns our env steps per second divided by those of each peer, from the tables of speed.md."""
+    ours, found = 0.0, {}
+    for name, number in re.findall(r"^\| ([^|]+?) \| ([\d,]+) \|", text, re.MULTILINE):
+        value = float(number.replace(",", ""))
+        ours = value if name == "jaxrl_dist" else ours
+        if name in PEERS:
+            found[name] = ours / value
+    return found
+
+
+def draw(out: pathlib.Path) -> None:
+    """Draws the picture."""
+    results = json.loads((DOCS / "learning" / "results.json").read_text(encoding="utf-8"))
+    fig, axes = drawing.figure("two", len(PANELS) + 1, columns=4, height=1.7)
+    for ax, (name, title) in zip(axes, PANELS.items(), strict=False):
+        drawing.band(ax, curves(results[name]), drawing.COLORS[0])
+        ax.set_title(f"{title}\n{len(results[name]['curves'])} seeds", fontsize=7)
+        ax.set_xlabel("environment steps")
+    axes[0].set_ylabel("episode return")
+    speeds = rates((DOCS / "speed.md").read_text(encoding="utf-8"))
+    bars = axes[-1].barh(range(len(speeds)), list(speeds.values()), color=drawing.COLORS[0], height=0.4)
+    axes[-1].bar_label(bars, [f" {ratio:.2f} x" for ratio in speeds.values()], fontsize=7)
+    axes[-1].set_yticks([])
+    for y, name in enumerate(speeds):
+        axes[-1].text(0, y + 0.28, f"{name.split()[0] if name[-1].isdigit() else name}: {PEERS[name]}", fontsize=6)
+    axes[-1].axvline(1, color="0.4", linewidth=0.8, linestyle="--")
+    axes[-1].set_xlim(0, 1.7)
+    axes[-1].set_ylim(-0.4, len(speeds) - 0.4)
+    axes[-1].set_title("env steps per second,\nours / theirs", fontsize=7)
+    drawing.save(fig, out)
+
+
+if __name__ == "__main__":
+    draw(DOCS / "overview.png")
