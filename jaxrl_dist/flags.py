@@ -32,6 +32,8 @@ class Command(Train[Config]):
     """A run's config.json, or its directory: train with its config, except for the flags that are given."""
     quiet: bool = False
     """Print nothing but errors."""
+    verbose: bool = False
+    """Print every report, with all its metrics."""
 
 
 def plain_defaults(algorithm: str | type) -> Command[Any]:

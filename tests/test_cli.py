@@ -455,7 +455,9 @@ def test_the_script_is_the_same_command_and_names_what_happens(
     assert "ppo on gymnax:CartPole-v1, plan on_device, 1 cpu device, 8 environments x 16 steps" in lines[0]
     assert lines[1] == "writing new/run"
     steps = runs.read_metrics(run_dir)[-1]["env_steps"]
-    assert any(line.startswith(f"{steps:,} env steps") and "return" in line for line in lines)
+    head = next(line.split() for line in lines if line.lstrip().startswith("env steps"))
+    assert head[2:7] == ["return", "length", "loss", "policy", "loss"] and head[-2:] == ["steps/s", "left"]
+    assert any(line.split()[0] == f"{steps:,}" and line.split()[-4:-2] == ["0", "s"] for line in lines if line.strip())
     assert "evaluating: 2 greedy episodes" in lines
     assert "a second" in lines[-2]
     summary = runs.read_json(run_dir / "summary.json")

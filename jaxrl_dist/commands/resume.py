@@ -10,7 +10,7 @@ from jaxrl_dist import flags
 from jaxrl_dist.algorithms import from_file, name_of
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules
-from jaxrl_dist.commands.train import show
+from jaxrl_dist.commands.train import show, shown_as
 from jaxrl_dist.config import RESUMABLE, check_run_dir
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals
@@ -29,7 +29,7 @@ Goes on with a run from the newest of its checkpoints that is whole. What no fil
 
 def run(args: Sequence[str]) -> int:
     """Runs ``resume RUN_DIR [FLAGS]``."""
-    allowed = (*RESUMABLE, "env", "quiet")
+    allowed = (*RESUMABLE, "env", "quiet", "verbose")
     if any(arg in ("-h", "--help") for arg in args):
         print(HELP.format(flags=" ".join(map(flag, allowed))), end="")
         return 0
@@ -41,20 +41,20 @@ def run(args: Sequence[str]) -> int:
     check_run_dir(run_dir)
     before = stored_config(run_dir, own, env)
     given = flags.parse_train(type(before.algorithm), args)
-    was = {**vars(before), **vars(before.algorithm), "quiet": False, "config": None}
+    was = {**vars(before), **vars(before.algorithm), "quiet": False, "verbose": False, "config": None}
     changes = {name: value for name, value in given.items() if value != was[name]}
     for name in changes:
         if name not in allowed:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; see: jaxrl-dist resume --help")
-    quiet = given.get("quiet", False)
+    output = shown_as(given)
     changes = {name: value for name, value in changes.items() if name in RESUMABLE}
     dataclasses.replace(before, **changes).validate()
 
     from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import resuming
 
-    with signals.stopping() as stop, one_line_warnings(quiet):
+    with signals.stopping() as stop, one_line_warnings(output["quiet"]):
         find_modules(env)
         prepared = resuming.prepare_resume(before, run_dir, changes)
-        show(name_of(before.algorithm), prepared, stop, quiet=quiet)
+        show(name_of(before.algorithm), prepared, stop, **output)
     return 0

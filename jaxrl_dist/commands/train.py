@@ -81,7 +81,7 @@ def _help(asked: Asked, *, everything: bool) -> str:
     shown = vars(config)
     about = "In parentheses: values without a preset; with --env ID, those that would run."
     if asked.fields.get("env"):
-        asked.fields.pop("quiet", None)
+        shown_as(asked.fields)
         config, _ = asked.resolved()
         shown = {**shown, **vars(config)}
         about = f"In parentheses: the values that would run on {config.env}."
@@ -95,13 +95,25 @@ def run(args: Sequence[str]) -> int:
     """Runs ``train ALGO --env ID [FLAGS]``."""
     found = asked(args)
     if found is not None:
-        quiet = found.fields.pop("quiet", False)
+        output = shown_as(found.fields)
         with signals.stopping() as stop:
-            _train(found, stop, quiet=quiet)
+            _train(found, stop, **output)
     return 0
 
 
-def _train(run: Asked, stop: signals.Stop, *, quiet: bool) -> None:
+def shown_as(fields: dict[str, Any]) -> dict[str, bool]:
+    """Takes the flags that say how much is printed out of ``fields``, and returns them.
+
+    Raises:
+      ConfigError: they contradict each other.
+    """
+    output = {name: fields.pop(name, False) for name in ("quiet", "verbose")}
+    if all(output.values()):
+        raise ConfigError("--verbose contradicts --quiet")
+    return output
+
+
+def _train(run: Asked, stop: signals.Stop, *, quiet: bool, verbose: bool) -> None:
     """Trains as the command line asks."""
     config, source = run.resolved()
 
@@ -113,10 +125,10 @@ def _train(run: Asked, stop: signals.Stop, *, quiet: bool) -> None:
         run_dir = files.default_run_dir(run.fields["env"], run.name, config.seed)
         config = dataclasses.replace(config, run_dir=run_dir)
     with one_line_warnings(quiet):
-        show(run.name, setup.prepare(config, source), stop, quiet=quiet)
+        show(run.name, setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
 
 
-def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool) -> None:
+def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool, verbose: bool) -> None:
     """Executes a run, or a population, and shows its progress; ``name`` is the algorithm's display name.
 
     Raises:
@@ -133,7 +145,7 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
             "once"
         )
     config = run.config
-    display = Display(config.evaluation_episodes, quiet=quiet)
+    display = Display(config.evaluation_episodes, quiet=quiet, verbose=verbose)
     reports = run.stopped_by(stop).reports(display.evaluating)
     begun = f", from {run.env_steps:,} env steps on" if run.env_steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")

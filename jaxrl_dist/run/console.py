@@ -17,8 +17,25 @@ from jaxrl_dist.checks import counted
 from jaxrl_dist.errors import ConfigWarning, EnvWarning, FileWarning
 from jaxrl_dist.types import Report
 
-PLAIN_SECONDS = 2.0
-"""Minimum seconds between two lines if the output is not a terminal."""
+ROW_SECONDS = 2.0
+"""Minimum seconds between two rows of the table."""
+HEAD_ROWS = 30
+"""Rows of the table after which its head is shown again."""
+COLUMNS = {
+    "episode/return": "return",
+    "population/return_best": "best",
+    "population/return_iqm": "IQM",
+    "population/done": "done",
+    "episode/length": "length",
+    "loss/total": "loss",
+    "loss/policy": "policy loss",
+    "loss/value": "value loss",
+    "q/mean": "Q",
+    "policy/approx_kl": "KL",
+    "policy/entropy": "entropy",
+    "async/lag": "lag",
+}
+"""Metrics that the table shows if a run has them, and their titles."""
 
 
 def discard_output() -> None:
@@ -63,10 +80,15 @@ class _Console(Console):
 class Display:
     """Shows the progress of training and evaluation: bars on a terminal, plain lines elsewhere, nothing if quiet."""
 
-    def __init__(self, episodes: int, *, quiet: bool = False) -> None:
-        """``episodes``: number of episodes of an evaluation."""
+    def __init__(self, episodes: int, *, quiet: bool = False, verbose: bool = False) -> None:
+        """Args:
+        episodes: number of episodes of an evaluation.
+        verbose: whether every report is shown, with all its metrics.
+        """
         self.console = _Console(quiet=quiet, markup=False, emoji=False, highlight=False, soft_wrap=True)
         self._episodes = episodes
+        self._verbose = verbose
+        self._rows = 0
         self._return: float | None = None
         self._evaluated = ""
         self.live = Progress(
@@ -96,7 +118,7 @@ class Display:
         with self.live:
             if not self.console.is_terminal:
                 self.print("compiling")
-            shown = -PLAIN_SECONDS
+            shown = -ROW_SECONDS
             for report in reports:
                 status = self._status(report)
                 last = report.env_steps >= total_env_steps
@@ -105,10 +127,28 @@ class Display:
                 self.live.update(
                     training, description=description, total=total_env_steps, completed=completed, status=status
                 )
-                if not self.console.is_terminal and (last or time.monotonic() - shown > PLAIN_SECONDS):
+                if last or self._verbose or time.monotonic() - shown > ROW_SECONDS:
                     shown = time.monotonic()
-                    self.print(status)
+                    self._row(report, total_env_steps)
                 yield report
+
+    def _row(self, report: Report, total_env_steps: int) -> None:
+        """Adds a row to the table of reports."""
+        metrics = report.metrics
+        rate = metrics.get("time/env_steps_per_second") or 0.0
+        cells = {"env steps": f"{report.env_steps:,}"}
+        cells |= {title: _number(metrics[name]) for name, title in COLUMNS.items() if name in metrics}
+        steps = max(total_env_steps - report.env_steps, 0)
+        seconds = 0.0 if not steps else steps / rate if rate else None
+        cells |= {"steps/s": f"{rate:,.0f}", "left": _duration(seconds)}
+        widths = [max(len(title), len(f"{total_env_steps:,}") if title == "env steps" else 9) for title in cells]
+        if self._rows % HEAD_ROWS == 0:
+            self.print("  ".join(title.rjust(width) for title, width in zip(cells, widths, strict=True)))
+        self._rows += 1
+        row = "  ".join(cell.rjust(width) for cell, width in zip(cells.values(), widths, strict=True))
+        self.print(f"{row}{self._extras(report)}")
+        if self._verbose:
+            self.print("  " + "  ".join(f"{name} {_number(value)}" for name, value in metrics.items()))
 
     def evaluating(self, done: int) -> None:
         """Shows how many evaluation episodes are done."""
@@ -124,13 +164,29 @@ class Display:
         rate = report.metrics.get("time/env_steps_per_second") or 0.0
         value = report.metrics.get("episode/return")
         self._return = self._return if value is None else value  # the last return is shown until another episode ends
-        shown = "-" if self._return is None else f"{self._return:.4g}"
+        rest = f"{_members(report)}{self._extras(report)}"
+        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {_number(self._return)}{rest}"
+
+    def _extras(self, report: Report) -> str:
+        """Formats what only some reports have: the newest evaluation, and restarts of environments."""
         if report.evaluation:
             self._evaluated = f"  evaluation {report.evaluation['return_mean']:.4g}"
         restarts = int(report.metrics.get("async/restarts") or 0)
-        again = f"  {counted(restarts, 'restart')}" if restarts else ""
-        rest = f"{_members(report)}{self._evaluated}{again}"
-        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {shown}{rest}"
+        return self._evaluated + (f"  {counted(restarts, 'restart')}" if restarts else "")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _duration(seconds: float | None) -> str:
+    """Formats a time in its largest unit."""
+    if seconds is None:
+        return "-"
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _members(report: Report) -> str:

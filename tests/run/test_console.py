@@ -1,0 +1,71 @@
+"""What a run prints: a table of its reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxrl_dist import cli
+from jaxrl_dist.run import console
+from jaxrl_dist.types import Report
+
+METRICS = {
+    "episode/return": 171.5,
+    "episode/length": 171.0,
+    "loss/total": 11.1659,
+    "policy/approx_kl": 0.0081,
+    "gradient/norm": 12.9,
+    "time/env_steps_per_second": 200.0,
+}
+
+
+def report(env_steps: int, evaluation: Any = None, **metrics: float | None) -> Report:
+    values: dict[str, Any] = dict.fromkeys(Report.__dataclass_fields__)
+    values |= {"env_steps": env_steps, "metrics": {**METRICS, **metrics}, "evaluation": evaluation, "members": None}
+    return Report(**values)
+
+
+def shown(reports: list[Report], capsys: pytest.CaptureFixture[str], **options: bool) -> list[str]:
+    display = console.Display(2, **options)
+    assert list(display.watch(reports, 10_000)) == reports
+    return capsys.readouterr().out.splitlines()
+
+
+def test_reports_are_rows_of_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
+    first, second = report(4_000), report(10_000, {"return_mean": 480.25}, **{"episode/return": None})
+    lines = shown([first, second], capsys)
+    assert lines[0] == "compiling" and len(lines) == 4
+    assert lines[1].split() == ["env", "steps", "return", "length", "loss", "KL", "steps/s", "left"]
+    assert lines[2].split() == ["4,000", "171.5", "171", "11.17", "0.0081", "200", "30", "s"]
+    assert lines[3].split() == ["10,000", "-", "171", "11.17", "0.0081", "200", "0", "s", "evaluation", "480.2"]
+    ends = [
+        [len(line[: line.index(cell) + len(cell)]) for cell in cells]
+        for line, cells in ((lines[1], ("env steps", "return", "KL")), (lines[2], ("4,000", "171.5", "0.0081")))
+    ]
+    assert ends[0] == ends[1], "titles end where their numbers do"
+
+
+def test_the_head_comes_again_and_rows_do_not_come_too_often(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = [report(steps) for steps in range(1, 41)]
+    assert len(shown(reports, capsys)) == 3, "the first report and nothing within two seconds"
+    monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
+    lines = shown(reports, capsys)
+    assert [number for number, line in enumerate(lines) if "steps/s" in line] == [1, console.HEAD_ROWS + 2]
+
+
+def test_verbose_shows_every_metric_and_quiet_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    reports = [report(1), report(2)]
+    lines = shown(reports, capsys, verbose=True)
+    assert len(lines) == 6 and all(f"{name} " in lines[3] for name in METRICS)
+    assert shown(reports, capsys, quiet=True) == []
+    assert cli.main(["train", "ppo", "--env", "CartPole-v1", "--quiet", "--verbose"]) == 2
+    assert "--verbose contradicts --quiet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds, text", [(None, "-"), (0.4, "0 s"), (59, "59 s"), (90, "1.5 min"), (9000, "2.5 h")])
+def test_times_have_their_largest_unit(seconds: float | None, text: str) -> None:
+    assert console._duration(seconds) == text
