@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import optax
 
-    from jaxrl_dist import mesh, returns, rng, spaces
+    from jaxrl_dist import mesh, packing, returns, rng, spaces
     from jaxrl_dist.nn import distributions, networks, perturbation, torsos
 else:
 
@@ -24,7 +24,9 @@ else:
             return getattr(importlib.import_module(self.__name__), name)
 
     jax, jnp, np, optax = map(_Module, ("jax", "jax.numpy", "numpy", "optax"))
-    mesh, returns, rng, spaces = (_Module(f"jaxrl_dist.{name}") for name in ("mesh", "returns", "rng", "spaces"))
+    mesh, packing, returns, rng, spaces = (
+        _Module(f"jaxrl_dist.{name}") for name in ("mesh", "packing", "returns", "rng", "spaces")
+    )
     distributions, networks, perturbation, torsos = (
         _Module(f"jaxrl_dist.nn.{name}") for name in ("distributions", "networks", "perturbation", "torsos")
     )
@@ -37,6 +39,7 @@ __all__ = [
     "networks",
     "np",
     "optax",
+    "packing",
     "perturbation",
     "returns",
     "rng",

@@ -22,6 +22,8 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource, find
+from jaxrl_dist.memory import ring
+from jaxrl_dist.memory.ring import Memory
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.learner import make_learner
@@ -128,6 +130,21 @@ class Clock(environment.Environment):
 
 for _id, _env in {"Probe-v0": Probe, "ContinuousProbe-v0": ContinuousProbe, "Clock-v0": Clock}.items():
     gymnax.register(_id, _env)
+
+
+# --- Replay -------------------------------------------------------------------------------------------
+
+
+def sample_uniform(memory: Memory, key: jax.Array, size: int, window: int, frame_stack: int = 1) -> tuple[Any, ...]:
+    """Draws windows, and returns them and where they start."""
+    index = ring.draw_uniform(memory, key, size, window, frame_stack)
+    return ring.gather(memory, index, window, frame_stack), index
+
+
+def sample_prioritized(memory: Memory, key: jax.Array, size: int, window: int, frame_stack: int = 1) -> tuple[Any, ...]:
+    """Draws windows, and returns them, where they start and their probabilities."""
+    index, probability = ring.draw_prioritized(memory, key, size)
+    return ring.gather(memory, index, window, frame_stack), index, probability
 
 
 # --- Runs ---------------------------------------------------------------------------------------------

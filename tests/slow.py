@@ -4,6 +4,7 @@ from __future__ import annotations
 
 CASES = {
     # ids, below tests/ and up to any place                         what `make test` keeps of the kind
+    "test_packing.py::test_a_run_in_the_form_for_gpus_is_equal[rainbow]": "dqn",
     "learners/test_learners.py::test_one_device_is_as_many[ppo-2]": "ppo-8",
     "learners/test_learners.py::test_one_device_is_as_many[dqn-2]": "dqn-8",
     "learners/test_learners.py::test_one_device_is_as_many[a2c-gru-8]": "ppo-gru",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_dist import mesh, rng
+from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.actors.step import (
     Stages,
     act,
@@ -54,12 +54,13 @@ def init(algorithm: Algorithm, env: DeviceEnv, share: Share, key: jax.Array) -> 
 
 
 def make_rollout(
-    algorithm: Algorithm, env: DeviceEnv, rollout_length: int
+    algorithm: Algorithm, env: DeviceEnv, rollout_length: int, *, packed: bool = False
 ) -> Callable[..., tuple[ActorState, Rollout, EpisodeStats]]:
     """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) -> (actor_state, rollout,
     episodes)``; ``first`` is the global index of the first environment.
 
-    It runs under ``mesh.acting``; the statistics are sums over this device's environments.
+    It runs under ``mesh.acting``; the statistics are sums over this device's environments. ``packed`` is as in
+    ``packing.scan``.
     """
 
     def rollout(
@@ -91,8 +92,8 @@ def make_rollout(
                 return (env_state, timestep.obs, core), (obs, action, extras, timestep._replace(obs=()), episodes)
 
             with jax.named_scope("env_step"):
-                (env_state, obs, core), (observations, action, extras, timestep, episodes) = jax.lax.scan(
-                    step, (actor.env, actor.obs, started), keys
+                (env_state, obs, core), (observations, action, extras, timestep, episodes) = packing.scan(
+                    step, (actor.env, actor.obs, started), keys, packed=packed
                 )
             experience = Rollout(
                 obs=jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, obs),
@@ -176,7 +177,7 @@ def compile_rollout(
 
     The last three, of which ``fault`` is ``find_fault``'s, have an entry for each device, ``[devices]``.
     """
-    rollout = make_rollout(algorithm, env, rollout_length)
+    rollout = make_rollout(algorithm, env, rollout_length, packed=packing.pays_on(on.devices.flat[0]))
 
     def run(
         variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array

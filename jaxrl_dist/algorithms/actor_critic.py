@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns, torsos
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import NetworkConfig
 from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
 
@@ -41,7 +41,7 @@ class ActorCriticConfig(NetworkConfig):
         step_size = self.learning_rate
         if self.anneal_updates is not None:
             step_size = optax.linear_schedule(step_size, 0.0, self.anneal_updates)
-        return optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), method(step_size, **options))
+        return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), method(step_size, **options))
 
 
 class ActorCritic(NamedTuple):

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from jaxrl_dist.algorithms import exploration, presets
-from jaxrl_dist.algorithms.replayed import num_actions, taken, transitions, value_learner
+from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
 from jaxrl_dist.checks import check_range, check_used
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, no_core
 
@@ -103,10 +103,10 @@ class DQN(
             online = network.apply(variables.params, batch["obs"], noise[0])
             bootstrap = network.apply(context.target, batch["next_obs"], noise[1])
             choosing = network.apply(variables.params, batch["next_obs"], noise[2]) if self.double else bootstrap
-            q = taken(values(online), batch["action"])
+            q = packing.take_along_last(values(online), batch["action"])
             best = jnp.argmax(values(choosing), axis=-1)
             if self.num_atoms == 1:
-                value_target = batch["reward"] + batch["discount"] * taken(values(bootstrap), best)
+                value_target = batch["reward"] + batch["discount"] * packing.take_along_last(values(bootstrap), best)
                 error = jax.lax.stop_gradient(value_target) - q
                 losses, priority = optax.losses.huber_loss(error), jnp.abs(error)
             else:

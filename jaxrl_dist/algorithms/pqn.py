@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from jaxrl_dist.algorithms import presets
-from jaxrl_dist.algorithms.replayed import num_actions, taken
+from jaxrl_dist.algorithms.replayed import num_actions
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
 
@@ -78,7 +78,7 @@ class PQN(TorsoConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=Tr
             return {name: x.reshape(-1, *x.shape[2:]) for name, x in swap_axes(fields).items()}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            q = taken(values(variables.params, batch["obs"]), batch["action"])
+            q = packing.take_along_last(values(variables.params, batch["obs"]), batch["action"])
             losses = 0.5 * jnp.square(q - batch["value_target"])
             return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q})
 
@@ -87,7 +87,7 @@ class PQN(TorsoConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=Tr
             policy=policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), optax.radam(self.learning_rate)),
+            optimizer=optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optax.radam(self.learning_rate)),
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
             window=1,

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from jaxrl_dist.algorithms import exploration, presets
-from jaxrl_dist.algorithms.replayed import num_actions, taken, value_learner
+from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_range
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, returns
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
@@ -111,9 +111,9 @@ class R2D2(
 
             online, bootstrap = q_values(variables.params), q_values(context.target)
             best = jnp.argmax(online if self.double else bootstrap, axis=-1)
-            values = unscale(taken(bootstrap, best))
+            values = unscale(packing.take_along_last(bootstrap, best))
             returned = returns.n_step(*late.outcomes, values, self.discount, self.n_step)
-            q = taken(online[:length], late.action[:length])
+            q = packing.take_along_last(online[:length], late.action[:length])
             error, mask = (rescale(returned[:length]) - q).T, late.valid[:length].T
             losses = optax.losses.l2_loss(error)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, np, optax, returns, spaces
+from jaxrl_dist.lazy import jax, jnp, np, optax, packing, returns, spaces
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import EnvSpec, PyTree, Replay, Rollout, Variables
 
@@ -29,13 +29,21 @@ def value_learner(config: Any, network: Any, adam_epsilon: float) -> dict[str, A
     The target network copies the parameters every ``config.target_period`` updates (Mnih et al. 2015, algorithm 1).
     """
 
-    def target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+    def branch(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
         return optax.periodic_update(params, target, updates, config.target_period)
+
+    def choose(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+        due = updates % config.target_period == 0
+        return jax.tree.map(lambda new, old: jnp.where(due, new, old), params, target)
+
+    def target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
+        # A GPU would wait for the host at each condition.
+        return jax.lax.platform_dependent(params, target, updates, cuda=choose, default=branch)
 
     return {
         "init": lambda key: Variables(network.init(key), ()),
         "optimizer": optax.chain(
-            optax.clip_by_global_norm(config.max_gradient_norm), optax.adam(config.learning_rate, eps=adam_epsilon)
+            packing.clip_by_global_norm(config.max_gradient_norm), optax.adam(config.learning_rate, eps=adam_epsilon)
         ),
         "replay": replay_of(config),
         "target": target,
@@ -46,11 +54,6 @@ def value_learner(config: Any, network: Any, adam_epsilon: float) -> dict[str, A
 def copied(tree: PyTree) -> PyTree:
     """Copies every array, to start a target network."""
     return jax.tree.map(jnp.copy, tree)
-
-
-def taken(q: jax.Array, action: jax.Array) -> jax.Array:
-    """Selects the values ``[...]`` of the actions ``[...]`` from all action values ``[..., A]``."""
-    return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
 
 
 def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, jax.Array]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import mesh, rng
+from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.checks import check_divides
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
@@ -17,12 +18,13 @@ from jaxrl_dist.memory import ring
 from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
 
 
-def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Learner:
+def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1, *, packed: bool = False) -> Learner:
     """Adds each rollout to the memory, then makes ``ratio`` updates per env step from sampled windows.
 
     Args:
       like: shapes and dtypes of a rollout of all environments, which determine the memory's.
       frame_stack: frames in an observation, as in ``EnvSpec``; the memory stores each frame once.
+      packed: as in ``packing.scan``.
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
@@ -34,21 +36,24 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
         memory = ring.init(like, replay.capacity // num_envs, prioritized=prioritized, frame_stack=frame_stack)
         return sgd.init(algorithm, key)._replace(memory=memory)
 
-    def one_update(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
-        local_size = replay.batch_size // jax.lax.axis_size(mesh.DATA)
+    def draw(memory: ring.Memory, local_size: int, key: jax.Array) -> tuple[ring.Index | jax.Array, ...]:
+        """Returns what an update takes from its key: the windows or how to draw them, and two keys for each."""
+        draw_key, *keys = (jax.random.fold_in(key, stage) for stage in range(3))
         examples = mesh.global_index(local_size)
-        draw_key, postprocess_key, loss_key = (jax.random.fold_in(key, stage) for stage in range(3))
-        weight = None
+        drawn: ring.Index | jax.Array = draw_key
         if replay.priority_exponent is None:
-            windows, index = ring.sample_uniform(state.memory, draw_key, local_size, window, frame_stack)
-        else:
-            windows, index, probability = ring.sample_prioritized(
-                state.memory, draw_key, local_size, window, frame_stack
-            )
+            drawn = ring.draw_uniform(memory, draw_key, local_size, window, frame_stack)
+        return drawn, *(rng.per_index(key, examples) for key in keys)
+
+    def one_update(state: TrainState, drawn: Any) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        index, postprocess_keys, loss_keys = drawn
+        weight = None
+        if replay.priority_exponent is not None:
+            index, probability = ring.draw_prioritized(state.memory, index, len(loss_keys))
             weight = importance_weights(probability, replay.importance_exponent)
-        context = state.context(rng.per_index(postprocess_key, examples))
-        batch = algorithm.postprocess(state.variables, windows, context)
-        grads, metrics, priority = sgd.gradient(algorithm, state, batch, rng.per_index(loss_key, examples), weight)
+        windows = ring.gather(state.memory, index, window, frame_stack)
+        batch = algorithm.postprocess(state.variables, windows, state.context(postprocess_keys))
+        grads, metrics, priority = sgd.gradient(algorithm, state, batch, loss_keys, weight)
         state = sgd.apply(algorithm, state, grads)
         if replay.priority_exponent is not None:
             assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
@@ -60,8 +65,11 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1) -> Lea
     @partial(jax.jit, inline=True)  # traced once, though ``update`` needs it three times
     def learn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         keys = rng.per_index(key, jnp.arange(updates))
+        local_size = replay.batch_size // jax.lax.axis_size(mesh.DATA)
+        # All updates at once, because updates change nothing that uniform draws depend on.
+        drawn = jax.vmap(partial(draw, state.memory, local_size))(keys)
         with jax.named_scope("update"):
-            state, metrics = jax.lax.scan(one_update, state, keys)
+            state, metrics = packing.scan(one_update, state, drawn, packed=packed)
         return state, jax.tree.map(jnp.mean, metrics)
 
     def update(

@@ -10,18 +10,18 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import mesh, rng
+from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.checks import check_divides, divisors_near
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.types import Algorithm, Learner, Rollout, TrainState
 
 
-def on_policy(algorithm: Algorithm) -> Learner:
+def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
     """Postprocesses a rollout, then makes ``num_epochs`` passes over it in ``num_minibatches`` updates each.
 
     Examples are shuffled within groups of environments (see ``envs_per_group``). The keys depend on the group's global
-    index, so the minibatches hold the same examples on any number of devices.
+    index, so the minibatches hold the same examples on any number of devices. ``packed`` is as in ``packing.scan``.
     """
 
     def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -47,7 +47,7 @@ def on_policy(algorithm: Algorithm) -> Learner:
             flat = examples.reshape(-1)
             minibatch = batch
             if rows is not None:
-                flat, minibatch = jax.tree.map(lambda x: x[rows], (flat, batch))
+                flat, minibatch = jax.tree.map(partial(_take, rows=rows), (flat, batch))
             keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 2 + epoch), index), flat)
             grads, metrics, _ = sgd.gradient(algorithm, state, minibatch, keys)
             return sgd.apply(algorithm, state, grads), metrics
@@ -61,7 +61,7 @@ def on_policy(algorithm: Algorithm) -> Learner:
                 rows = shuffled.reshape(shuffled.shape[0], minibatches, -1).swapaxes(0, 1).reshape(minibatches, -1)
             index = jnp.arange(minibatches)
             with jax.named_scope("update"):
-                return jax.lax.scan(one_update, state, (index, jnp.full_like(index, epoch), rows))
+                return packing.scan(one_update, state, (index, jnp.full_like(index, epoch), rows), packed=packed)
 
         if epochs == minibatches == 1:
             zero = jnp.zeros((), jnp.int32)
@@ -69,7 +69,7 @@ def on_policy(algorithm: Algorithm) -> Learner:
                 state, metrics = one_update(state, (zero, zero, None))
         else:
             with jax.named_scope("epoch"):
-                state, metrics = jax.lax.scan(one_epoch, state, jnp.arange(epochs))
+                state, metrics = packing.scan(one_epoch, state, jnp.arange(epochs), packed=packed)
         state = state._replace(
             variables=state.variables._replace(stats=stats),
             iteration=state.iteration + 1,
@@ -78,6 +78,11 @@ def on_policy(algorithm: Algorithm) -> Learner:
         return state, jax.tree.map(jnp.mean, metrics)
 
     return Learner(partial(sgd.init, algorithm), update)
+
+
+def _take(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns these rows, whose numbers need no check."""
+    return x.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def examples_per_env(algorithm: Algorithm, rollout_length: int) -> int:

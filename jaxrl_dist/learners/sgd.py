@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_dist import mesh
+from jaxrl_dist import mesh, packing
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
@@ -70,8 +70,11 @@ def gradient(
 
     def summed_loss(params: PyTree, examples: Any) -> tuple[jax.Array, Any]:
         per_example, mask, priority = losses_of(params, examples)
-        sums = {name: jnp.sum(jnp.where(mask, x, 0.0)) for name, x in per_example.items()}
-        return sums["loss/total"], (sums, jnp.sum(mask, dtype=jnp.float32), priority)
+        per_example = {name: x if name == "loss/total" else jax.lax.stop_gradient(x) for name, x in per_example.items()}
+        masked = [jnp.where(mask, x, 0.0) for x in per_example.values()]
+        *totals, count = packing.sums(mesh.vary([*masked, mask.astype(jnp.float32)]))
+        sums = dict(zip(per_example, totals, strict=True))
+        return sums["loss/total"], (sums, count, priority)
 
     def differentiate(params: PyTree, examples: Any) -> tuple[PyTree, jax.Array | None]:
         grads, (sums, count, priority) = jax.grad(summed_loss, has_aux=True)(params, examples)
@@ -87,7 +90,7 @@ def gradient(
         sums, priority = jax.lax.platform_dependent(params, examples, cpu=cpu, default=differentiate)
     grads, sums, count = mesh.global_sum(sums)
     grads, metrics = jax.tree.map(lambda x: x / jnp.maximum(count, 1.0), (grads, sums))
-    norm = optax.tree.norm(grads)
+    norm = packing.global_norm(grads)
     return grads, metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}, priority
 
 
@@ -124,7 +127,7 @@ def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
 
     A non-finite gradient changes only the counts. After ``MAX_SKIPPED`` in a row, every gradient does.
     """
-    finite = jnp.isfinite(optax.tree.norm(grads)) & (state.skipped < MAX_SKIPPED)
+    finite = jnp.isfinite(packing.global_norm(grads)) & (state.skipped < MAX_SKIPPED)
     old = state.variables.params, state.opt_state, state.target
     updates, opt_state = algorithm.optimizer.update(grads, state.opt_state, state.variables.params)
     params = optax.apply_updates(state.variables.params, updates)

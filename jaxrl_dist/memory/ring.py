@@ -151,9 +151,7 @@ def cut(memory: Memory, window: int, frame_stack: int = 1) -> Memory:
     return add(memory, blank._replace(obs=obs), window, frame_stack)
 
 
-def sample_uniform(
-    memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1
-) -> tuple[Rollout, Index]:
+def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1) -> Index:
     """Draws this device's ``batch_size`` windows: each environment equally often, and in it each window equally likely.
 
     So an environment with more reset steps than another, of which fewer windows can start, has the same share. Every
@@ -161,7 +159,7 @@ def sample_uniform(
     of devices.
 
     Returns:
-      Windows ``[window, N, ...]``. One may start on a reset step, with ``valid[0]`` False, if every redraw did.
+      Where the windows start. One may start on a reset step, if every redraw did.
     """
     num_envs, slots = memory.steps.reward.shape
     newest, oldest = memory.added[0] - window, jnp.maximum(memory.added[0] - slots + frame_stack, 0)
@@ -201,20 +199,17 @@ def sample_uniform(
         return jax.tree.map(lambda x: jnp.take_along_axis(x, first[None], axis=0)[0], draws)
 
     # Both find the same windows. A GPU would wait for the host in each round of the loop.
-    index = jax.lax.platform_dependent(cpu=until_none_is_on_a_reset, default=all_at_once)
-    return _gather(memory, index, window, frame_stack), index
+    return jax.lax.platform_dependent(cpu=until_none_is_on_a_reset, default=all_at_once)
 
 
-def sample_prioritized(
-    memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1
-) -> tuple[Rollout, Index, jax.Array]:
+def draw_prioritized(memory: Memory, key: jax.Array, batch_size: int) -> tuple[Index, jax.Array]:
     """Draws this device's ``batch_size`` windows in proportion to their priority, one from each of as many strata.
 
     Source: Schaul et al. (2016), https://arxiv.org/abs/1511.05952, section 3.3 and appendix B.2.1.
 
     Returns:
-      Windows ``[window, N, ...]``, their index, and the probability ``[N]`` of each under the draw over all devices:
-      ``p / (devices * sum of the device's p)``, because each device draws an equal share.
+      Where the windows start, and the probability ``[N]`` of each under the draw over all devices: ``p / (devices * sum
+      of the device's p)``, because each device draws an equal share.
     """
     priorities = _prioritized(memory)
     sums = priorities.block_sum.reshape(-1)
@@ -235,7 +230,7 @@ def sample_prioritized(
     index = Index(env, slot)
     drawn = jnp.take_along_axis(rows, offset[:, None], axis=1)[:, 0]
     probability = drawn / (upper[-1] * jax.lax.axis_size(mesh.DATA))
-    return _gather(memory, index, window, frame_stack), index, probability
+    return index, probability
 
 
 def set_priority(memory: Memory, index: Index, priority: jax.Array) -> Memory:
@@ -277,8 +272,8 @@ def _kept(rollout: Rollout, frame_stack: int) -> Rollout:
     return rollout._replace(obs=obs, core=(), final_core=())
 
 
-def _gather(memory: Memory, index: Index, window: int, frame_stack: int) -> Rollout:
-    """The windows ``[window, N, ...]`` that start at ``index``."""
+def gather(memory: Memory, index: Index, window: int, frame_stack: int = 1) -> Rollout:
+    """Returns the windows ``[window, N, ...]`` that start at ``index``; one on a reset step has ``valid[0]`` False."""
     slots, before = memory.steps.reward.shape[1], frame_stack - 1
     slot = (index.slot[None] + jnp.arange(-before, window + 1, dtype=jnp.int32)[:, None]) % slots
     env = jnp.broadcast_to(index.env[None], slot.shape)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import spaces
+from jaxrl_dist import packing, spaces
 from jaxrl_dist.errors import ConfigError
 
 
@@ -47,7 +47,7 @@ class Categorical(NamedTuple):
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         log_probs = jax.nn.log_softmax(self.logits)
-        return jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0]
+        return packing.take_along_last(log_probs, action)
 
     def entropy(self) -> jax.Array:
         log_probs = jax.nn.log_softmax(self.logits)

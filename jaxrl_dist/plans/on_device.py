@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import rng
+from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import Share
 from jaxrl_dist.plans.job import Job
@@ -320,11 +320,12 @@ def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
     member. Both are traced once, however many programs use them.
     """
     env, rollout_length = job.source.device(), job.rollout_length
+    packed = packing.pays_on(job.mesh.devices.flat[0])
 
     def local_act(
         variables: Variables, actor: device.ActorState, keys: Any, hyper: Any, iteration: jax.Array, env_step: jax.Array
     ) -> tuple[Any, ...]:
-        rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length)
+        rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length, packed=packed)
         actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
         fault = device.Fault(iteration, device.find_fault(experience))
         counts = jnp.sum(experience.valid, dtype=jnp.int32), episodes, fault

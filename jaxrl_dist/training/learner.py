@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_dist import packing
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
@@ -31,8 +32,9 @@ def make_learner(
     """
     check_sizes(config, algorithm, spec, len(devices))
     num_envs, length = config.num_envs, config.rollout_length
+    packed = packing.pays_on(devices[0])
     if config.plan == "gradients" or algorithm.replay is None:  # that plan splits each update, and replays nothing
-        return on_policy.on_policy(algorithm)
+        return on_policy.on_policy(algorithm, packed=packed)
 
     def shapes(key: jax.Array) -> Rollout:
         obs = jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
@@ -40,7 +42,7 @@ def make_learner(
 
     like = jax.eval_shape(shapes, jax.random.key(0))
     check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
-    return off_policy.off_policy(algorithm, like, spec.frame_stack)
+    return off_policy.off_policy(algorithm, like, spec.frame_stack, packed=packed)
 
 
 def check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from probes import sample_uniform
 
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
@@ -256,7 +257,7 @@ def test_uniform_windows_are_the_same_on_any_number_of_devices() -> None:
     for num_devices in (1, 2, 8):
         mesh = meshes.make_mesh(jax.local_devices()[:num_devices])
         sample = jax.shard_map(
-            lambda memory, key, size=32 // num_devices: ring.sample_uniform(memory, key, size, 3)[0].obs,
+            lambda memory, key, size=32 // num_devices: sample_uniform(memory, key, size, 3)[0].obs,
             mesh=mesh,
             in_specs=(meshes.BATCH, meshes.REPLICATED),
             out_specs=meshes.TIME_BATCH,

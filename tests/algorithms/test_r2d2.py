@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import assert_close, box, make_mesh, random_rollout, spec
+from probes import assert_close, box, make_mesh, random_rollout, sample_prioritized, sample_uniform, spec
 
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
@@ -231,7 +231,7 @@ def sampled(prioritized: bool, batch_size: int = 2048) -> tuple[Rollout, np.ndar
     """Windows, and the environment and the step ``[N]`` at which each of them starts."""
     _, whole, memory = acted(prioritized)
     window = ACTING.burn_in + ACTING.sequence_length + ACTING.n_step - 1
-    draw = ring.sample_prioritized if prioritized else ring.sample_uniform
+    draw = sample_prioritized if prioritized else sample_uniform
     sample = jax.shard_map(
         lambda memory, key: draw(memory, key, batch_size, window)[:2],
         mesh=make_mesh(1),
@@ -282,7 +282,7 @@ def test_sampling_reads_the_core_of_the_first_step_alone() -> None:
     memory = jax.eval_shape(lambda: ring.init(windows, SLOTS, prioritized=False))
 
     def batch(memory: ring.Memory, key: jax.Array) -> Any:
-        windows, _ = ring.sample_uniform(memory, key, 64, 28)
+        windows, _ = sample_uniform(memory, key, 64, 28)
         return algorithm.postprocess(None, windows, None)
 
     specs = (meshes.BATCH, meshes.REPLICATED)

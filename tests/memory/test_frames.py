@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import make_mesh
+from probes import make_mesh, sample_prioritized, sample_uniform
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import preset, rng, train
@@ -186,7 +186,7 @@ def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
     add = jax.jit(ring.add, static_argnums=(2, 3))
     for rollout in whole:
         memory = add(memory, rollout, window, frame_stack)
-    draw = ring.sample_prioritized if prioritized else ring.sample_uniform
+    draw = sample_prioritized if prioritized else sample_uniform
 
     def sample(memory: ring.Memory, key: jax.Array) -> Any:
         drawn, index, *_ = draw(memory, key, 8192, window, frame_stack)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
+from probes import sample_prioritized, sample_uniform
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.memory import ring
@@ -102,7 +103,7 @@ def test_windows_are_whole_and_every_one_is_drawn(
 ) -> None:
     whole = stacked(stream(total), frame_stack)
     memory = filled(whole, slots, chunk, window, prioritized=prioritized, frame_stack=frame_stack)
-    draw = ring.sample_prioritized if prioritized else ring.sample_uniform
+    draw = sample_prioritized if prioritized else sample_uniform
     out = (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH)[: 3 if prioritized else 2]
     specs = meshes.BATCH, meshes.REPLICATED
     sample = on_mesh(lambda memory, key: draw(memory, key, 4096, window, frame_stack), 1, specs, out)
@@ -116,7 +117,7 @@ def test_uniform_is_uniform() -> None:
     whole = stream(100)
     memory = filled(whole, 40, 4, 3, prioritized=False)
     sample = on_mesh(
-        lambda memory, key: ring.sample_uniform(memory, key, 50_000, 3)[0].obs[0],
+        lambda memory, key: sample_uniform(memory, key, 50_000, 3)[0].obs[0],
         1,
         (meshes.BATCH, meshes.REPLICATED),
         meshes.BATCH,
@@ -132,7 +133,7 @@ def test_accelerators_draw_the_same_windows_without_a_loop(monkeypatch: pytest.M
     for _platform in ("cpu", "cuda"):
 
         def sample(memory: ring.Memory, key: jax.Array) -> Any:
-            return ring.sample_uniform(memory, key, 512, 3)
+            return sample_uniform(memory, key, 512, 3)
 
         out = (meshes.TIME_BATCH, meshes.BATCH)
         draw = on_mesh(sample, 1, (meshes.BATCH, meshes.REPLICATED), out)
@@ -161,7 +162,7 @@ def prioritized_memory() -> tuple[ring.Memory, dict[tuple[int, int], float]]:
 def test_prioritized_draws_follow_the_priorities_after_wrap_around() -> None:
     memory, p = prioritized_memory()
     sample = on_mesh(
-        lambda memory, key: ring.sample_prioritized(memory, key, 1000, 3),
+        lambda memory, key: sample_prioritized(memory, key, 1000, 3),
         1,
         (meshes.BATCH, meshes.REPLICATED),
         (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH),
@@ -198,7 +199,7 @@ def test_sums_stay_exact() -> None:
 def test_weighted_estimates_agree_on_any_number_of_devices(num_devices: int) -> None:
     memory, p = prioritized_memory()
     sample = on_mesh(
-        lambda memory, key: ring.sample_prioritized(memory, key, 2000 // num_devices, 3),
+        lambda memory, key: sample_prioritized(memory, key, 2000 // num_devices, 3),
         num_devices,
         (meshes.BATCH, meshes.REPLICATED),
         (meshes.TIME_BATCH, meshes.BATCH, meshes.BATCH),
@@ -293,7 +294,7 @@ def test_a_memory_that_begins_in_mid_episode_draws_no_frame_that_it_never_had(pr
     rest = cut(whole, 3, 11)._replace(obs=stacks)
     memory = ring.midway(INIT(rest, 32, prioritized=prioritized, frame_stack=stack), stack)
     memory = ADD(memory, rest, window, stack)
-    sample = ring.sample_prioritized if prioritized else ring.sample_uniform
+    sample = sample_prioritized if prioritized else sample_uniform
     draw = on_mesh(lambda key: sample(memory, key, 64, window, stack)[0].obs, 1, meshes.REPLICATED, meshes.TIME_BATCH)
     drawn = np.asarray(draw(jax.random.key(0)))
     stored = {stack.tobytes() for stack in stacks.swapaxes(0, 1).reshape(-1, stacks.shape[2])}

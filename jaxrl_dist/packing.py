@@ -1,0 +1,149 @@
+"""Loops whose state is one long array.
+
+A GPU starts a kernel for each array that a pass of a loop makes, and starting one takes longer than computing a small
+one. XLA computes all parts of a concatenation by one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_dist.types import PyTree
+
+LARGEST = 2**20
+"""Bytes of an array that is left alone: a kernel of its own takes longer than it takes to start."""
+
+
+def pays_on(device: jax.Device) -> bool:
+    """Returns whether a device starts a kernel for each array: GPUs do."""
+    return bool(device.platform == "gpu")
+
+
+class _Packing(NamedTuple):
+    """How the leaves of a tree lie in fewer arrays."""
+
+    treedef: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    groups: tuple[tuple[int, ...], ...]
+    """Numbers of the leaves of each array; a leaf alone stays as it is."""
+
+    @staticmethod
+    def of(tree: PyTree) -> _Packing:
+        leaves, treedef = jax.tree.flatten(tree)
+        groups: dict[Any, list[int]] = {}
+        for number, leaf in enumerate(leaves):
+            small = leaf.dtype in (np.bool_, np.int32, np.uint32, np.float32) and 4 * leaf.size <= LARGEST
+            # Arrays that are equal on all devices must not be mixed with others.
+            groups.setdefault(jax.typeof(leaf).mat.varying if small else number, []).append(number)
+        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        return _Packing(treedef, shapes, tuple(map(tuple, groups.values())))
+
+    def pack(self, tree: PyTree) -> list[jax.Array]:
+        leaves = self.treedef.flatten_up_to(tree)
+        return [
+            leaves[group[0]] if len(group) == 1 else jnp.concatenate([_bits(leaves[number]) for number in group])
+            for group in self.groups
+        ]
+
+    def unpack(self, arrays: Sequence[jax.Array], leading: int = 0) -> PyTree:
+        """Returns the tree of arrays with ``leading`` more axes in front."""
+        leaves: list[Any] = [None] * len(self.leaves)
+        for group, array in zip(self.groups, arrays, strict=True):
+            if len(group) == 1:
+                leaves[group[0]] = array
+                continue
+            ends = np.cumsum([self.leaves[number].size for number in group])
+            parts = jnp.split(array, ends[:-1], axis=leading)
+            for number, part in zip(group, parts, strict=True):
+                leaves[number] = _of_bits(part, self.leaves[number], array.shape[:leading])
+        return self.treedef.unflatten(leaves)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """Returns the 32 bits of each element, uint32 ``[size]``; a bool is 0 or 1."""
+    x = x.reshape(-1)
+    return x.astype(jnp.uint32) if x.dtype == bool else jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _of_bits(bits: jax.Array, like: jax.ShapeDtypeStruct, leading: tuple[int, ...]) -> jax.Array:
+    x = bits != 0 if like.dtype == bool else jax.lax.bitcast_convert_type(bits, like.dtype)
+    return x.reshape(*leading, *like.shape)
+
+
+def scan(
+    body: Callable[[Any, Any], tuple[Any, Any]], carry: PyTree, xs: PyTree, *, packed: bool
+) -> tuple[PyTree, PyTree]:
+    """Does what ``jax.lax.scan`` does; if ``packed``, with small arrays of 32 bits packed into one.
+
+    The numbers are equal, but for the rounding of sums that XLA forms in another order.
+    """
+    if not packed:
+        return jax.lax.scan(body, carry, xs)
+    state, outputs = _Packing.of(carry), None
+
+    def packed_body(arrays: list[jax.Array], x: PyTree) -> tuple[list[jax.Array], list[jax.Array]]:
+        nonlocal outputs
+        carry, y = body(state.unpack(arrays), x)
+        outputs = _Packing.of(y)
+        return state.pack(carry), outputs.pack(y)
+
+    arrays, ys = jax.lax.scan(packed_body, state.pack(carry), xs)
+    assert outputs is not None, "scan has traced the body"
+    return state.unpack(arrays), outputs.unpack(ys, leading=1)
+
+
+def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns the sum of each of some arrays of one shape and dtype, on a GPU by one kernel for all."""
+
+    def together(*arrays: jax.Array) -> list[jax.Array]:
+        return list(jnp.sum(jnp.stack([x.reshape(-1) for x in arrays]), axis=1))
+
+    def one_by_one(*arrays: jax.Array) -> list[jax.Array]:
+        return [jnp.sum(x) for x in arrays]
+
+    return jax.lax.platform_dependent(*arrays, cuda=together, default=one_by_one)
+
+
+def take_along_last(values: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns ``values[..., index]``, the element of each row ``[A]`` that ``index [...]`` names.
+
+    On a GPU it is a sum with zeros, whose gradient needs no scatter.
+    """
+
+    def add(values: jax.Array, index: jax.Array) -> jax.Array:
+        chosen = jax.lax.broadcasted_iota(index.dtype, values.shape, values.ndim - 1) == index[..., None]
+        return jnp.sum(jnp.where(chosen, values, 0), axis=-1)
+
+    def take(values: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+
+    return jax.lax.platform_dependent(values, index, cuda=add, default=take)
+
+
+def global_norm(tree: PyTree) -> jax.Array:
+    """Returns the Euclidean norm of all numbers of a tree of floats, on a GPU by one sum."""
+
+    def together(tree: PyTree) -> jax.Array:
+        return jnp.sqrt(jnp.sum(jnp.square(jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(tree)]))))
+
+    return jax.lax.platform_dependent(tree, cuda=together, default=optax.tree.norm)
+
+
+def clip_by_global_norm(most: float | jax.Array) -> optax.GradientTransformation:
+    """Scales gradients down to a ``global_norm`` of ``most``, as ``optax.clip_by_global_norm`` does.
+
+    Source: Pascanu et al. (2012), https://arxiv.org/abs/1211.5063, algorithm 1.
+    """
+
+    def update(grads: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
+        del params
+        norm = global_norm(grads)
+        return jax.tree.map(lambda x: jnp.where(norm < most, x, x / norm * most), grads), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
