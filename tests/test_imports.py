@@ -39,7 +39,7 @@ ALLOWED: dict[str, str] = {
     "plans": f"{_GROUND} config mesh packing flow memory envs learners actors",
     "run": "errors checks machine config types",
     "training": f"{_GROUND} machine config mesh packing nn memory envs learners algorithms actors plans run",
-    "play": f"{_GROUND} config envs actors run training",
+    "play": f"{_GROUND} config envs algorithms actors run training",
     "commands": f"{_GROUND} machine config envs algorithms help flags actors run plans training play",
     "cli": "errors checks run commands",
 }

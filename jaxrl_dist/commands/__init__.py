@@ -10,7 +10,7 @@ import sys
 
 from jaxrl_dist.config import split_env
 
-COMMANDS = ("train", "resume", "evaluate", "video", "plot", "check-env", "doctor", "list")
+COMMANDS = ("train", "resume", "evaluate", "video", "plot", "export", "check-env", "doctor", "list")
 """Each is a module of this package, with ``_`` in place of ``-``."""
 HELP = """\
 usage: jaxrl-dist COMMAND ...
@@ -22,6 +22,7 @@ usage: jaxrl-dist COMMAND ...
   evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
   video RUN_DIR FILE.gif [FLAGS]     play some and film them
   plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
+  export RUN_DIR [-o FILE]           write the policy as StableHLO, which runs without this package
   check-env ENV [FLAGS]              say what is wrong with an environment of your own
   doctor                             say whether this machine can train, on what, and what is missing
   doctor --compile-for h200x8 ALGO --env ID [FLAGS]  compile a run for a GPU or TPU that is not here

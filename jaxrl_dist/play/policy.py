@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
+from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.config import Train, check_run_dir
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.run import checkpoint
@@ -30,6 +31,14 @@ class Policy:
         self.algorithm = make_algorithm(config, source.spec)
         self.variables = variables
         self._act = jax.jit(self._choose)
+
+    def __repr__(self) -> str:
+        spec, size = self.source.spec, sum(x.size for x in jax.tree.leaves(self.variables.params))
+        return f"Policy({name_of(self.config.algorithm)} on {spec.backend}:{spec.id}, {size:,} parameters)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets users pickle a policy, if its environment and algorithm can be; this package never does."""
+        return _restored, (self.config, jax.tree.map(np.asarray, self.variables))
 
     def initial_core(self, num_envs: int) -> PyTree:
         """Returns the policy state at the start of an episode, for a batch of ``num_envs``; ``()`` if it has none."""
@@ -79,6 +88,11 @@ class Policy:
         if isinstance(space, Box):
             action = jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))
         return action, core
+
+
+def _restored(config: Train[Any], variables: Variables) -> Policy:
+    """Makes the policy that ``__reduce__`` describes."""
+    return Policy(*resolved(config), jax.device_put(variables, jax.local_devices()[0]))
 
 
 def _checked_key(key: Any) -> jax.Array:

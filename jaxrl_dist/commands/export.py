@@ -1,0 +1,54 @@
+"""``jaxrl-dist export``: writes a trained policy as a file that runs without this package."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from jaxrl_dist import flags
+from jaxrl_dist.checks import MAX_SIZE, check_range
+from jaxrl_dist.commands import evaluate
+from jaxrl_dist.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Writes the trained policy of a run as a StableHLO file, which JAX runs without this package."""
+
+    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
+    """Directory of the run, such as runs/NAME."""
+    out: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """The file to write; None: policy.stablehlo in the run directory."""
+    batch: int | None = None
+    """Number of environments that the file acts in at once; None: any number."""
+    platforms: tuple[str, ...] = ()
+    """Platforms that the file is to run on, such as cpu cuda tpu; none: the one of this machine."""
+    env: str | None = None
+    """The run's environment, if it has the form my_module:make."""
+    algorithm: str | None = None
+    """File of the algorithm, if the run trained your own."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``export RUN_DIR [FLAGS]``."""
+    asked = flags.parse(Export, args, "jaxrl-dist export")
+    if not asked.run_dir:
+        raise ConfigError("which run? Name its directory, as in: jaxrl-dist export runs/NAME")
+    check_range(asked, "batch", low=1, high=MAX_SIZE)
+    known = ("cpu", "cuda", "rocm", "tpu")
+    for platform in asked.platforms:
+        if platform not in known:
+            raise ConfigError(f"--platforms {platform} is none of {', '.join(known)}")
+    policy = evaluate.asked_policy(evaluate.Evaluate(asked.run_dir, env=asked.env, algorithm=asked.algorithm))
+
+    from jaxrl_dist.play.export import export
+
+    out = pathlib.Path(asked.out or pathlib.Path(asked.run_dir, "policy.stablehlo"))
+    done = export(policy, out, batch=asked.batch, platforms=asked.platforms)
+    print(f"wrote {out}: {done.bytes:,} bytes")
+    print(f"a function of obs, core and start, {', '.join(done.inputs)}, to action and core, {', '.join(done.outputs)}")
+    return 0

@@ -1,0 +1,99 @@
+"""Policies that leave the library."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+import jaxrl_dist
+from jaxrl_dist import cli
+
+WITHOUT_THE_PACKAGE = """
+import pathlib, sys
+sys.modules["jaxrl_dist"] = sys.modules["flax"] = sys.modules["gymnax"] = None
+import jax, numpy as np
+from jax import export
+exported = export.deserialize(bytearray(pathlib.Path(sys.argv[1]).read_bytes()))
+found = np.load(sys.argv[2])
+obs, (_, core, _) = found["obs"], jax.tree.unflatten(exported.in_tree, exported.in_avals)[0]
+core = jax.tree.map(lambda x: np.full((len(obs[0]), *x.shape[1:]), 7, x.dtype), core)
+actions = []
+for now, start in zip(obs, found["start"]):
+    action, core = exported.call(now, core, start)
+    actions.append(np.asarray(action))
+np.save(sys.argv[3], np.stack(actions))
+"""
+
+
+@pytest.mark.parametrize("command", [runs.CARTPOLE, runs.RECURRENT], ids=["feed-forward", "recurrent"])
+def test_an_exported_policy_acts_the_same_without_this_package(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flatbuffers")
+    run_dir, out = runs.finished(command), tmp_path / "policy.stablehlo"
+    assert cli.main(["export", str(run_dir), "-o", str(out)]) == 0
+    assert f"wrote {out}" in (said := capsys.readouterr().out) and "float32[b," in said
+    policy = jaxrl_dist.load_policy(run_dir)
+    rng, shape = np.random.default_rng(0), policy.source.spec.observation.shape
+    for count in (1, 5):  # any number of environments
+        obs, start = rng.normal(size=(6, count, *shape)).astype(np.float32), np.zeros((6, count), bool)
+        start[0], start[3, 0] = True, True
+        np.savez(tmp_path / "in.npz", obs=obs, start=start)
+        script = [
+            sys.executable,
+            "-c",
+            WITHOUT_THE_PACKAGE,
+            str(out),
+            str(tmp_path / "in.npz"),
+            str(tmp_path / "out.npy"),
+        ]
+        subprocess.run(script, check=True, cwd=tmp_path, timeout=120)
+        core, expected = policy.initial_core(count), []
+        for now, begins in zip(obs, start, strict=True):
+            fresh = policy.initial_core(count)
+            core = jax.tree.map(lambda a, b: np.where(begins.reshape(-1, *(1,) * (b.ndim - 1)), a, b), fresh, core)
+            action, core = policy(now, core)
+            expected.append(np.asarray(action))
+        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), np.stack(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ("", "which run? Name its directory"),
+        ("{runs}/nothing", "is no run directory"),
+        ("{run} --platforms gpu", "--platforms gpu is none of cpu, cuda, rocm, tpu"),
+        ("{run} --batch 0", "--batch must be >= 1"),
+        ("{run} -o {runs}/nowhere/x", "nowhere/x cannot be written: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_exported(args: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if "nowhere" in args:
+        pytest.importorskip("flatbuffers")
+    command = ["export", *args.format(runs=tmp_path, run=runs.finished(runs.CARTPOLE)).split()]
+    assert cli.main(command) == 2
+    assert message in (err := capsys.readouterr().err) and err.count("\n") == 1
+
+
+def test_without_flatbuffers_a_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
+    assert cli.main(["export", str(runs.finished(runs.CARTPOLE))]) == 2
+    assert "an export needs a package that is not installed: pip install flatbuffers" in capsys.readouterr().err
+
+
+def test_a_policy_can_be_pickled_by_its_users_and_says_what_it_is() -> None:
+    policy = jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE))
+    assert repr(policy).startswith("Policy(ppo on gymnax:CartPole-v1, ") and repr(policy).endswith(" parameters)")
+    again = pickle.loads(pickle.dumps(policy))
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    np.testing.assert_array_equal(again(obs)[0], policy(obs)[0])
+    assert repr(again) == repr(policy) and again.config == policy.config
