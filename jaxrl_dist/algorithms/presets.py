@@ -62,6 +62,12 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # With 8 environments and a discount of 0.99, the greedy policy may hold Pendulum sideways forever.
             "num_envs": 16, "num_minibatches": 8, "discount": 0.95,
         },
+        "box2d": {
+            # RL Zoo's for LunarLander-v2, with rollouts of half the length. Measured there: batches of 256 instead of
+            # 64 get half the return.
+            "num_envs": 16, "rollout_length": 512, "num_minibatches": 128, "learning_rate": 3e-4, "discount": 0.999,
+            "gae_lambda": 0.98,
+        },
         "mujoco/continuous": {
             # Andrychowicz et al. (2021), sections 3.2 and 3.3: standard deviation 0.5, normalised observations.
             "num_envs": 64, "rollout_length": 32, "num_minibatches": 32,
@@ -75,6 +81,10 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # Schulman et al. (2017), table 5, with the later changes of CleanRL's ppo_atari_envpool.
             "num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "clip_epsilon": 0.1,
             "value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10,
+        },
+        "image": {
+            # Atari's, but for rewards of any size.
+            "num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "scale_rewards": True,
         },
         "bsuite": {
             # With few episodes at a time the policy converges too early. A recurrent core also needs this many
@@ -94,10 +104,19 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "continuous": {
             "learning_rate": 2e-3, "scale_rewards": True, "gae_lambda": 0.95, "entropy_coefficient": 0.0,
         },
+        "classic_control/continuous": {"discount": 0.95},  # PPO's
+        "atari": {
+            # Mnih et al. (2016), section 8 of the supplement, with the environments and the weight of the value loss
+            # of OpenAI baselines' A2C.
+            "num_envs": 16, "rollout_length": 5, "value_coefficient": 0.25, "evaluation_episodes": 10,
+        },
         "table": {"learning_rate": 2e-3, "scale_rewards": True},  # rare rewards
     },
     "pg": {
         "any": {"num_envs": 8, "rollout_length": 128},
+        # Unscaled, Pendulum's gradients are a thousand times longer than the norm they are clipped to.
+        "continuous": {"scale_rewards": True},
+        "classic_control/continuous": {"discount": 0.95},  # PPO's
     },
     "impala": {
         # Both gradients are clipped together, and that of large values would drown the policy's.
@@ -107,6 +126,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "num_envs": 32, "rollout_length": 20, "learning_rate": 6e-4, "report_interval": 6_400,
             "scale_rewards": False,
         },
+        "continuous": {"entropy_coefficient": 0.0, "trace_lambda": 0.95},  # A2C's
+        "classic_control/continuous": {"discount": 0.95},  # PPO's
     },
     "dqn": {
         "any": {"num_envs": 8, "rollout_length": 4},
@@ -115,15 +136,39 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # of failures drift until the policy fails again.
             "replay_capacity": 1_000_000, "replay_ratio": 0.125, "target_period": 500,
         },
+        "minatar": {
+            # Young and Tian (2019), table 1, with an update every fourth step as in Mnih et al. (2015).
+            "batch_size": 32, "replay_ratio": 0.25, "learning_starts": 5_000, "learning_rate": 2.5e-4,
+            "epsilon_end": 0.1, "epsilon_steps": 100_000,
+        },
+        "atari": {
+            # Mnih et al. (2015), extended data table 1, with Adam's step size, the target's period (1,000 steps) and
+            # the last epsilon of CleanRL's dqn_atari. The memory is a tenth of the paper's 1M steps, which take 7 GB.
+            "batch_size": 32, "replay_ratio": 0.25, "learning_starts": 50_000, "learning_rate": 1e-4,
+            "epsilon_steps": 1_000_000, "evaluation_episodes": 10,
+        },
     },
     "rainbow": {
         "any": {"num_envs": 8, "rollout_length": 4},
+        "atari": {
+            # Hessel et al. (2018), table 1, where 4 frames are a step: 80K frames before the first update, and a new
+            # target every 32K frames. The memory is a tenth of the paper's 1M steps, which take 7 GB.
+            "batch_size": 32, "replay_ratio": 0.25, "learning_starts": 20_000, "learning_rate": 6.25e-5,
+            "target_period": 2_000, "evaluation_episodes": 10,
+        },
         # Rewards are at most 1, so returns at most 1 / (1 - discount).
         "classic_control": {"value_min": -100.0, "value_max": 100.0, "replay_ratio": 0.25},
     },
     "pqn": {
         "any": {"num_envs": 32, "rollout_length": 32},
-        "atari": {"num_envs": 128},
+        # Both are of the authors' purejaxql, without annealing the step size.
+        "minatar": {
+            "num_envs": 128, "num_epochs": 2, "num_minibatches": 32, "q_lambda": 0.65, "epsilon_steps": 1_000_000,
+        },
+        "atari": {
+            "num_envs": 128, "num_epochs": 2, "num_minibatches": 32, "q_lambda": 0.65, "epsilon_steps": 1_000_000,
+            "learning_rate": 2.5e-4, "epsilon_end": 0.001, "evaluation_episodes": 10,
+        },
     },
     "r2d2": {
         "any": {"num_envs": 16, "rollout_length": 8},
