@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, UnusedError
 
 
 def flag(name: str) -> str:
@@ -82,12 +82,12 @@ def check_used(config: Any, *names: str, there: bool, needed: str) -> None:
     """Checks that the named fields have their defaults, unless the feature that uses them is ``there``.
 
     Raises:
-      ConfigError: a field has another value; the message names its flag and what is ``needed``.
+      UnusedError: a field has another value; the message names its flag and what is ``needed``.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name in names:
         if not there and getattr(config, name) != defaults[name]:
-            raise ConfigError(f"{flag(name)} does nothing without {needed}")
+            raise UnusedError(f"{flag(name)} does nothing without {needed}", name)
 
 
 def check_divides(name: str, value: int, *divisors: tuple[int, str]) -> None:

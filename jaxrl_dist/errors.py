@@ -35,6 +35,14 @@ class ConfigError(_Message, ValueError):
     """The user asked for something impossible; the message is one line that says what would work."""
 
 
+class UnusedError(ConfigError):
+    """A field has a value that does nothing beside the others; ``field`` names it."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class CheckpointError(RuntimeError):
     """No checkpoint of the run can be read; the message is one line."""
 

@@ -40,6 +40,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "rollout_length": 8,
             "replay_ratio": 0.25,
             "target_period": 250,
+            "learning_rate": 5e-4,
+            "normalize_observations": False,
             "epsilon_ladder": True,
             "priority_exponent": 0.6,
             "importance_exponent": 0.4,
@@ -62,6 +64,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "learning_rate": 3e-4,
             "epsilon_end": 0.05,
             "epsilon_steps": 50_000,
+            "normalize_observations": False,  # which the plan does not do
             # Without replay, experience is correlated. Layer normalisation stabilises learning more than a target
             # network, which would only slow it down (Gallici et al. 2024, section 3).
             "layer_norm": True,

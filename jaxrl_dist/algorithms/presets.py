@@ -68,6 +68,11 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "num_envs": 16, "rollout_length": 512, "num_minibatches": 128, "learning_rate": 3e-4, "discount": 0.999,
             "gae_lambda": 0.98,
         },
+        "box2d/continuous": {
+            # RL Zoo's for LunarLanderContinuous-v2, with rollouts of half the length.
+            "num_envs": 16, "rollout_length": 512, "num_minibatches": 128, "num_epochs": 4, "discount": 0.999,
+            "gae_lambda": 0.98, "scale_rewards": False, "initial_std": 0.5,
+        },
         "mujoco/continuous": {
             # Andrychowicz et al. (2021), sections 3.2 and 3.3: standard deviation 0.5, normalised observations.
             "num_envs": 64, "rollout_length": 32, "num_minibatches": 32,
@@ -132,9 +137,11 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     "dqn": {
         "any": {"num_envs": 8, "rollout_length": 4},
         "classic_control": {
-            # Once the policy never fails, a memory with only its latest steps, or many updates on them, lets the values
-            # of failures drift until the policy fails again.
-            "replay_capacity": 1_000_000, "replay_ratio": 0.125, "target_period": 500,
+            # Once the policy never fails, a memory with only its latest steps lets the values of failures drift until
+            # the policy fails again. So does a low last epsilon; 0.1 is RL Zoo's for Acrobot. MountainCar's velocity
+            # lies within 0.07, so the network needs it normalised.
+            "replay_capacity": 1_000_000, "target_period": 500, "learning_rate": 1e-3, "epsilon_end": 0.1,
+            "normalize_observations": True,
         },
         "minatar": {
             # Young and Tian (2019), table 1, with an update every fourth step as in Mnih et al. (2015).

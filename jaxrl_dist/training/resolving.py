@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_dist import algorithms
 from jaxrl_dist.checks import shown
 from jaxrl_dist.config import RUN_DEFAULTS, Train
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.synonyms import hint
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     reserve_memory(config.mem_fraction)
     source = find_env(config)
     config = resolve(config, source)
-    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **own)).checked()
+    algorithm = dataclasses.replace(config.algorithm, **own)
+    config = dataclasses.replace(config, algorithm=_without_unused(algorithm) if by_name else algorithm).checked()
     if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
         source = find_env(config)
     return config, source
@@ -76,6 +77,21 @@ def _without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
     return algorithms.config_class(algorithm)(
         **{**{name: value for name, value in named.items() if name not in RUN_FIELDS}, **own}
     )
+
+
+def _without_unused(algorithm: Any) -> Any:
+    """Returns the hyperparameters with defaults for those of the preset that do nothing beside the user's.
+
+    The user's were checked before, by themselves.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(algorithm)}
+    while True:
+        try:
+            getattr(algorithm, "validate", lambda: None)()
+        except UnusedError as error:
+            algorithm = dataclasses.replace(algorithm, **{error.field: defaults[error.field]})
+        else:
+            return algorithm
 
 
 def find_env(config: Train[Any]) -> EnvSource:

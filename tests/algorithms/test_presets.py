@@ -11,8 +11,10 @@ import pytest
 from probes import box
 
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
+from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
 from jaxrl_dist.config import Train
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training import resolving
 from jaxrl_dist.training.learner import check_sizes
@@ -52,6 +54,17 @@ def test_later_rows_override_earlier_ones() -> None:
     assert row("ppo", task("mujoco/continuous")) == mujoco and mujoco["learning_rate"] == 3e-4
     assert row("impala", task("atari")) == atari["any"] | atari["atari"]
     assert row("impala", task("atari"))["num_envs"] == 32 and row("impala", task("bsuite"))["num_envs"] == 16
+
+
+def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
+    """The preset for classic control has a last epsilon, and Rainbow's a range of returns."""
+    config, _ = resolving.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True})
+    assert config.algorithm.epsilon_ladder and config.algorithm.epsilon_end == DQN().epsilon_end
+    assert row("dqn", task("classic_control"))["epsilon_end"] != DQN().epsilon_end
+    config, _ = resolving.resolved(Train("rainbow", env="CartPole-v1"), {"num_atoms": 1})
+    assert (config.algorithm.value_min, config.algorithm.value_max) == (DQN().value_min, DQN().value_max)
+    with pytest.raises(ConfigError, match="epsilon.end does nothing without"):
+        resolving.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1})
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
