@@ -27,11 +27,11 @@ from scipy import stats
 
 import jaxrl_dist
 from jaxrl_dist import cli, commands, mesh
-from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class, from_file
 from jaxrl_dist.algorithms.presets import KINDS, kind_of
 from jaxrl_dist.checks import flag
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.types import Context
+from jaxrl_dist.types import Context, Report
 
 
 def blocks(name: str) -> list[str]:
@@ -72,6 +72,27 @@ def test_the_documented_algorithm_learns_and_loads(example: types.ModuleType, tm
     assert played.summary() == last.evaluation
     with pytest.raises(jaxrl_dist.ConfigError, match="unknown algorithm 'RWR'"):
         jaxrl_dist.load_policy(tmp_path / "run")
+
+
+def curious(folder: Path, **fields: Any) -> list[Report]:
+    """The reports of the documented bonus on DeepSea."""
+    file = folder / "curious_ppo.py"
+    file.write_text(blocks("docs/exploration.md")[0], encoding="utf-8")
+    return list(jaxrl_dist.train(jaxrl_dist.preset(from_file(str(file)), "DeepSea-bsuite", num_devices=1, **fields)))
+
+
+def test_the_documented_bonus_falls_where_the_policy_has_been(tmp_path: Path) -> None:
+    sizes = {"hidden_sizes": (16,), "evaluation_episodes": 0}
+    reports = curious(tmp_path, total_env_steps=10_000, report_interval=1_000, **sizes)
+    surprise = [report.metrics["loss/surprise"] or 0 for report in reports]
+    assert 0 < surprise[-1] < 0.5 * surprise[1]  # the first rollout's observations are not normalised yet
+
+
+@pytest.mark.slow
+def test_the_documented_bonus_finds_the_treasure(tmp_path: Path) -> None:
+    """Greedy episodes of DeepSea end at the treasure, worth 0.99."""
+    last = curious(tmp_path, total_env_steps=60_000, evaluation_episodes=10)[-1]
+    assert last.evaluation is not None and last.evaluation["return_mean"] > 0.9
 
 
 def test_the_documented_algorithm_runs_everywhere(example: types.ModuleType) -> None:

@@ -63,7 +63,7 @@ def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out(
     assert row("dqn", task("classic_control"))["epsilon_end"] != DQN().epsilon_end
     config, _ = resolving.resolved(Train("rainbow", env="CartPole-v1"), {"num_atoms": 1})
     assert (config.algorithm.value_min, config.algorithm.value_max) == (DQN().value_min, DQN().value_max)
-    with pytest.raises(ConfigError, match="epsilon.end does nothing without"):
+    with pytest.raises(ConfigError, match=r"epsilon_end does nothing without"):
         resolving.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1})
 
 
