@@ -118,7 +118,7 @@ def _by_parts(
         sums, per_example = function(params, part)
         return jax.tree.map(jnp.add, total, sums), per_example
 
-    sums, per_example = jax.lax.scan(add, mesh.vary(zeros), parts)
+    sums, per_example = jax.lax.scan(add, mesh.vary_as(zeros, jax.tree.leaves(params)[0]), parts)
     return sums, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), per_example)
 
 

@@ -17,6 +17,7 @@ from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
+from jaxrl_dist.learners import sgd
 from jaxrl_dist.plans import asynchronous, on_device
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import Report
@@ -56,6 +57,18 @@ def test_environments_may_branch_and_loop_as_they_like(num_devices: int) -> None
     last = reports[-1]
     assert last.env_steps == 2 * 4 * 7  # each environment spends every eighth step on a reset
     assert last.metrics["episode/length"] == 7 and last.metrics["episode/return"] == sum(range(7))
+
+
+def test_minibatches_in_parts_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts' sums vary over all axes of the mesh over which the parameters do."""
+
+    def metrics() -> Any:
+        *_, last = on_device.on_device(job(num_devices=2, total_env_steps=1))
+        return {name: value for name, value in last.metrics.items() if not name.startswith("time/")}
+
+    whole = metrics()
+    monkeypatch.setattr(sgd, "MICROBATCH", 4)  # of 8 examples of a device
+    assert metrics() == pytest.approx(whole, rel=1e-5, abs=1e-6)
 
 
 def test_actor_threads_step_them_too() -> None:
