@@ -329,6 +329,20 @@ def test_a_sweep_has_a_line_for_each_value(tmp_path: Path, figures: list[Figure]
     assert 'learning_rate=2 plan="on_device"' in caption
 
 
+def test_a_population_is_drawn_by_its_members(tmp_path: Path, figures: list[Figure]) -> None:
+    population = make_run(tmp_path, "population", [9.0])
+    for number, (rate, seed) in enumerate(itertools.product((1, 2), (0, 1, 2))):
+        make_run(population / "members", f"{number:03d}", [seed, rate], seed, learning_rate=rate)
+    single = make_run(tmp_path, "single", [5.0, 6.0], 7, learning_rate=2)
+    assert plot.with_members([single, population])[:2] == [str(single), str(population / "members" / "000")]
+    plot.plot([population, single], tmp_path / "x.png")
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "learning_rate=1 (3 seeds)",
+        "learning_rate=2 (4 seeds)",
+    ]
+
+
 def test_each_environment_has_a_panel_and_each_algorithm_one_colour(tmp_path: Path, figures: list[Figure]) -> None:
     plot.plot(compared(tmp_path, ["Acrobot-v1", "CartPole-v1"], seeds=1), tmp_path / "x.png")
     assert [ax.get_title() for ax in figures[0].axes] == ["Acrobot-v1", "CartPole-v1"]

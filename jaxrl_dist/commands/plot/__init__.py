@@ -24,10 +24,23 @@ from jaxrl_dist.commands.plot.reading import (
     middle,
     read_config,
     read_curve,
+    with_members,
 )
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 
-__all__ = ["POINTS", "SAME_CURVE", "Curve", "Group", "Middle", "group", "middle", "plot", "read_curve", "run"]
+__all__ = [
+    "POINTS",
+    "SAME_CURVE",
+    "Curve",
+    "Group",
+    "Middle",
+    "group",
+    "middle",
+    "plot",
+    "read_curve",
+    "run",
+    "with_members",
+]
 
 Kind = Literal["curve", "profile", "improvement", "table"]
 Width = Literal["one", "two"]
@@ -38,7 +51,7 @@ class Plot:
     """Plots learning curves of runs, or compares their final scores; seeds of one configuration form a group."""
 
     run_dirs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN_DIR ...")]] = ()
-    """Directories of runs; runs without a value of the metric are skipped with a warning."""
+    """Directories of runs or of populations; runs without a value of the metric are skipped with a warning."""
     out: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """The file to write; its extension sets the format: png, pdf, svg ..., for tables md or csv. None: curves.png, or
     the terminal for a table."""
@@ -109,7 +122,7 @@ def plot(
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves: dict[str, Curve] = {}
     without: list[NoValueError] = []
-    for run_dir in map(str, run_dirs):
+    for run_dir in with_members(run_dirs):
         try:
             curves[run_dir] = read_curve(pathlib.Path(run_dir), metric, x)
         except NoValueError as error:

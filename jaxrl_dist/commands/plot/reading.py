@@ -74,6 +74,15 @@ class NoValueError(ConfigError):
     """A run has no value of the metric, or none yet."""
 
 
+def with_members(run_dirs: Sequence[str | pathlib.Path]) -> list[str]:
+    """Replaces the directory of each population by those of its members."""
+    found: list[str] = []
+    for run_dir in run_dirs:
+        members = sorted(pathlib.Path(run_dir, "members").glob(f"*/{CONFIG_FILE}"))
+        found += [str(path.parent) for path in members] or [str(run_dir)]
+    return found
+
+
 def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     """Reads one metric from a run's ``metrics.jsonl``, skipping reports in which it is null.
 
