@@ -61,6 +61,25 @@ def test_the_documented_algorithm_can_be_tried_by_hand(example: types.ModuleType
     assert names["batch"]["weight"].shape == (15,)
 
 
+def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
+    module = types.ModuleType("documented_change")
+    sys.modules[module.__name__] = module
+    exec(next(block for block in blocks("docs/adding-an-algorithm.md") if "PenalisedPPO" in block), module.__dict__)
+    algorithm = module.PenalisedPPO(hidden_sizes=(4,), weight_penalty=0.5).make(spec())
+    base = config_class("ppo")(hidden_sizes=(4,)).make(spec())
+    variables = algorithm.init(jax.random.key(0))
+    rollout = random_rollout(base, spec(), 5, 3)
+    batch = mesh.by_hand(algorithm.postprocess)(variables, rollout, Context())
+    losses, _, aux = algorithm.loss(variables, batch, Context())
+    before, _, _ = base.loss(variables, batch, Context())
+    penalty = 0.5 * sum(float((x**2).sum()) for x in jax.tree.leaves(variables.params))
+    np.testing.assert_allclose(losses, before + 0.5 * penalty, rtol=1e-5)
+    np.testing.assert_allclose(aux.metrics["loss/penalty"], penalty, rtol=1e-5)
+    assert {"loss/policy", "loss/value"} <= aux.metrics.keys() and module.PenalisedPPO.preset is config_class(
+        "ppo"
+    ).preset
+
+
 def test_the_documented_algorithm_learns_and_loads(example: types.ModuleType, tmp_path: Path) -> None:
     sizes = {"total_env_steps": 60_000, "evaluation_episodes": 20, "num_devices": 1, "run_dir": str(tmp_path / "run")}
     config = jaxrl_dist.Train(example.RWR(), env="CartPole-v1", **sizes)
