@@ -16,14 +16,14 @@ HELP = """\
 usage: jaxrl-dist COMMAND ...
 
   train ALGO --env ID [FLAGS]        train; `jaxrl-dist train ALGO --help` lists the flags
-  train FILE.py --env ID [FLAGS]     train by an algorithm of your own: docs/adding-an-algorithm.md
-  train --config FILE [FLAGS]        train again as a run's config.json says, but for the flags given
-  resume RUN_DIR [FLAGS]             go on with a run; --total-env-steps N with one that is finished
+  train FILE.py --env ID [FLAGS]     train your own algorithm: docs/adding-an-algorithm.md
+  train --config FILE [FLAGS]        rerun a saved config; other flags override it
+  resume RUN_DIR [FLAGS]             continue a run; --total-env-steps N trains a finished one further
   evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
-  video RUN_DIR FILE.gif [FLAGS]     play some and film them
-  plot RUN_DIR ... -o FILE           draw learning curves, over the seeds of each configuration
+  video RUN_DIR FILE.gif [FLAGS]     film greedy episodes
+  plot RUN_DIR ... -o FILE           plot learning curves, or compare scores: --kind
   export RUN_DIR [-o FILE]           write the policy as StableHLO, which runs without this package
-  check-env ENV [FLAGS]              say what is wrong with an environment of your own
+  check-env ENV [FLAGS]              check your own environment: one line for each fault
   doctor                             say whether this machine can train, on what, and what is missing
   doctor --compile-for h200x8 ALGO --env ID [FLAGS]  compile a run for a GPU or TPU that is not here
   list algorithms|envs|plans         what there is
