@@ -98,6 +98,20 @@ def scan(
     return state.unpack(arrays), outputs.unpack(ys, leading=1)
 
 
+def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
+    """Applies a function that treats all numbers alike to the numbers of all leaves of a dtype at once, as a vector."""
+    leaves, treedef = jax.tree.flatten(tree)
+    groups: dict[Any, list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        groups.setdefault((leaf.dtype, jax.typeof(leaf).mat.varying), []).append(number)
+    for group in groups.values():
+        vector = function(jnp.concatenate([leaves[number].reshape(-1) for number in group]))
+        ends = np.cumsum([leaves[number].size for number in group])
+        for number, part in zip(group, jnp.split(vector, ends[:-1]), strict=True):
+            leaves[number] = part.reshape(leaves[number].shape)
+    return treedef.unflatten(leaves)
+
+
 def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Returns the sum of each of some arrays of one shape and dtype, on a GPU by one kernel for all."""
 
