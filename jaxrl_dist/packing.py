@@ -109,7 +109,7 @@ def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
         ends = np.cumsum([leaves[number].size for number in group])
         for number, part in zip(group, jnp.split(vector, ends[:-1]), strict=True):
             leaves[number] = part.reshape(leaves[number].shape)
-    return treedef.unflatten(leaves)
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
