@@ -106,7 +106,7 @@ dqn on_device gymnax:CartPole-v1 1
 dqn on_device gymnax:Breakout-MinAtar 8 --frame-stack 2 --n-step 3 --priority-exponent 0.6
 rainbow on_device gymnax:CartPole-v1 1
 r2d2 on_device gymnax:CartPole-v1 8
-ddpg on_device gymnax:Pendulum-v1 1
+ddpg on_device gymnax:Pendulum-v1 1 --noise parameter --normalize-observations
 td3 on_device gymnax:Pendulum-v1 8 --normalize-observations --scale-rewards
 sac on_device gymnax:CartPole-v1 1 --priority-exponent 0.6
 sac on_device gymnax:Pendulum-v1 8
@@ -138,7 +138,7 @@ pqn asynchronous gymnax:CartPole-v1 1
 dqn asynchronous envpool:CartPole-v1 8
 rainbow asynchronous gymnasium:CartPole-v1 1
 r2d2 asynchronous gymnax:CartPole-v1 8
-ddpg asynchronous envpool:Pendulum-v1 1
+ddpg asynchronous envpool:Pendulum-v1 1 --noise parameter
 td3 asynchronous gymnax:Pendulum-v1 8
 sac asynchronous envpool:Pendulum-v1 1
 apex asynchronous envpool:CartPole-v1 1 --num-actors 4

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_dist.algorithms import exploration, presets
 from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
-from jaxrl_dist.checks import check_range, check_used
+from jaxrl_dist.checks import check_range, check_used, flag
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
@@ -50,6 +50,9 @@ class DQN(
     """Return of the highest atom."""
     noisy: bool = False
     """Explore with noisy layers (Fortunato et al. 2018), in addition to epsilon."""
+    parameter_noise: bool = False
+    """Explore with noise on the parameters, constant within an episode, in place of random actions; its size adapts to
+    change the policy about as much as epsilon would (Plappert et al. 2018)."""
 
     def validate(self) -> None:
         super().validate()
@@ -61,6 +64,9 @@ class DQN(
         check_used(self, "value_min", "value_max", there=self.num_atoms > 1, needed="--num-atoms above 1")
         annealed = not self.epsilon_ladder
         check_used(self, "epsilon_start", "epsilon_end", "epsilon_steps", there=annealed, needed="--no-epsilon-ladder")
+        others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
+        if self.parameter_noise and others:
+            raise ConfigError(f"--parameter-noise does not work with {others[0]}: choose one way to explore")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
 
@@ -91,6 +97,8 @@ class DQN(
             noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
             epsilon = core if self.epsilon_ladder else schedule(context.env_step)
+            if self.parameter_noise:
+                epsilon = 0.0
             return distributions.EpsilonGreedy(q, epsilon).sample(act_keys), core, {}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
@@ -121,7 +129,7 @@ class DQN(
             metrics = {"loss/q": losses, "q/mean": q}
             return losses, batch["valid"], Aux(metrics, jax.lax.stop_gradient(priority))
 
-        return Algorithm(
+        algorithm = Algorithm(
             policy=policy,
             postprocess=postprocess,
             loss=loss,
@@ -129,3 +137,17 @@ class DQN(
             **value_learner(self, network, adam_epsilon=1.5e-4),
             initial_core=exploration.ape_x_epsilon if self.epsilon_ladder else no_core,
         )
+        if not self.parameter_noise:
+            return algorithm
+
+        def divergence(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
+            """That of the values' softmax (Plappert et al. 2018, appendix C.1)."""
+            plain, noisy = (jax.nn.log_softmax(values(network.apply(each, obs, None))) for each in (params, perturbed))
+            return jnp.sum(jnp.exp(plain) * (plain - noisy), axis=-1)
+
+        def limit(env_step: jax.Array) -> jax.Array:
+            """The divergence of a greedy policy from an epsilon-greedy one (the same)."""
+            epsilon = schedule(env_step)
+            return -jnp.log(1.0 - epsilon + epsilon / size)
+
+        return exploration.parameter_noise(algorithm, lambda params: params, divergence, limit, std=0.1)

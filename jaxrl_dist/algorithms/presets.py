@@ -214,7 +214,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "any": {"num_envs": 32, "report_interval": 100_000, "normalize_observations": True},
         "classic_control/continuous": {
             # A linear policy cannot swing a pendulum up: measured.
-            "num_envs": 16, "hidden_sizes": (32, 32), "activation": "relu", "noise_std": 0.2, "learning_rate": 0.2,
+            "num_envs": 16, "hidden_sizes": (32, 32), "activation": "relu", "noise_std": 0.3, "learning_rate": 0.3,
             "top_fraction": 1.0,
         },
         **{kind: {"normalize_observations": False} for kind in ("table", "image", "minatar", "atari")},

@@ -31,10 +31,12 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     """Standard deviation of the noise on target actions, which span -1 .. 1 (section 5.3)."""
     target_noise_clip: float = 0.5
     """Largest magnitude of the noise on target actions."""
-    noise: Literal["gaussian", "ornstein_uhlenbeck"] = "gaussian"
-    """Exploration noise: independent at each step, or correlated in time (Lillicrap et al. 2016)."""
+    noise: Literal["gaussian", "ornstein_uhlenbeck", "parameter"] = "gaussian"
+    """Exploration noise: on the actions, independent at each step or correlated in time (Lillicrap et al. 2016), or on
+    the actor's parameters, constant within an episode (Plappert et al. 2018)."""
     noise_std: float = 0.1
-    """Standard deviation that each step adds to the exploration noise; actions span -1 .. 1 (section 6.1)."""
+    """Standard deviation that each step adds to the exploration noise; actions span -1 .. 1 (section 6.1). With
+    'parameter', how far the noise moves actions, as a root mean square."""
 
     def validate(self) -> None:
         super().validate()
@@ -66,7 +68,9 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
             action = best_action(variables.params, obs)
             if context.keys is None:
                 return scale.to_env(action), core, {}
-            if correlated:
+            if self.noise == "parameter":  # the parameters have it
+                noise = jnp.zeros_like(action)
+            elif correlated:
                 noise = core = exploration.ornstein_uhlenbeck(core, context.keys, self.noise_std)
             else:
                 noise = self.noise_std * exploration.gaussian(context.keys, scale.size)
@@ -106,7 +110,7 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
         def initial_noise(num_envs: int) -> PyTree:
             return jnp.zeros((num_envs, scale.size)) if correlated else ()
 
-        return Algorithm(
+        algorithm = Algorithm(
             init=init,
             policy=policy,
             postprocess=postprocess,
@@ -125,4 +129,18 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
             target=update_target,
             initial_target=copied,
             initial_core=initial_noise,
+        )
+        if self.noise != "parameter":
+            return algorithm
+
+        def moved(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
+            """Equation 9 of Plappert et al. (2018), squared: its limit is the variance of equal Gaussian noise."""
+            return jnp.mean(jnp.square(best_action(params, obs) - best_action(perturbed, obs)), axis=-1)
+
+        return exploration.parameter_noise(
+            algorithm,
+            acting=lambda params: {"actor": params["actor"]},
+            distance=moved,
+            limit=lambda env_step: jnp.square(self.noise_std),
+            std=self.noise_std,
         )

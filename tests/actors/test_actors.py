@@ -19,6 +19,7 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.algorithms import wrappers
+from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.base import Share
@@ -34,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, str], Any]] = {
     "continuous": ("Pendulum-v1", {"max_steps_in_episode": "9"}, PPO(**NET)),
     "recurrent": ("MemoryChain-bsuite", {"memory_length": "4"}, PPO(**NET, core="gru", num_minibatches=1)),
     "episodic": ("CartPole-v1", {}, ES(hidden_sizes=(8,), noise_std=1.0)),
+    "perturbed": ("CartPole-v1", {"max_steps_in_episode": "11"}, DQN(hidden_sizes=(8,), parameter_noise=True)),
 }
 
 
@@ -42,7 +44,7 @@ def make(name: str) -> tuple[Algorithm, EnvSource]:
     env_id, options, config = CASES[name]
     source = find(f"gymnax:{env_id}", options)
     algorithm = config.make(source.spec)
-    if name == "recurrent":
+    if name in ("recurrent", "perturbed"):
         algorithm = wrappers.scale_rewards(algorithm, config.discount)
     return algorithm, source
 
@@ -56,7 +58,8 @@ def variables(name: str) -> Any:
     """Those of the start, with a policy that cares for what it sees."""
     algorithm, _ = make(name)
     start = jax.tree.map(np.array, jax.jit(algorithm.init)(jax.random.key(3)))
-    start.params["head" if algorithm.behaviour else "policy"]["params"]["kernel"] *= 100
+    if "policy" in start.params or "head" in start.params:
+        start.params["head" if algorithm.behaviour else "policy"]["params"]["kernel"] *= 100
     return start
 
 
@@ -127,7 +130,7 @@ def test_host_acts_as_device(name: str) -> None:
     assert_close(on_host, on_device, 1e-5)
 
 
-@pytest.mark.parametrize("name, num_devices", [("recurrent", 2), ("recurrent", 8), ("continuous", 8)])
+@pytest.mark.parametrize("name, num_devices", [("recurrent", 2), ("recurrent", 8), ("continuous", 8), ("perturbed", 8)])
 def test_devices_do_not_matter(name: str, num_devices: int) -> None:
     assert_close(act_on_device(name, num_devices), act_on_device(name), 1e-5)
 
@@ -144,9 +147,9 @@ def test_rollout_length_does_not_matter() -> None:
 
 
 def test_rollouts_join() -> None:
-    """A rollout begins with what the last one ended in, unless all begin with new episodes."""
+    """A rollout begins with what the last one ended in, unless something happens between them."""
     for name in CASES:
-        if name == "episodic":
+        if make(name)[0].behaviour:
             continue
         (first, _), (second, _) = act_on_device(name)
         np.testing.assert_array_equal(first.obs[-1], second.obs[0])
@@ -184,6 +187,26 @@ def test_episodic_rollouts_begin_with_new_episodes() -> None:
             action, _, _ = algorithm.policy(Variables(own, ()), rollout.obs[:-1, b], (), Context())
             np.testing.assert_array_equal(action, rollout.action[:, b])
     assert len({tuple(actions) for actions in first.action.T}) > 1
+
+
+def test_noise_on_parameters_lasts_until_the_episode_ends() -> None:
+    """Each environment draws it for itself, and again before the first rollout of a later episode."""
+    algorithm, _ = make("perturbed")
+    rollouts = [rollout for rollout, _ in act_on_device("perturbed", 1, 8, 4)]
+    noise = np.stack([rollout.core[1][0]["noise"] for rollout in rollouts])
+    assert len(np.unique(noise[0], axis=0)) == NUM_ENVS
+    for before, after, rollout in zip(noise[:-1], noise[1:], rollouts, strict=False):
+        np.testing.assert_array_equal((before == after).all(axis=1), rollout.valid.all(axis=0))
+    ended = np.stack([~rollout.valid.all(axis=0) for rollout in rollouts])
+    assert ended.any() and not ended.all()
+    for rollout in rollouts:  # what each has done is the best by its own parameters
+        for b in range(NUM_ENVS):
+            start = variables("perturbed")
+            std, key = start.stats[1][0], jax.random.wrap_key_data(rollout.core[1][0]["noise"][b])
+            own = start._replace(params=perturbation.perturbed(start.params, key, std))
+            core = algorithm.initial_core(4)
+            action, _, _ = algorithm.policy(own, rollout.obs[:-1, b], core, Context())
+            np.testing.assert_array_equal(action, rollout.action[:, b])
 
 
 def test_parameters_that_do_not_fit_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
-from probes import box, spec
+from probes import box, random_rollout, spec
 
 from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.algorithms import exploration
@@ -20,9 +21,12 @@ from jaxrl_dist.algorithms.replayed import ActionScale
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.nn.distributions import policy_head
+from jaxrl_dist.nn.networks import q_network
+from jaxrl_dist.nn.perturbation import perturbed
 from jaxrl_dist.spaces import Box, MultiDiscrete
-from jaxrl_dist.types import Context, Timestep
+from jaxrl_dist.types import Context, Timestep, Variables
 
 LOW, HIGH = np.array([-1, 0.1], np.float32), np.array([3, 0.7], np.float32)
 CONTINUOUS = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))
@@ -190,3 +194,76 @@ def test_random_discrete_actions_before_learning() -> None:
     probs = np.exp([0, 1, 2]) / np.exp([0, 1, 2]).sum()
     assert scipy.stats.chisquare(counts[1], probs * MANY).pvalue > 1e-3
     np.testing.assert_array_equal(algorithm.policy(variables, obs[:2], (), Context())[0], 2)
+
+
+# --- Noise on parameters ------------------------------------------------------------------------------
+
+
+NOISY: dict[str, Any] = {
+    "dqn": DQN(hidden_sizes=(8,), parameter_noise=True, epsilon_start=0.5, epsilon_end=0.1, epsilon_steps=1000),
+    "td3": TD3(hidden_sizes=(8,), noise="parameter", noise_std=0.3),
+}
+
+
+def measured(name: str, std: float, env_step: float) -> tuple[Any, Any, Any, Any]:
+    """Algorithm, variables with this standard deviation, a rollout, and the standard deviation after it."""
+    env = CONTINUOUS if name == "td3" else spec()
+    algorithm = NOISY[name].make(env)
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    variables = variables._replace(stats=(jnp.float32(std), variables.stats[1]))
+    rollout = random_rollout(algorithm, env, 4, 16)
+    context = Context(env_step=jnp.float32(env_step))
+    after, _ = by_hand(algorithm.observe)(variables, rollout, context)
+    return algorithm, variables, rollout, after
+
+
+def root_mean_square(variables: Any, rollout: Any) -> float:
+    """Of what the noise changes in actions of -1 .. 1, one environment at a time, float64."""
+    scale = ActionScale(LOW, HIGH)
+    algorithm = TD3(hidden_sizes=(8,)).make(CONTINUOUS)
+    squares = []
+    for b in np.flatnonzero(rollout.valid[0]):
+        key = jax.random.wrap_key_data(rollout.core[0]["noise"][b])
+        actor = perturbed({"actor": variables.params["actor"]}, key, variables.stats[0])
+        pair = [
+            scale.from_env(algorithm.policy(Variables(params, ()), rollout.obs[:1, b], (), Context())[0])[0]
+            for params in (variables.params, actor)
+        ]
+        squares.append(np.mean(np.square(np.float64(pair[0]) - np.float64(pair[1]))))
+    return float(np.sqrt(np.mean(squares)))
+
+
+def divergence(variables: Any, rollout: Any) -> float:
+    """Of the softmax of plain values from that of perturbed ones, one environment at a time."""
+    config = NOISY["dqn"]
+    network = q_network(config, spec().observation, 3, num_atoms=1, dueling=False, noisy=False)
+    found = []
+    for b in np.flatnonzero(rollout.valid[0]):
+        key = jax.random.wrap_key_data(rollout.core[0]["noise"][b])
+        both = variables.params, perturbed(variables.params, key, variables.stats[0])
+        plain, noisy = (
+            scipy.special.softmax(np.float64(network.apply(params, rollout.obs[:1, b], None)[0, :, 0]))
+            for params in both
+        )
+        found.append(scipy.stats.entropy(plain, noisy))
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("std", [0.05, 0.2, 0.5, 2.0])
+@pytest.mark.parametrize("name", NOISY)
+def test_the_size_of_the_noise_adapts(name: str, std: float) -> None:
+    """It grows by 1.01 where the noise changes actions less than it may, and shrinks by as much where it does more."""
+    _, variables, rollout, after = measured(name, std, 500.0)
+    if name == "td3":
+        more = root_mean_square(variables, rollout) > 0.3
+    else:  # epsilon is 0.3
+        more = divergence(variables, rollout) > -np.log(1 - 0.3 + 0.3 / 3)
+    assert more or std < 2.0
+    assert not more or std > 0.05
+    np.testing.assert_allclose(after, std / 1.01 if more else std * 1.01, rtol=1e-6)
+
+
+def test_ways_to_explore_exclude_each_other() -> None:
+    for other in ("noisy", "epsilon_ladder"):
+        with pytest.raises(ConfigError, match=r"parameter.noise does not work with"):
+            DQN(parameter_noise=True, **{other: True}).validate()

@@ -92,6 +92,7 @@ CASES: dict[str, tuple[Any, EnvSpec, bool | str]] = {  # with running statistics
     "dqn": (DQN(**MEMORY, n_step=3), DISCRETE, True),
     "rainbow": (Rainbow(**MEMORY, num_atoms=5, priority_exponent=None), DISCRETE, False),
     "td3": (TD3(**MEMORY, n_step=2, noise="ornstein_uhlenbeck"), CONTINUOUS, True),  # so ddpg, which is the same
+    "td3-parameter": (TD3(**MEMORY, noise="parameter"), CONTINUOUS, True),
     "sac": (SAC(**MEMORY), CONTINUOUS, False),
     "sac-discrete": (SAC(**MEMORY), DISCRETE, False),
     "es": (ES(hidden_sizes=(8,)), CONTINUOUS, False),

@@ -101,7 +101,7 @@ def prepare_resume(run_dir: Path, changes: dict[str, Any] | None = None) -> trai
 
 EXACT: dict[str, dict[str, Any]] = {
     "ppo": {"normalize_observations": True, "scale_rewards": True, "num_epochs": 2, "num_minibatches": 2},
-    "dqn": {"priority_exponent": 0.5, "num_devices": 2},
+    "dqn": {"priority_exponent": 0.5, "num_devices": 2, "parameter_noise": True},
     "a2c": {"num_devices": 2, "core": "gru", "core_size": 4},
     "pg": {"env": "Pendulum-v1", "normalize_observations": True, "scale_rewards": True},
     "impala": {"plan": "on_device"},
