@@ -235,7 +235,7 @@ def vary(tree: Any) -> Any:
     )
 
 
-def vary_as(tree: Any, like: jax.Array) -> Any:
-    """Marks arrays as varying over the mesh axes over which ``like`` varies."""
-    axes = jax.typeof(like).mat.varying
+def vary_as(tree: Any, like: Any) -> Any:
+    """Marks arrays as varying over the mesh axes over which some array of ``like`` varies."""
+    axes = frozenset[Any]().union(*(jax.typeof(x).mat.varying for x in jax.tree.leaves(like)))
     return jax.tree.map(lambda x: jax.lax.pcast(x, tuple(axes - jax.typeof(x).mat.varying), to="varying"), tree)

@@ -72,7 +72,8 @@ def gradient(
         per_example, mask, priority = losses_of(params, examples)
         per_example = {name: x if name == "loss/total" else jax.lax.stop_gradient(x) for name, x in per_example.items()}
         masked = [jnp.where(mask, x, 0.0) for x in per_example.values()]
-        *totals, count = packing.sums(mesh.vary([*masked, mask.astype(jnp.float32)]))
+        arrays = mesh.vary([*masked, mask.astype(jnp.float32)])
+        *totals, count = packing.sums(mesh.vary_as(arrays, arrays))  # a mask may be a constant
         sums = dict(zip(per_example, totals, strict=True))
         return sums["loss/total"], (sums, count, priority)
 
