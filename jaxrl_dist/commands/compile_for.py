@@ -33,8 +33,8 @@ def run(target: str | None, args: Sequence[str]) -> int:
     asked = train.asked([arg for arg in args if arg != "--json"])
     if asked is None:
         return 0
-    extras = EXTRAS[chosen.platform]
-    if not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
+    extras = () if chosen.platform is None else EXTRAS[chosen.platform]
+    if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
         raise ConfigError(
             f"compiling for {target} needs JAX's compiler for it, though not the device; "
             f"{accelerators.install_plugin(extras[0])}"
@@ -67,6 +67,8 @@ def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
     config, source = asked.resolved()
     if config.plan != "on_device":
         raise ConfigError(f"--compile-for compiles runs under --plan on_device; this one is under {config.plan}")
+    if config.seeds > 1 or config.vary:
+        raise ConfigError("--compile-for compiles one run; leave out --seeds and --vary")
     for name in DEVICES:
         if getattr(config, name) is not None:
             raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")

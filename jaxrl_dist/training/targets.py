@@ -16,6 +16,7 @@ from jax.experimental import topologies
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.machine import memory_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ GPUS = {
 }
 TPUS = {"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30}
 """Generations of TPUs, and the bytes of memory of a chip: https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm"""
-EXAMPLES = "h200, h200x8, v5e:2x4, v5e:16x16 or v4:4x4x8"
+EXAMPLES = "here, h200, h200x8, v5e:2x4, v5e:16x16 or v4:4x4x8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Target:
     """Devices to compile for."""
 
     name: str
-    platform: str
-    """``cuda`` or ``tpu``."""
+    platform: str | None
+    """``cuda`` or ``tpu``; None: that of this machine."""
     memory: int
     """Bytes of a device."""
     topology: Mapping[str, Any]
@@ -93,13 +94,16 @@ class Target:
     """XLA's options for the compiler."""
 
     def devices(self) -> list[jax.Device]:
-        """Returns descriptions of the devices, which no array can be put on.
+        """Returns the devices of this machine, or descriptions of others, which no array can be put on.
 
-        It must be called before this process uses JAX: JAX then sees CPUs only, and leaves a GPU of this machine alone.
+        For others, it must be called before this process uses JAX: JAX then sees CPUs only, and leaves a GPU of this
+        machine alone.
 
         Raises:
           ConfigError: JAX's plugin for the platform cannot describe them, or there is none.
         """
+        if self.platform is None:
+            return jax.local_devices()
         jax.config.update("jax_platforms", "cpu")
         if self.platform == "tpu":
             os.environ.update(LIBTPU | {name: value for name, value in os.environ.items() if name in LIBTPU})
@@ -122,9 +126,13 @@ LIBTPU = {
 def target(name: str) -> Target:
     """Returns the target of a name such as ``h200``, ``h200x8`` or ``v5e:2x4``: a GPU and how many, or a TPU's slice.
 
+    ``here`` is all devices of this machine.
+
     Raises:
       ConfigError: there is no such target.
     """
+    if name == "here":
+        return Target(name, None, _memory_here(), {}, {})
     kind, _, rest = name.partition(":")
     if kind in TPUS and re.fullmatch(r"\d+x\d+(x\d+)?", rest):
         # As a TPU VM sets it: both cores of a chip of v4 are one device.
@@ -138,3 +146,10 @@ def target(name: str) -> Target:
         return Target(name, "cuda", gpu.memory, topology, {"xla_gpu_autotune_level": 0})
     near = did_you_mean(re.split(r"[:x]", name)[0], [*GPUS, *TPUS])
     raise ConfigError(f"no target {name!r}{near}; such as {EXAMPLES}: a GPU and how many, or a TPU and its slice")
+
+
+def _memory_here() -> int:
+    """Returns the bytes of memory of a device of this machine; devices that are CPUs share the machine's."""
+    devices = jax.local_devices()
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    return memory_size() // len(devices) if limit is None else int(limit)

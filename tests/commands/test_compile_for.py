@@ -41,15 +41,28 @@ def test_a_run_is_compiled_and_counted(
     assert "2 x cpu" in out and "of 1 GB" in out and "does not fit" not in out
 
 
+def test_what_a_run_would_allocate_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    replay = "dqn --env CartPole-v1 --num-envs 8 --hidden-sizes 8 --batch-size 8 --replay-capacity"
+    sizes = []
+    for capacity in (4096, 1048576):
+        assert cli.main(["doctor", "--compile-for", "here", *replay.split(), str(capacity), "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["devices"] == len(jax.local_devices()) and report["memory"]["device"] > 10**8
+        sizes.append(report["memory"]["state"])
+    # A step of CartPole: 4 numbers observed, 1 of action, 1 of reward, and 3 bools. Each device holds its share.
+    assert (sizes[1] - sizes[0]) * 8 == pytest.approx((1048576 - 4096) * (6 * 4 + 3), rel=0.01)
+
+
 @pytest.mark.parametrize(
     "target, flags, message",
     [
-        ("h20", RUN, "no target 'h20' (did you mean 'h200'?); such as h200, h200x8"),
+        ("h20", RUN, "no target 'h20' (did you mean 'h200'?); such as here, h200, h200x8"),
         ("v5e", RUN, "no target 'v5e'"),
         ("h200x0", RUN, "no target 'h200x0'"),
-        ("", "", "--compile-for which accelerator? Such as h200"),
+        ("", "", "--compile-for which accelerator? Such as here, h200"),
         ("h200", "", "which algorithm?"),
         ("h200x2", "ppo --env CartPole-v1 --plan synchronous", "this one is under synchronous"),
+        ("h200x2", f"{RUN} --seeds 2", "leave out --seeds and --vary"),
         ("h200x2", f"{RUN} --num-devices 1", "--num-devices names devices of this machine"),
         ("h200x2", "ppo --env CartPole-v1 --num-envs 3", "--num-envs 3 does not divide over 2 devices"),
     ],
