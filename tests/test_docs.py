@@ -317,6 +317,15 @@ def test_the_site_needs_no_network(site: Path) -> None:
         assert not re.search(r"\{\{ \w", text), page
 
 
+def test_the_reference_has_every_field_of_every_record(site: Path) -> None:
+    page = (site / "api" / "types.html").read_text(encoding="utf-8")
+    for kind in (jaxrl_dist.types.Aux, jaxrl_dist.types.Variables, jaxrl_dist.types.TrainState):
+        for field in kind._fields:
+            assert f'id="jaxrl_dist.types.{kind.__name__}.{field}"' in page
+    public = (site / "api" / "index.html").read_text(encoding="utf-8")
+    assert all(f'.{name}"' in public for name in ("train", "resume", "preset", "Policy", "CheckpointError"))
+
+
 def test_each_notebook_is_a_page_with_its_pictures(site: Path) -> None:
     for notebook in (runs.ROOT / "notebooks").glob("*.ipynb"):
         page = site / "notebooks" / f"{notebook.stem}.html"

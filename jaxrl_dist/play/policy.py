@@ -14,6 +14,7 @@ from jaxrl_dist.actors.evaluate import Evaluation, evaluate
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.config import Train, check_run_dir
 from jaxrl_dist.envs.source import EnvSource
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.spaces import Box
 from jaxrl_dist.training.resolving import resolved
@@ -122,9 +123,12 @@ def load_policy(
       torso: your own network, if the run trained one.
 
     Raises:
-      ConfigError: ``run_dir`` has no trained variables or is damaged, or its environment cannot be found.
+      ConfigError: ``run_dir`` has no trained variables, is a population or is damaged, or its environment cannot be
+        found.
     """
     check_run_dir(pathlib.Path(run_dir))
+    if members := sorted(pathlib.Path(run_dir, "members").glob("*")):
+        raise ConfigError(f"{run_dir} is a population; name one of its members, such as {members[0]}")
     config = stored_config(run_dir, algorithm, env, torso)
     config, source = resolved(config, {} if env_options is None else {"env_options": env_options})
     shapes = jax.eval_shape(make_algorithm(config, source.spec).init, jax.random.key(0))

@@ -323,7 +323,7 @@ def _newest(
     if problems:
         more = f" (and {len(problems) - 1} older ones are no better)" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}")
-    again = f"its run has saved no checkpoint, and can be begun again by train --config {run_dir}"
+    again = f"its run has saved no checkpoint; `jaxrl-dist train --config {run_dir}` starts it again"
     raise CheckpointError(f"{run_dir} holds no trained variables: {again}")
 
 

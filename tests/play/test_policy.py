@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 
 import jax
@@ -49,6 +50,16 @@ def test_stepped_by_hand_it_plays_as_the_run_says(policy: jaxrl_dist.Policy, run
     assert np.mean(list(returns.values())) == pytest.approx(said["return_mean"], rel=1e-5)
     assert np.std(list(returns.values())) == pytest.approx(said["return_std"], rel=1e-3)
     assert np.mean(list(lengths.values())) == said["length_mean"]
+
+
+def test_a_population_has_no_policy_but_its_members(run_dir: Path, tmp_path: Path) -> None:
+    population = shutil.copytree(run_dir, tmp_path / "population")
+    shutil.copytree(run_dir, population / "members" / "000")
+    with pytest.raises(
+        jaxrl_dist.ConfigError, match=r"is a population; name one of its members, such as .*members/000"
+    ):
+        jaxrl_dist.load_policy(population)
+    assert jaxrl_dist.load_policy(population / "members" / "000").config.seed == 0
 
 
 def test_greedy_without_a_key_and_sampled_with_one(policy: jaxrl_dist.Policy) -> None:
