@@ -37,7 +37,7 @@ def act(algorithm: Algorithm, variables: Variables, own: PyTree, obs: PyTree, co
 
 
 def num_parts(algorithm: Algorithm, variables: Variables, num_envs: int) -> int:
-    """The number of parts in which environments with parameters of their own act, so that these fit into memory."""
+    """The number of parts in which environments with separate parameters act, so that these fit into memory."""
     return 1 if algorithm.behaviour is None else perturbation.num_parts(variables.params, num_envs)
 
 

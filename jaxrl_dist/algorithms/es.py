@@ -16,7 +16,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 class ES(TorsoConfig):
     """Evolution strategies (Salimans et al. 2017): antithetic pairs of perturbed policies, compared by their returns.
 
-    Each environment has a policy of its own, so ``num_envs`` is the population.
+    Each environment acts with a separate policy, so ``num_envs`` is the population.
     """
 
     learning_rate: float = 0.01

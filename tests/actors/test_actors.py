@@ -163,7 +163,7 @@ def test_environments_differ() -> None:
     assert len(np.unique(experience.obs[0], axis=0)) == len(np.unique(experience.action[0])) == NUM_ENVS
 
 
-# --- Parameters of their own --------------------------------------------------------------------------
+# --- Separate parameters ------------------------------------------------------------------------------
 
 
 def test_episodic_rollouts_begin_with_new_episodes() -> None:
