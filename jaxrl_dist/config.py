@@ -165,6 +165,11 @@ class Train(Named, Generic[Config]):
     """Values of hyperparameters, such as learning-rate=1e-4,3e-4: a population with every combination of them."""
     zip: bool = False
     """Combine the first values of all varied hyperparameters, then the second ones, instead of all with all."""
+    evolve: Literal["pbt", "halving"] | None = None
+    """Select among the members: population-based training, or successive halving; see --evolve-interval."""
+    evolve_interval: int | None = None
+    """Env steps of a member between two selections; of halving to the first one, each rung then takes twice as many.
+    None: 20 selections, or as many as halve the members to one."""
     plan: PlanName = PRESET
     """How to execute the algorithm; see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
@@ -271,6 +276,9 @@ class Train(Named, Generic[Config]):
         check_range(self, "seeds", low=1, high=MAX_SIZE)
         check_range(dataclasses.replace(self, seed=self.seed + self.seeds - 1), "seed", low=0, high=2**31 - 1)
         check_used(self, "zip", there=bool(self.vary), needed="--vary")
+        check_range(self, "evolve_interval", low=1, high=10**15)
+        check_used(self, "evolve_interval", there=self.evolve is not None, needed="--evolve")
+        check_used(self, "evolve", there=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
         check_range(self, "mem_fraction", above=0, high=1)
         check_range(self, "env_timeout", "gather_deadline", above=0, high=10**6)
         check_range(self, "num_actors", "gather", "frame_stack", low=1, high=1000)

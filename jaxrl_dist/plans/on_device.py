@@ -6,6 +6,7 @@ through the host while the program runs.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import Share
+from jaxrl_dist.evolve import Selection
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import NO_EPISODES, Clock, IntervalSums, check_there, report
 from jaxrl_dist.rng import Stream
@@ -78,14 +80,28 @@ class Population:
     rounding. Once it is done, what the program still computes for it is ignored.
     """
 
-    def __init__(self, jobs: Sequence[Job], training: Collection[int] | None = None) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        training: Collection[int] | None = None,
+        selection: Selection | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         """Prepares the program.
 
         Args:
           jobs: of the members; resumed ones that are not done are at the same iteration.
           training: the members whose reports will be taken; None: all.
+          selection: how the members that are not done are selected after some of the reports; None: not at all.
+          numbers: of the members in their whole population, for reports; None: there are no others.
         """
-        self._jobs = list(jobs)
+        self._names = range(len(jobs)) if numbers is None else numbers
+        self._jobs, self._selection = list(jobs), selection
+        self._rows = list(range(len(jobs)))  # the members of the program's arrays
+        self._parents = list(range(len(jobs)))  # whose parameters each member had after the last selection
+        self._scores = [_kept_score(job) for job in jobs]
+        self.halved: set[int] = set()
+        """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
         kept = range(len(jobs)) if training is None else training
         self._done = [job.env_steps >= job.total_env_steps or at not in kept for at, job in enumerate(jobs)]
@@ -97,11 +113,11 @@ class Population:
         The members advance together: the caller takes the next report of every member before it takes a second one of
         any. Those of members that are done stay valid.
         """
-        self._jobs[member] = job
+        self._jobs[member] = job._replace(hyper=self._jobs[member].hyper)  # which a selection may have changed
         if not self._started:
             self._start()
         job.offer(lambda: self._now(member, self._numbers()))
-        if self._done[member]:  # before this session
+        if self._done[member] and member not in self._due:  # before this session
             self._due[member] = self._now(member, self._numbers())
         try:
             while not self._done[member] or member in self._due:
@@ -115,27 +131,34 @@ class Population:
         jobs, self._started = self._jobs, True
         job = jobs[0]
         self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
-        hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in job.hyper}
-        self._hyper = meshes.put(hyper, job.mesh, _MEMBERS)
-        self._keys = tuple(_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        iterate = _iterate(job)
-        self.program = _program(job, *iterate)
-        """The compiled program; see ``_program``."""
+        self._put_inputs()
         self._state, self._actor = _initial_state(jobs, self._hyper), _initial_actor(jobs, self._hyper)
-        inputs = self._state, self._actor, self._keys, self._hyper
-        blank = _blank_sums(job, *iterate, *inputs)
+        iterate = _iterate(job)
+        blank = _blank_sums(job, *iterate, self._state, self._actor, self._keys, self._hyper)
         self._blank = _stacked([blank] * len(jobs))
         self._since: IntervalSums = _stacked([_parted(IntervalSums.of(job.resumed), blank) for job in jobs])
-        for clock in self._clocks:
-            clock.ready(self.program)
+        self._compile(*iterate)
         self._env_steps = [job.env_steps for job in jobs]
         self._iterations = max((int(self._since.iterations[k]) for k in self._running()), default=0)
         self._per_dispatch = 1
 
+    def _put_inputs(self) -> None:
+        """Puts the keys and hyperparameters of the program's members on the mesh."""
+        jobs = [self._jobs[member] for member in self._rows]
+        self._keys = tuple(_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in jobs[0].hyper}
+        self._hyper = meshes.put(hyper, jobs[0].mesh, _MEMBERS)
+
+    def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
+        self.program = _program(self._jobs[0], act, learn)
+        """The compiled program; see ``_program``."""
+        for clock in self._clocks:
+            clock.ready(self.program)
+
     def inputs(self, count: int) -> tuple[Any, ...]:
         """Returns the arguments with which ``program`` makes ``count`` iterations; it uses up the first three."""
         mesh = self._jobs[0].mesh
-        running = meshes.put(~np.array(self._done), mesh, _MEMBERS)
+        running = meshes.put(np.array([not self._done[member] for member in self._rows]), mesh, _MEMBERS)
         limit = meshes.put(np.int32(count), mesh, meshes.REPLICATED)
         return self._state, self._actor, self._since, self._keys, self._hyper, running, limit
 
@@ -156,11 +179,11 @@ class Population:
         began = time.perf_counter() - clock.compile_seconds
         self._state, self._actor, self._since, *outputs = self.program(*self.inputs(count))
         steps, fault = jax.device_get(outputs)
-        for member in running:
-            self._env_steps[member] += int(steps[member])
-        for member in running:
+        for row, member in enumerate(self._rows):
+            self._env_steps[member] += 0 if self._done[member] else int(steps[row])
+        for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
             # The program stops before the faulty iteration, so that a resumed run meets the fault again.
-            found = device.Fault(fault.iteration[member], fault.where[member])
+            found = device.Fault(fault.iteration[row], fault.where[row])
             device.check_fault(job.source.spec, found, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - clock.compile_seconds - began
         self._per_dispatch = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
@@ -177,11 +200,61 @@ class Population:
         if not due:
             return
         numbers = self._numbers()
+        if interval_over:
+            self._select(numbers)
         for member in due:
             last = self._done[member] and any(not done for done in self._done)
             self._due[member] = self._now(member, numbers, keep=last)
+        if self.halved.intersection(due):
+            self._shrink()
         if interval_over:
             self._since, self._iterations = self._blank, 0
+
+    def _select(self, numbers: tuple[IntervalSums, TrainState]) -> None:
+        """Selects among the members that are not done, if it is time: after an interval, before its reports."""
+        since, state = numbers
+        for row, member in enumerate(self._rows):
+            episodes = jax.tree.map(lambda x, row=row: x[row], since.episodes).merge()
+            if episodes.episodes:
+                self._scores[member] = float(episodes.return_sum / episodes.episodes)
+        members, selection = self._running(), self._selection
+        iteration = int(state.iteration[self._rows.index(members[0])]) if members else 0
+        self._parents = list(range(len(self._jobs)))
+        if selection is None or len(members) < 2 or not selection.due(iteration):
+            return
+        jobs = self._jobs
+        hyper = {name: np.array([jobs[x].hyper[name] for x in members]) for name in jobs[0].hyper}
+        scores = np.array([self._scores[member] for member in members])
+        source, chosen = selection.evolve(selection.rng(iteration), scores, hyper)
+        if len(source) < len(members):
+            self.halved |= set(members) - {members[x] for x in source}
+            for member in self.halved:
+                self._done[member] = True
+            return
+        for place, member in enumerate(members):
+            job, self._parents[member] = jobs[member], members[source[place]]
+            values = {name: float(x[place]) for name, x in chosen.items()}
+            jobs[member] = job._replace(hyper=values if selection.valid(job.config, values) else job.hyper)
+        index = np.array([self._rows.index(self._parents[member]) for member in self._rows])
+        memory = self._state.memory  # each keeps its experience
+        self._state = self._gathered(self._state._replace(memory=()), index)._replace(memory=memory)
+        self._put_inputs()
+
+    def _gathered(self, tree: Any, index: np.ndarray) -> Any:
+        """Returns rows of arrays of members; ``tree`` has the placement of the state without its memory."""
+        shardings = jax.tree.map(lambda x: x.sharding, tree)
+        return jax.jit(lambda tree, index: jax.tree.map(lambda x: x[index], tree), out_shardings=shardings)(tree, index)
+
+    def _shrink(self) -> None:
+        """Removes the members that are done from the program, which is compiled again."""
+        index = np.array([row for row, member in enumerate(self._rows) if not self._done[member]])
+        if len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
+            return  # the rest does not divide over the devices: all are computed
+        self._rows = [self._rows[row] for row in index]
+        self._state, self._actor = self._gathered((self._state, self._actor), index)
+        self._blank = jax.tree.map(lambda x: x[index], self._blank)
+        self._put_inputs()
+        self._compile(*_iterate(self._jobs[0]))
 
     def _numbers(self) -> tuple[IntervalSums, TrainState]:
         """Fetches what reports show of all members, with one transfer."""
@@ -192,11 +265,12 @@ class Population:
 
     def _now(self, member: int, numbers: tuple[IntervalSums, TrainState], *, keep: bool = False) -> Report:
         """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
-        job, (since, state) = self._jobs[member], numbers
-        since = jax.tree.map(lambda x: x[member], since)
-        counts = state.updates[member], state.iteration[member], state.skipped[member]
-        state = state._replace(updates=counts[0], iteration=counts[1], skipped=counts[2])
-        actor, copy = self._actor, partial(_copied, member=member)
+        job, (since, counts), row = self._jobs[member], numbers, self._rows.index(member)
+        since = jax.tree.map(lambda x: x[row], since)
+        state = self._state._replace(
+            updates=counts.updates[row], iteration=counts.iteration[row], skipped=counts.skipped[row]
+        )
+        actor, copy = self._actor, partial(_copied, row=row)
         if keep:
             state, actor = copy((state, actor), "checkpoint")
         return report(
@@ -207,26 +281,41 @@ class Population:
             due=since.iterations >= job.iterations_per_report,
             actor=actor,
             copy=copy,
-            kept={"hyper": dict(job.hyper)} if job.hyper else {},
+            extra_metrics=self._selected(member),
+            kept={"hyper": dict(job.hyper), "score": self._scores[member].hex(), "halved": member in self.halved}
+            if job.hyper or self._selection
+            else {},
         )
 
+    def _selected(self, member: int) -> Mapping[str, float]:
+        """Returns the metrics of selection: whose parameters the member has, and its hyperparameters from now on."""
+        if self._selection is None:
+            return {}
+        hyper = {f"hyper/{name}": value for name, value in self._jobs[member].hyper.items()}
+        return {"population/parent": float(self._names[self._parents[member]]), **hyper}
 
-def _copied(tree: Any, what: str, member: int) -> Any:
+
+def _kept_score(job: Job) -> float:
+    """Returns the score of a member's checkpoint; -infinity: none of its episodes has ended."""
+    return -math.inf if job.resumed is None else float.fromhex(job.resumed.progress.get("score", "-inf"))
+
+
+def _copied(tree: Any, what: str, row: int) -> Any:
     """Copies a member's part of the arrays on the devices to the host; other values stay. Raises as ``copied``."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = [x for x in leaves if isinstance(x, jax.Array)]
     check_there(arrays, what)
-    parts = iter(_part(arrays, member))
+    parts = iter(_part(arrays, row))
     return jax.tree.unflatten(structure, [next(parts) if isinstance(x, jax.Array) else np.array(x) for x in leaves])
 
 
-def _part(arrays: Sequence[jax.Array], member: int) -> list[np.ndarray]:
+def _part(arrays: Sequence[jax.Array], row: int) -> list[np.ndarray]:
     if not arrays or len(arrays[0]) == 1:
         return [np.array(x)[0] for x in arrays]
-    return [np.array(x) for x in _taken(arrays, np.int32(member))]
+    return [np.array(x) for x in _taken(arrays, np.int32(row))]
 
 
-_taken = jax.jit(lambda arrays, member: [x[member] for x in arrays])
+_taken = jax.jit(lambda arrays, row: [x[row] for x in arrays])
 
 
 def _stacked(trees: Sequence[Any]) -> Any:

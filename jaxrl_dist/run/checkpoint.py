@@ -233,14 +233,15 @@ def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
         raise ConfigError(str(error)) from None
 
 
-def progress(run_dir: pathlib.Path) -> list[tuple[int, int]]:
-    """Returns iteration and env steps of a run's intact checkpoints, newest first."""
+def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
+    """Returns the progress of a run's intact checkpoints, newest first; each has ``iteration`` and ``env_steps``."""
 
-    def read(path: pathlib.Path) -> tuple[int, int] | None:
+    def read(path: pathlib.Path) -> Mapping[str, Any] | None:
         with contextlib.suppress(DamageError, LookupError, TypeError):
             _verify(path, None)
             there = _read_json(path / RUN)["progress"]
-            return int(there["iteration"]), int(there["env_steps"])
+            if isinstance(there["iteration"], int) and isinstance(there["env_steps"], int):
+                return there
         return None
 
     return [found for path in saved(run_dir) if (found := read(path)) is not None]

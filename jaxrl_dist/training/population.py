@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import io
+import math
 import pathlib
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import IO, Any
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, DivergedError, FileWarning
+from jaxrl_dist.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.on_device import Population
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.members import Member
@@ -37,13 +39,15 @@ class Row:
     values: Mapping[str, Any]
     """The hyperparameters in which members differ."""
     status: str = "training"
-    """``training``, ``done`` or ``diverged``."""
+    """``training``, ``done``, ``halved`` (ended by successive halving) or ``diverged``."""
     env_steps: int = 0
     iteration: int = 0
     episode_return: float | None = None
     """Mean return of the newest report with finished episodes."""
     evaluation_return: float | None = None
     """Mean return of the newest evaluation."""
+    lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Of population-based training: env steps, iteration, parent and new hyperparameters of each copy."""
 
     @property
     def score(self) -> float | None:
@@ -68,6 +72,7 @@ class PopulationRun:
         self.rows: Sequence[Row] = [dataclasses.replace(row) for row in self.begun]
         self._file: IO[bytes] | None = None
         self._newest: dict[int, Report] = {}
+        self._programs: dict[int, tuple[Population, int]] = {}  # and each member's place in it
 
     def resumed(self, runs: Sequence[Run], rows: Sequence[Row], file: IO[bytes]) -> PopulationRun:
         """Returns it with members that go on; ``file`` is the open ``metrics.jsonl``."""
@@ -125,12 +130,16 @@ class PopulationRun:
 
     def _begin(self, group: Sequence[int], evaluating: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
         """Yields the numbers and the reports of a group's members that are not done."""
+        group = [number for number in group if self.rows[number].status != "halved"]
         numbers = [number for number in group if self.rows[number].status == "training"]
-        program = Population([self.runs[number].job for number in group], [group.index(number) for number in numbers])
-        for number in numbers:
-            run = self.runs[number]
+        training = [group.index(number) for number in numbers]
+        how = training, selection(self.config, len(self.runs)), group
+        program = Population([self.runs[number].job for number in group], *how)
+        for place, number in zip(training, numbers, strict=True):
+            run, self._programs[number] = self.runs[number], (program, place)
             if run.config.plan == "on_device":
-                run = run._replace(execute=partial(program.reports, group.index(number)))
+                run = run.stopped_by(partial(_stops, run.job.stop, program, place))
+                run = run._replace(execute=partial(program.reports, place))
             yield number, run.reports(evaluating)
 
     def _next(self, number: int, reports: Iterator[Report]) -> bool:
@@ -152,6 +161,14 @@ class PopulationRun:
             row.evaluation_return = report.evaluation["return_mean"]
         if report.env_steps >= self.runs[number].total_env_steps:
             row.status = "done"
+        program, place = self._programs[number]
+        if place in program.halved:
+            row.status = "halved"
+        parent = report.metrics.get("population/parent", number)
+        if parent is not None and parent != number:
+            hyper = {name[6:]: value for name, value in report.metrics.items() if name.startswith("hyper/")}
+            kept = {"env_steps": row.env_steps, "iteration": row.iteration, "parent": f"{int(parent):03d}"}
+            row.lineage.append({**kept, "hyper": hyper})
         return True
 
     def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
@@ -175,6 +192,23 @@ class PopulationRun:
         done = None if self._file is None else sum(row.iteration for row in self.rows)
         files = run_files.RunFiles(pathlib.Path(config.run_dir), file, kept, done)
         return stack.enter_context(contextlib.closing(files))
+
+
+def _stops(stop: Callable[[], bool], program: Population, place: int) -> bool:
+    """Returns whether a member is to end early: all are stopped, or a selection has ended it."""
+    return stop() or place in program.halved
+
+
+def selection(config: Train[Any], num_members: int) -> Selection | None:
+    """Returns the selection that a resolved config asks for."""
+    if config.evolve is None:
+        return None
+    iteration = config.num_envs * config.rollout_length
+    report = max(1, config.report_interval // iteration)
+    rungs = 2 ** math.ceil(math.log2(num_members)) if config.evolve == "halving" else 20
+    interval = (config.evolve_interval or config.total_env_steps / rungs) / iteration
+    evolve = {"pbt": pbt, "halving": halving}[config.evolve]
+    return Selection(evolve, config.seed, max(1, round(interval / report)) * report, config.evolve == "halving")
 
 
 # --- Numbers of a population --------------------------------------------------------------------------

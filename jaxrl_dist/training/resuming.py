@@ -99,17 +99,20 @@ def _resumed_population(
                 rows[number] = population.begun[number]
             continue
         over = {number for number in group if rows[number].status == "diverged" or _over(there[number], total)}
-        going = [{iteration for iteration, _ in there[number]} for number in group if number not in over]
+        going = [{x["iteration"] for x in there[number]} for number in group if number not in over]
         common = set.intersection(*going) if going else set()
         if going and not common:
             raise CheckpointError(f"the members of {population.config.run_dir} share no intact checkpoint")
         for number in group:
-            at = there[number][0][0] if number in over else max(common)
+            at = there[number][0]["iteration"] if number in over else max(common)
             runs[number] = _resumed(runs[number], init_from, changes, iteration=at, again=True)
             resumed, row = runs[number].job.resumed, rows[number]
             assert resumed is not None
             row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
-            if row.status != "diverged":
+            row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
+            if resumed.progress.get("halved"):
+                row.status = "halved"
+            elif row.status != "diverged":
                 ended = number in over and run_files.finished(folders[number], population.config.evaluation_episodes)
                 row.status = "done" if ended else "training"
             if row.status == "training":
@@ -122,8 +125,9 @@ def _resumed_population(
     return population.resumed(runs, rows, file)
 
 
-def _over(progress: Sequence[tuple[int, int]], total_env_steps: int) -> bool:
-    return bool(progress) and progress[0][1] >= total_env_steps
+def _over(progress: Sequence[Mapping[str, Any]], total_env_steps: int) -> bool:
+    """Returns whether a member has ended, according to the progress of its checkpoints."""
+    return bool(progress) and (progress[0]["env_steps"] >= total_env_steps or bool(progress[0].get("halved")))
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:

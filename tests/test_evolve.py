@@ -1,0 +1,163 @@
+"""Selection: population-based training and successive halving, alone and within runs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxrl_dist
+from jaxrl_dist import Train
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.evolve import Selection, halving, pbt, perturbed
+from jaxrl_dist.run.files import read_json
+
+
+def config(run_dir: pathlib.Path | None = None, *, total: int = 640, **values: Any) -> Train[Any]:
+    algorithm = PPO(hidden_sizes=(4,), num_epochs=1, num_minibatches=2)
+    sizes = {"num_envs": 4, "rollout_length": 16, "report_interval": 64, "evaluation_episodes": 0, "num_devices": 1}
+    where = None if run_dir is None else str(run_dir)
+    return Train(algorithm, "CartPole-v1", total_env_steps=total, run_dir=where, **{**sizes, **values})
+
+
+# --- The functions --------------------------------------------------------------------------------------
+
+
+def test_the_worst_copy_the_best_and_are_perturbed() -> None:
+    scores = np.array([5.0, 1.0, 3.0, -np.inf, 9.0, 4.0, 2.0, 8.0, 7.0, 6.0])
+    hyper = {"learning_rate": np.arange(1.0, 11.0), "discount": np.full(10, 0.99)}
+    for seed in range(20):
+        source, new = pbt(np.random.default_rng(seed), scores, hyper)
+        copied = np.flatnonzero(source != np.arange(10))
+        assert set(copied) == {1, 3} and set(source[copied]) <= {4, 7}
+        for name, values in hyper.items():
+            assert np.array_equal(np.delete(new[name], copied), np.delete(values, copied))
+        for k in copied:
+            ratio = new["learning_rate"][k] / hyper["learning_rate"][source[k]]
+            assert min(abs(ratio - 0.8), abs(ratio - 1.25)) < 1e-12
+            horizon = (1 - new["discount"][k]) / 0.01
+            assert min(abs(horizon - 0.8), abs(horizon - 1.25)) < 1e-9
+
+
+def test_equal_scores_replace_nothing() -> None:
+    source, _ = pbt(np.random.default_rng(0), np.full(4, -np.inf), {})
+    assert np.array_equal(source, np.arange(4))
+
+
+def test_perturbed_probabilities_stay_below_one() -> None:
+    rng, x = np.random.default_rng(0), np.full(1000, 0.9)
+    for _ in range(20):
+        x = perturbed(rng, x)
+    assert (x < 1).all() and (x > 0).all()
+
+
+def theta_after(use: Any, steps: int = 200) -> float:
+    """Best true value of the toy of Jaderberg et al. (2017), section 4.1, with two workers.
+
+    The value is ``1.2 - |theta|^2``. A worker climbs ``1.2 - h0 theta0^2 - h1 theta1^2`` by gradient steps of 0.01, and
+    each has hyperparameters that neglect one of the two parameters. Only ``theta`` is copied.
+    """
+    theta, h = np.array([[0.9, 0.9], [0.9, 0.8]]), np.array([[1.0, 0.0], [0.0, 1.0]])
+    for step in range(steps):
+        theta = theta - 0.01 * 2 * h * theta
+        if use is not None and step % 4 == 3:
+            scores = 1.2 - (theta**2).sum(axis=1)
+            theta = theta[use(np.random.default_rng(step), scores, {})[0]]
+    return float((1.2 - (theta**2).sum(axis=1)).max())
+
+
+def test_the_toy_of_the_paper() -> None:
+    assert theta_after(None) < 0.45
+    assert theta_after(pbt, 1000) > 1.15 > 0.45 > theta_after(None, 1000)
+
+
+def test_halving_keeps_the_best_of_every_bracket() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        truth = rng.normal(size=int(rng.integers(2, 40)))
+        members, scores = np.arange(len(truth)), truth
+        while len(members) > 1:
+            source, hyper = halving(rng, scores, {"x": members.astype(float)})
+            assert len(source) == -(-len(members) // 2)
+            members, scores = members[source], scores[source]
+            assert np.array_equal(hyper["x"], members)
+        assert members[0] == truth.argmax()
+
+
+def test_when_to_select() -> None:
+    every, rungs = Selection(pbt, 0, 4), Selection(halving, 0, 4, doubles=True)
+    assert [x for x in range(40) if every.due(x)] == [4, 8, 12, 16, 20, 24, 28, 32, 36]
+    assert [x for x in range(40) if rungs.due(x)] == [4, 8, 16, 32]
+
+
+# --- In runs --------------------------------------------------------------------------------------------
+
+
+def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if "time" not in name} for line in found]
+
+
+def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib.Path) -> None:
+    """Bit for bit, lineage included; members record whose parameters they took, and their hyperparameters."""
+    asked: dict[str, Any] = {"vary": {"learning_rate": "1e-1,1e-3,1e-4"}, "evolve": "pbt", "evolve_interval": 128}
+    list(jaxrl_dist.train(config(tmp_path / "whole", checkpoint_interval=64, **asked)))
+    reports = jaxrl_dist.train(config(tmp_path / "parts", checkpoint_interval=64, **asked))
+    while next(reports).iteration < 3 * 5:
+        pass
+    reports.close()  # type: ignore[attr-defined]
+    list(jaxrl_dist.resume(tmp_path / "parts"))
+    whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
+    assert whole == parts and any(row["lineage"] for row in whole)
+    for row in whole:
+        written = lines(tmp_path / "whole" / "members" / row["member"])
+        assert written == lines(tmp_path / "parts" / "members" / row["member"])
+        rates = [line["hyper/learning_rate"] for line in written]
+        copies = [line for line in written if line["population/parent"] != int(row["member"])]
+        assert [line["iteration"] for line in copies] == [x["iteration"] for x in row["lineage"]]
+        assert len(set(rates)) <= 1 + len(copies)
+
+
+def test_halving_ends_the_worse_half_again_and_again(tmp_path: pathlib.Path) -> None:
+    asked = config(tmp_path / "run", seeds=5, evolve="halving", evolve_interval=128)
+    *_, last = jaxrl_dist.train(asked)
+    rows = read_json(tmp_path / "run" / "population.json")["members"]
+    ended = sorted(row["iteration"] for row in rows if row["status"] == "halved")
+    assert ended == [2, 2, 4, 8]
+    (winner,) = (row for row in rows if row["status"] == "done")
+    assert winner["env_steps"] >= 640 and last.metrics["population/done"] == 1
+    for row in rows:
+        assert jaxrl_dist.load_policy(tmp_path / "run" / "members" / row["member"]) is not None
+    with pytest.raises(ConfigError, match="have ended"):
+        jaxrl_dist.resume(tmp_path / "run")
+
+
+def test_a_halved_population_goes_on_with_those_that_are_left(tmp_path: pathlib.Path) -> None:
+    asked: dict[str, Any] = {"seeds": 4, "evolve": "halving", "evolve_interval": 128, "checkpoint_interval": 64}
+    list(jaxrl_dist.train(config(tmp_path / "whole", **asked)))
+    reports = jaxrl_dist.train(config(tmp_path / "parts", **asked))
+    for _ in range(3):  # after the first rung
+        next(reports)
+    reports.close()  # type: ignore[attr-defined]
+    list(jaxrl_dist.resume(tmp_path / "parts"))
+    whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
+    assert whole == parts
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"evolve": "pbt"}, "evolve does nothing without members"),
+        ({"evolve_interval": 100, "seeds": 2}, "evolve_interval does nothing without evolve"),
+        ({"evolve": "pbt", "vary": {"num_epochs": "1,2"}}, "values of num_epochs need a program each"),
+        ({"evolve": "pbt", "seeds": 2, "plan": "synchronous"}, "evolve needs plan on_device"),
+    ],
+)
+def test_refusals(asked: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        jaxrl_dist.train(config(**asked))
+    assert message in str(error.value)
