@@ -34,6 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("num_actors", "actor_devices", "max_lag", "lockstep", "lag", "free_running", "gather", "gather_deadline"),
         *("on_actor_error", "max_restarts"),
     ),
+    "population": ("vary", "zip", "evolve", "evolve_interval"),
     "evaluation": ("evaluation_max_steps",),
     "checkpoints": ("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay", "init_from"),
 }

@@ -10,7 +10,7 @@ import sys
 
 from jaxrl_dist.config import split_env
 
-COMMANDS = ("train", "resume", "evaluate", "video", "plot", "export", "check-env", "doctor", "list")
+COMMANDS = ("train", "sweep", "resume", "evaluate", "video", "plot", "export", "check-env", "doctor", "list")
 """Each is a module of this package, with ``_`` in place of ``-``."""
 HELP = """\
 usage: jaxrl-dist COMMAND ...
@@ -18,6 +18,7 @@ usage: jaxrl-dist COMMAND ...
   train ALGO --env ID [FLAGS]        train; `jaxrl-dist train ALGO --help` lists the flags
   train FILE.py --env ID [FLAGS]     train your own algorithm: docs/adding-an-algorithm.md
   train --config FILE [FLAGS]        rerun a saved config; other flags override it
+  sweep ALGO --env ID [FLAGS]        train many runs as processes, such as --seeds 8 --jobs 4
   resume RUN_DIR [FLAGS]             continue a run; --total-env-steps N trains a finished one further
   evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
   video RUN_DIR FILE.gif [FLAGS]     film greedy episodes

@@ -31,7 +31,7 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
 from jaxrl_dist.run import arrays, directories
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.directories import DamageError
-from jaxrl_dist.run.files import CHECKPOINTS, read_json
+from jaxrl_dist.run.files import CHECKPOINTS, members_of, read_json
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
 FINAL = "final"
@@ -219,6 +219,10 @@ def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
     final = pathlib.Path(run_dir, CHECKPOINTS, FINAL)
     if not pathlib.Path(run_dir).is_dir():
         raise ConfigError(f"there is no run directory {run_dir}")
+    if members := members_of(pathlib.Path(run_dir)):
+        raise ConfigError(
+            f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
+        )
     if os.path.lexists(final):
         _verify(final, like)
         return arrays.restore(final / ARRAYS, like)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 CHECKPOINTS = "checkpoints"
+MEMBERS = "members"
+"""Folder of a population's run directory that holds the run directories of its members."""
 _MAX_JSON = 2**26
 
 
@@ -54,6 +56,11 @@ def claim(run_dir: str) -> None:
         raise ConfigError(f"--run-dir {run_dir} {holds} name another directory") from None
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
+
+
+def members_of(run_dir: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the run directories of a population's members, in their order; none for a single run."""
+    return sorted(path.parent for path in (run_dir / MEMBERS).glob(f"*/{CONFIG_FILE}"))
 
 
 def check_free(run_dir: str) -> None:

@@ -12,10 +12,9 @@ from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.values import from_text
 
-FOLDER = "members"
-"""Folder of a population's run directory that holds the run directories of its members."""
 VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards")
 """Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
 MAX_MEMBERS = 10_000
@@ -61,7 +60,7 @@ def members(config: Train[Any]) -> list[Member]:
         run |= {"seed": config.seed + offset, "seeds": 1, "vary": {}, "zip": False}
         run |= {"evolve": None, "evolve_interval": None}
         if config.run_dir is not None:
-            run["run_dir"] = str(pathlib.Path(config.run_dir, FOLDER, f"{len(made):03d}"))
+            run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
         algorithm = dataclasses.replace(config.algorithm, **own)
         made.append(Member(dataclasses.replace(config, algorithm=algorithm, **run).checked(), values))
     return made

@@ -140,7 +140,7 @@ class PopulationRun:
             if run.config.plan == "on_device":
                 run = run.stopped_by(partial(_stops, run.job.stop, program, place))
                 run = run._replace(execute=partial(program.reports, place))
-            yield number, run.reports(evaluating)
+            yield number, run.reports(evaluating) if len(group) == 1 else run.reports()  # those of many flash by
 
     def _next(self, number: int, reports: Iterator[Report]) -> bool:
         """Takes a member's next report; returns False if it has ended."""

@@ -76,11 +76,9 @@ class NoValueError(ConfigError):
 
 def with_members(run_dirs: Sequence[str | pathlib.Path]) -> list[str]:
     """Replaces the directory of each population by those of its members."""
-    found: list[str] = []
-    for run_dir in run_dirs:
-        members = sorted(pathlib.Path(run_dir, "members").glob(f"*/{CONFIG_FILE}"))
-        found += [str(path.parent) for path in members] or [str(run_dir)]
-    return found
+    from jaxrl_dist.run.files import members_of
+
+    return [str(run) for run_dir in map(pathlib.Path, run_dirs) for run in members_of(run_dir) or [run_dir]]
 
 
 def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:

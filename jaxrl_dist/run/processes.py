@@ -1,0 +1,108 @@
+"""Runs commands as processes, several at a time, and starts those that die again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+ATTEMPTS = 3
+"""Processes for one command, of which all but the last may die."""
+GRACE_SECONDS = 60.0
+"""Seconds for a process to end after SIGTERM, before it is killed."""
+_SECONDS = 0.2  # between two looks at the processes
+
+
+class RefusedError(Exception):
+    """A process has ended with exit code 2: its command is wrong."""
+
+
+def run_all(
+    commands: Sequence[Callable[[], list[str]]],
+    logs: Sequence[pathlib.Path],
+    jobs: int,
+    stop: Callable[[], bool],
+    ended: Callable[[int], None],
+) -> None:
+    """Runs every command to its end, or until ``stop``; however it ends, no process is left.
+
+    The processes have a share of this machine's cores each, and of its GPUs' memory.
+
+    Args:
+      commands: each is asked for its words when a process starts.
+      logs: the files that receive the output of each.
+      ended: called with the number of each command that has ended with exit code 0.
+
+    Raises:
+      RefusedError: a process has ended with exit code 2.
+      OSError: the processes of a command have died ``ATTEMPTS`` times, or none can be started.
+    """
+    waiting, attempts = list(reversed(range(len(commands)))), [0] * len(commands)
+    slots: list[tuple[int, subprocess.Popen[bytes]] | None] = [None] * min(jobs, len(commands))
+    try:
+        while (waiting or any(slots)) and not stop():
+            for slot, held in enumerate(slots):
+                if held is None:
+                    if waiting:
+                        number = waiting.pop()
+                        attempts[number] += 1
+                        slots[slot] = number, _start(commands[number](), logs[number], slot, len(slots))
+                    continue
+                number, process = held
+                if (code := process.poll()) is None:
+                    continue
+                slots[slot] = None
+                if code == 0:
+                    ended(number)
+                    continue
+                why = _last_line(logs[number]) or f"exit code {code}"
+                if code == 2:
+                    raise RefusedError(f"{logs[number].stem}: {why}")
+                if attempts[number] == ATTEMPTS:
+                    raise OSError(f"{logs[number].stem} has died {ATTEMPTS} times: {why}; see {logs[number]}")
+                print(f"jaxrl-dist: {logs[number].stem} has died and starts again: {why}", file=sys.stderr)
+                waiting.append(number)
+            time.sleep(_SECONDS)
+    finally:
+        _end([held[1] for held in slots if held is not None])
+
+
+def _start(words: list[str], log: pathlib.Path, slot: int, slots: int) -> subprocess.Popen[bytes]:
+    share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / slots:.3f}"}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**share, **os.environ},
+            start_new_session=True,
+        )
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= slots:  # before its threads start, which inherit it
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(process.pid, cores[slot::slots])
+    return process
+
+
+def _end(running: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Ends processes in order: after SIGTERM they save what they have learnt."""
+    processes = [process for process in running if process.poll() is None]
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _last_line(log: pathlib.Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("jaxrl-dist: error: ") if lines else ""
