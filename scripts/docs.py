@@ -194,6 +194,15 @@ def algorithm_curves(name: str) -> str:
     return f"[What the defaults learn](../learning.md) says how these were made.\n\n{rows}\n\n{pictures}"
 
 
+# --- Accelerators -------------------------------------------------------------------------------------
+
+
+def accelerators(_: str | None) -> str:
+    """Returns what every algorithm's program starts on each target: the kept counts of ``scripts/accelerators.py``."""
+    script = runpy.run_path(str(ROOT / "scripts" / "accelerators.py"))
+    return "\n\n".join(f"## {script['TARGETS'][target]}\n\n{script['table'](target)}" for target in script["TARGETS"])
+
+
 # --- Tests --------------------------------------------------------------------------------------------
 
 
@@ -310,6 +319,7 @@ def algorithm(name: str) -> str:
 
 
 PARTS: dict[str, Callable[[Any], str]] = {
+    "accelerators": accelerators,
     "algorithm": algorithm,
     "fields": fields,
     "synonyms": synonyms,
