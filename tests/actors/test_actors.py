@@ -16,7 +16,7 @@ from probes import assert_close, make_job, make_mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device
-from jaxrl_dist.actors.evaluate import evaluate
+from jaxrl_dist.actors.evaluate import Evaluator, evaluate
 from jaxrl_dist.actors.host import HostActor, compile_acting
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.dqn import DQN
@@ -299,7 +299,9 @@ def test_evaluation_plays_what_it_was_asked_for(name: str) -> None:
     start = jax.jit(algorithm.init)(jax.random.key(0))
     heard: list[int] = []
     one = evaluate(algorithm, start, source, 5, 0, progress=heard.append)
-    assert heard[-5:] == [1, 2, 3, 4, 5] and one.returns.shape == one.lengths.shape == (5,)
+    assert (
+        heard[0] == 0 and heard[-1] == 5 and heard == sorted(heard) and one.returns.shape == one.lengths.shape == (5,)
+    )
     np.testing.assert_array_equal(one.returns, one.lengths)
     assert (one.lengths >= 8).all() and (one.lengths <= 12).all()
     np.testing.assert_array_equal(evaluate(algorithm, start, source, 5, 0).returns, one.returns)
@@ -318,3 +320,17 @@ def test_step_numbers_pass_two_to_the_31() -> None:
     iteration = jnp.int32(2**31 // 128 + 5)
     numbers = jax.jit(device.step_numbers, static_argnums=1)(iteration, 128)
     np.testing.assert_array_equal(np.asarray(numbers, np.int64), (2**31 // 128 + 5) * 128 + np.arange(128))
+
+
+@pytest.mark.parametrize("name, max_steps", [("discrete", None), ("discrete", 7), ("recurrent", None)])
+def test_the_compiled_evaluation_plays_the_episodes_of_the_host(name: str, max_steps: int | None) -> None:
+    """Someone who watches makes the environments step from the host; 7 steps cut every episode."""
+    config = CASES[name][2]
+    source = find("gymnax:CartPole-v1", {"max_steps_in_episode": "30"})
+    algorithm = config.make(source.spec)
+    variables = jax.jit(algorithm.init)(jax.random.key(1))
+    played = Evaluator(algorithm, source, 9, 0, max_steps, num_envs=4)
+    compiled, watched = played.play(variables), played.play(variables, watch=lambda env, first: None)
+    assert compiled is not None and watched is not None and compiled.cut == watched.cut == (9 if max_steps else 0)
+    np.testing.assert_array_equal(compiled.returns, watched.returns)
+    np.testing.assert_array_equal(compiled.lengths, watched.lengths)
