@@ -35,7 +35,7 @@ BOUNDS = ([0.0, -0.01, -3.0], [100.0, 0.01, 1.0])
 @pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_bounds_of_actions_do_not_matter(name):
     """The bounds differ by four orders of magnitude; the optimum is 0, and the middle of the bounds gets -0.2."""
-    steps = 4_000 if name in ("sac", "td3", "ddpg") else 60_000
+    steps = {"sac": 4_000, "td3": 4_000, "ddpg": 4_000, "pg": 200_000, "impala": 200_000}.get(name, 60_000)
     config = jaxrl_dist.preset(name, Target(*BOUNDS), total_env_steps=steps, num_devices=1, evaluation_episodes=1)
     *_, last = jaxrl_dist.train(config)
     assert last.evaluation is not None

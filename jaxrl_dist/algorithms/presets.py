@@ -141,7 +141,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # the policy fails again. So does a low last epsilon; 0.1 is RL Zoo's for Acrobot. MountainCar's velocity
             # lies within 0.07, so the network needs it normalised.
             "replay_capacity": 1_000_000, "target_period": 500, "learning_rate": 1e-3, "epsilon_end": 0.1,
-            "normalize_observations": True,
+            "epsilon_steps": 20_000, "normalize_observations": True,
         },
         "minatar": {
             # Young and Tian (2019), table 1, with an update every fourth step as in Mnih et al. (2015).
