@@ -326,6 +326,8 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
             "",
         ]
     lines += ["[Hard exploration](exploration.md) names what the defaults do not learn, and what helps.", ""]
+    if missing := [f"`{bar.name}`" for bar in BARS if bar.name not in results]:
+        lines += [f"Not measured with the presets as they are: {', '.join(missing)}.", ""]
     used = {package: version for result in results.values() for package, version in result["versions"].items()}
     lines += ["Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".", ""]
     return "\n".join(lines)
