@@ -49,7 +49,7 @@ EXAMPLES = {
     "atari": "envpool:Pong-v5",
     "bsuite": "gymnax:MemoryChain-bsuite",
     "table": "envpool:Taxi-v3",
-    "image": "envpool:CoinrunEasy-v0",
+    "image": "envpool:CarRacing-v2",
     "unknown": "gymnax:FourRooms-misc",
     "unknown/continuous": "gymnax:Reacher-misc",
 }

@@ -40,7 +40,11 @@ def test_every_flag_has_a_help_sentence_and_a_default(algorithm: str, capsys: py
     assert max(map(len, text.splitlines())) <= 110
 
 
-def test_help_is_short_and_shows_the_values_that_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_short_and_shows_the_values_that_would_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
     def shown(command: str) -> tuple[dict[str, str], str]:
         assert cli.main(command.split()) == 0
         text = capsys.readouterr().out

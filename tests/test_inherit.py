@@ -45,6 +45,5 @@ def test_a_field_must_be_there() -> None:
 def test_help_says_the_new_default_and_the_inherited_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "ddpg", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "or correlated in time (Lillicrap et al. 2016). (default: ornstein_uhlenbeck)" in shown
-    assert "Number of critics; the smallest value is the target (section 4.2). (default: 1)" in shown
-    assert "Env steps that the memory holds, over all environments. (default: 1000000)" in shown
+    assert "constant within an episode (Plappert et al. 2018). (ornstein_uhlenbeck)" in shown
+    assert "Number of critics; the smallest value is the target (section 4.2). (1)" in shown

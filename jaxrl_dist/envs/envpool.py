@@ -91,7 +91,8 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     """Reads the spec of ``env_id`` with the given keyword arguments, without making an environment.
 
     Raises:
-      ConfigError: the options are invalid, no policy here supports the spaces, or there are several players.
+      ConfigError: the options are invalid, a library of the system is missing, no policy here supports the spaces, or
+        there are several players.
     """
     registry = _registry()
     with _without_warnings():
@@ -100,6 +101,8 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
             spaces = native.observation_space, native.action_space
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(f"envpool:{env_id} cannot be made with these --env-options: {error}") from error
+        except ImportError as error:  # such as Procgen without Qt
+            raise ConfigError(f"envpool:{env_id} cannot be made on this machine: {error}") from error
     if any(np.any(getattr(space, "start", 0)) for space in spaces):
         raise ConfigError(f"envpool:{env_id} has categories that do not count from 0")
     kinds = "Discrete", "MultiDiscrete", "Box"

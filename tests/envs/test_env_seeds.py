@@ -144,5 +144,13 @@ def test_evaluation_makes_no_more_environments_than_training(monkeypatch: pytest
     np.testing.assert_array_equal(policy.evaluate(5, run.config.seed).returns, played.returns)
     assert made == [2, 2]
     # Pure ones are arrays, of which more are no harm; the policies of both have the same shapes.
-    evaluate(run.job.algorithm, variables, find("gymnax:CartPole-v1"), 5, 0, num_envs=2)
-    assert made == [2, 2, 5]
+    arrays: list[int] = []
+    pure = find("gymnax:CartPole-v1")
+
+    def reset(keys: jax.Array) -> Any:
+        arrays.append(len(keys))
+        return pure.device().reset(keys)
+
+    source = pure._replace(pure=pure.device()._replace(reset=reset))
+    evaluate(run.job.algorithm, variables, source, 5, 0, num_envs=2)
+    assert made == [2, 2] and set(arrays) == {5}

@@ -379,6 +379,20 @@ def test_envpool_warns_of_nothing(env_id: str, action: np.ndarray) -> None:
         host.close()
 
 
+def test_envpool_without_a_library_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as Procgen without Qt."""
+
+    class Registry:
+        specs = {"CoinrunEasy-v0": None}
+
+        def make_spec(self, *args: Any, **options: Any) -> Any:
+            raise ImportError("EnvPool Procgen requires Qt 5")
+
+    monkeypatch.setattr(envpool, "_registry", Registry)
+    with pytest.raises(ConfigError, match=r"envpool:CoinrunEasy-v0 cannot be made on this machine: .* requires Qt 5"):
+        envpool.spec("CoinrunEasy-v0", {})
+
+
 def test_envpool_leaves_no_thread() -> None:
     def threads() -> int:  # Python's and C++'s
         return len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else threading.active_count()

@@ -534,7 +534,7 @@ def test_no_file_chooses_what_is_imported(module: str, capsys: pytest.CaptureFix
         assert cli.main(command.split()) == 2
         err = capsys.readouterr().err
         assert message in err and err.count("\n") == 1
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match=re.escape(message.replace("--env", "env"))):
         jaxrl_dist.load_policy("run")
     assert module not in sys.modules
     # Named by the user it works. Weights are only numbers.
