@@ -383,8 +383,6 @@ def test_envpool_without_a_library_of_the_system(monkeypatch: pytest.MonkeyPatch
     """Such as Procgen without Qt."""
 
     class Registry:
-        specs = {"CoinrunEasy-v0": None}
-
         def make_spec(self, *args: Any, **options: Any) -> Any:
             raise ImportError("EnvPool Procgen requires Qt 5")
 
