@@ -136,6 +136,7 @@ def test_halving_ends_the_worse_half_again_and_again(tmp_path: pathlib.Path) -> 
         jaxrl_dist.resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_halved_population_goes_on_with_those_that_are_left(tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 4, "evolve": "halving", "evolve_interval": 128, "checkpoint_interval": 64}
     list(jaxrl_dist.train(config(tmp_path / "whole", **asked)))
