@@ -31,7 +31,6 @@ DISPATCH_SECONDS = 1.0
 
 _MEMBERS = meshes.of_members(meshes.REPLICATED)
 _BATCH = meshes.of_members(meshes.BATCH)
-_ROLLOUT = meshes.of_members(meshes.ROLLOUT)
 _STATE = meshes.of_members(meshes.STATE)
 _SUMS: Any = IntervalSums._make([_MEMBERS] * 3 + [_BATCH])
 
@@ -47,7 +46,7 @@ def lower(job: Job) -> Any:
     Returns:
       A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
     """
-    iterate = _iterate(job)
+    iterate = _iterate(job, 1)
     key = jax.eval_shape(lambda: rng.stream(job.seed, Stream.INIT)[None])
     init = meshes.over_members(job.learner.init), meshes.over_members(lambda key: start(job)(key, {}))
     state, actor = (jax.eval_shape(begin, key) for begin in init)
@@ -60,14 +59,13 @@ def traces(job: Job) -> bool:
     """Returns whether one program can train members that differ in ``job.hyper``: no value decides what it does."""
 
     def iteration(hyper: Mapping[str, Array]) -> Any:
-        keys = tuple(_keys([job], stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        act, learn = _iterate(job)
-        state = meshes.over_members(lambda key, hyper: job.variant(hyper)[1].init(key))(keys[0], hyper)
-        actor = meshes.over_members(start(job))(keys[1], hyper)
+        keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        act, learn = _iterate(job, 1)
+        state, actor = job.variant(hyper)[1].init(keys[0]), start(job)(keys[1], hyper)
         return learn(state, act(state, actor, keys, hyper)[1], keys, hyper)
 
     try:
-        jax.eval_shape(iteration, {name: np.array([value], np.float32) for name, value in job.hyper.items()})
+        jax.eval_shape(iteration, {name: np.float32(value) for name, value in job.hyper.items()})
     except TypeError:  # such as JAX's, for a tracer where Python needs a number
         return False
     return True
@@ -133,7 +131,7 @@ class Population:
         self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._state, self._actor = _initial_state(jobs, self._hyper), _initial_actor(jobs, self._hyper)
-        iterate = _iterate(job)
+        iterate = _iterate(job, len(jobs))
         blank = _blank_sums(job, *iterate, self._state, self._actor, self._keys, self._hyper)
         self._blank = _stacked([blank] * len(jobs))
         self._since: IntervalSums = _stacked([_parted(IntervalSums.of(job.resumed), blank) for job in jobs])
@@ -254,7 +252,7 @@ class Population:
         self._state, self._actor = self._gathered((self._state, self._actor), index)
         self._blank = jax.tree.map(lambda x: x[index], self._blank)
         self._put_inputs()
-        self._compile(*_iterate(self._jobs[0]))
+        self._compile(*_iterate(self._jobs[0], len(self._rows)))
 
     def _numbers(self) -> tuple[IntervalSums, TrainState]:
         """Fetches what reports show of all members, with one transfer."""
@@ -381,10 +379,11 @@ def _initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> TrainStat
 def _blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any) -> IntervalSums:
     """Returns zero sums of a member, as numpy arrays, of all metrics, and with episodes for each of its devices."""
 
-    def metrics(state: TrainState, actor: device.ActorState, *others: Any) -> Any:
+    def metrics(*inputs: Any) -> Any:
+        state, actor, *others = _without_axis(inputs)
         return learn(state, act(state, actor, *others)[1], *others)[1]
 
-    sums = {name: np.zeros(x.shape[1:], x.dtype) for name, x in jax.eval_shape(metrics, *inputs).items()}
+    sums = {name: np.zeros((), x.dtype) for name, x in jax.eval_shape(metrics, *inputs).items()}
     episodes = jax.tree.map(lambda x: np.repeat(x, job.mesh.shape[meshes.DATA]), NO_EPISODES)
     return IntervalSums(np.int32(0), np.int32(0), sums, episodes)
 
@@ -401,8 +400,18 @@ def _parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
 # --- The program --------------------------------------------------------------------------------------
 
 
-def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _without_axis(tree: Any) -> Any:
+    """Removes the axis of members if there is one member.
+
+    A loop would copy a replay memory in each iteration if its body removed the axis.
+    """
+    return jax.tree.map(lambda x: x[0], tree) if len(jax.tree.leaves(tree)[0]) == 1 else tree
+
+
+def _iterate(job: Job, members: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the two functions of an iteration on whole arrays of all members: acting and learning.
+
+    The arrays of a single member have no axis of members.
 
     They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience,
     keys, hyper) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of each
@@ -423,10 +432,15 @@ def _iterate(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def local_learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any) -> tuple[Any, ...]:
         return job.variant(hyper)[1].update(state, experience, key)
 
-    one, mesh = _MEMBERS, job.mesh
-    in_specs, out_specs = (one, _BATCH, one, one, one, one), (_BATCH, _ROLLOUT, _BATCH)
-    acts = meshes.acting(meshes.over_members(local_act), mesh, in_specs, out_specs)
-    learns = meshes.learning(meshes.over_members(local_learn), mesh, (_STATE, _ROLLOUT, one, one), (_STATE, one))
+    one, batch, rollout, state = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT, meshes.STATE
+    for_act = (one, batch, one, one, one, one), (batch, rollout, batch)
+    for_learn = (state, rollout, one, one), (state, one)
+    if members == 1:
+        acts = meshes.acting(local_act, job.mesh, *for_act)
+        learns = meshes.learning(local_learn, job.mesh, *for_learn)
+    else:
+        acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(for_act))
+        learns = meshes.learning(meshes.over_members(local_learn), job.mesh, *meshes.of_members(for_learn))
 
     def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
         return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
@@ -454,8 +468,11 @@ def _program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> m
         running: jax.Array,
         count: jax.Array,
     ) -> tuple[TrainState, device.ActorState, IntervalSums, jax.Array, device.Fault]:
+        members = len(running)
+        state, actor, since, keys, hyper, running = _without_axis((state, actor, since, keys, hyper, running))
+
         def finite(fault: device.Fault) -> jax.Array:
-            return jnp.all((fault.where == device.NO_FAULT) | ~running[:, None])
+            return jnp.all((fault.where == device.NO_FAULT) | ~running[..., None])
 
         def more(carry: Any) -> jax.Array:
             *_, done, fault = carry
@@ -476,19 +493,19 @@ def _program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> m
                     sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
                     episodes=total.merge(axis=0),
                 )
-                return state, acted, since, steps + new_steps.sum(axis=1)
+                return state, acted, since, steps + new_steps.sum(axis=-1)
 
             kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
             return *kept, done + 1, fault
 
-        members, devices = len(running), job.mesh.shape[meshes.DATA]
-        shape = members, devices
+        shape = *running.shape, job.mesh.shape[meshes.DATA]
         none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, device.NO_FAULT))
-        zeros = jnp.zeros(members, jnp.int32)
+        zeros = jnp.zeros(running.shape, jnp.int32)
         begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
         with jax.named_scope("iteration"):
             state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
-        return state, actor, since, steps, fault
+        outputs = state, actor, since, steps, fault
+        return jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
 
     in_specs = (_STATE, _BATCH, _SUMS, _MEMBERS, _MEMBERS, _MEMBERS, meshes.REPLICATED)
     out_specs = (_STATE, _BATCH, _SUMS, _MEMBERS, _BATCH)

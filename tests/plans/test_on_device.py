@@ -117,3 +117,13 @@ def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, colum
             assert here[:2] == there[:2]
             assert here[2] == pytest.approx(there[2], rel=1e-4, abs=1e-5)
             assert_close(trees, expected, 1e-5)
+
+
+def test_a_replay_memory_is_not_copied() -> None:
+    """Its rollouts are written where it lies: the program needs no room for a second one."""
+    source = find("CartPole-v1")
+    algorithm = DQN(hidden_sizes=(4,), batch_size=8, replay_capacity=2**18, replay_ratio=0.25).make(source.spec)
+    made = make_job(algorithm, source, num_envs=4, rollout_length=1)
+    memory = jax.eval_shape(made.learner.init, jax.random.key(0)).memory
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory))
+    assert on_device.lower(made).compile().memory_analysis().temp_size_in_bytes < size / 2
