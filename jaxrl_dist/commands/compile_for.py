@@ -60,7 +60,7 @@ def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
     """
     devices = target.devices()
 
-    from jaxrl_dist.plans import on_device
+    from jaxrl_dist.plans.compiled import lower
     from jaxrl_dist.training import setup
     from jaxrl_dist.training.loops import find_loops
 
@@ -74,7 +74,7 @@ def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
             raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")
     job = setup.make_job(config, source, devices=devices)
     began = time.perf_counter()
-    program = on_device.lower(job).compile(compiler_options=dict(target.options))
+    program = lower(job).compile(compiler_options=dict(target.options))
     seconds = time.perf_counter() - began
     memory = program.memory_analysis()
     loops = find_loops(program.as_text())

@@ -13,62 +13,24 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device
-from jaxrl_dist.envs.base import Share
 from jaxrl_dist.evolve import Selection
+from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import NO_EPISODES, Clock, IntervalSums, check_there, report
+from jaxrl_dist.plans.report import Clock, IntervalSums, check_there, report
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Array, PyTree, Report, Rollout, TrainState, Variables
+from jaxrl_dist.types import Report, TrainState
 
 DISPATCH_SECONDS = 1.0
 """Approximate duration of one dispatch, so that the run stops soon after a request. Results do not depend on it."""
-
-_MEMBERS = meshes.of_members(meshes.REPLICATED)
-_BATCH = meshes.of_members(meshes.BATCH)
-_STATE = meshes.of_members(meshes.STATE)
-_SUMS: Any = IntervalSums._make([_MEMBERS] * 3 + [_BATCH])
 
 
 def on_device(job: Job) -> Iterator[Report]:
     """Runs ``job`` on environments that are pure functions, many iterations per dispatch: a population of one."""
     return Population([job]).reports(0, job)
-
-
-def lower(job: Job) -> Any:
-    """Lowers the plan's program for the devices of ``job``, which need not be there.
-
-    Returns:
-      A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
-    """
-    iterate = _iterate(job, 1)
-    key = jax.eval_shape(lambda: rng.stream(job.seed, Stream.INIT)[None])
-    init = meshes.over_members(job.learner.init), meshes.over_members(lambda key: start(job)(key, {}))
-    state, actor = (jax.eval_shape(begin, key) for begin in init)
-    inputs: tuple[Any, ...] = state, actor, (key, key, key), {}
-    since = _stacked([_blank_sums(job, *iterate, *inputs)])
-    return _program(job, *iterate).lower(state, actor, since, *inputs[2:], np.ones(1, bool), np.int32(1))
-
-
-def traces(job: Job) -> bool:
-    """Returns whether one program can train members that differ in ``job.hyper``: no value decides what it does."""
-
-    def iteration(hyper: Mapping[str, Array]) -> Any:
-        keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
-        act, learn = _iterate(job, 1)
-        state, actor = job.variant(hyper)[1].init(keys[0]), start(job)(keys[1], hyper)
-        return learn(state, act(state, actor, keys, hyper)[1], keys, hyper)
-
-    try:
-        jax.eval_shape(iteration, {name: np.float32(value) for name, value in job.hyper.items()})
-    except TypeError:  # such as JAX's, for a tracer where Python needs a number
-        return False
-    return True
 
 
 class Population:
@@ -130,11 +92,13 @@ class Population:
         job = jobs[0]
         self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
-        self._state, self._actor = _initial_state(jobs, self._hyper), _initial_actor(jobs, self._hyper)
-        iterate = _iterate(job, len(jobs))
-        blank = _blank_sums(job, *iterate, self._state, self._actor, self._keys, self._hyper)
-        self._blank = _stacked([blank] * len(jobs))
-        self._since: IntervalSums = _stacked([_parted(IntervalSums.of(job.resumed), blank) for job in jobs])
+        self._state, self._actor = compiled.initial_state(jobs, self._hyper), compiled.initial_actor(jobs, self._hyper)
+        iterate = compiled.make_iteration(job, len(jobs))
+        blank = compiled.blank_sums(job, *iterate, self._state, self._actor, self._keys, self._hyper)
+        self._blank = compiled.stack([blank] * len(jobs))
+        self._since: IntervalSums = compiled.stack(
+            [compiled.parted(IntervalSums.of(job.resumed), blank) for job in jobs]
+        )
         self._compile(*iterate)
         self._env_steps = [job.env_steps for job in jobs]
         self._iterations = max((int(self._since.iterations[k]) for k in self._running()), default=0)
@@ -143,20 +107,20 @@ class Population:
     def _put_inputs(self) -> None:
         """Puts the keys and hyperparameters of the program's members on the mesh."""
         jobs = [self._jobs[member] for member in self._rows]
-        self._keys = tuple(_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        self._keys = tuple(compiled.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
         hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in jobs[0].hyper}
-        self._hyper = meshes.put(hyper, jobs[0].mesh, _MEMBERS)
+        self._hyper = meshes.put(hyper, jobs[0].mesh, compiled.MEMBERS)
 
     def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
-        self.program = _program(self._jobs[0], act, learn)
-        """The compiled program; see ``_program``."""
+        self.program = compiled.make_program(self._jobs[0], act, learn)
+        """The compiled program; see ``compiled.program``."""
         for clock in self._clocks:
             clock.ready(self.program)
 
     def inputs(self, count: int) -> tuple[Any, ...]:
         """Returns the arguments with which ``program`` makes ``count`` iterations; it uses up the first three."""
         mesh = self._jobs[0].mesh
-        running = meshes.put(np.array([not self._done[member] for member in self._rows]), mesh, _MEMBERS)
+        running = meshes.put(np.array([not self._done[member] for member in self._rows]), mesh, compiled.MEMBERS)
         limit = meshes.put(np.int32(count), mesh, meshes.REPLICATED)
         return self._state, self._actor, self._since, self._keys, self._hyper, running, limit
 
@@ -252,7 +216,7 @@ class Population:
         self._state, self._actor = self._gathered((self._state, self._actor), index)
         self._blank = jax.tree.map(lambda x: x[index], self._blank)
         self._put_inputs()
-        self._compile(*_iterate(self._jobs[0], len(self._rows)))
+        self._compile(*compiled.make_iteration(self._jobs[0], len(self._rows)))
 
     def _numbers(self) -> tuple[IntervalSums, TrainState]:
         """Fetches what reports show of all members, with one transfer."""
@@ -314,199 +278,3 @@ def _part(arrays: Sequence[jax.Array], row: int) -> list[np.ndarray]:
 
 
 _taken = jax.jit(lambda arrays, row: [x[row] for x in arrays])
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    """Stacks trees of numpy arrays along a new leading axis; one tree is not copied."""
-    if len(trees) == 1:
-        return jax.tree.map(lambda x: np.asarray(x)[None], trees[0])
-    return jax.tree.map(lambda *x: np.stack(x), *trees)
-
-
-# --- Before the first iteration -----------------------------------------------------------------------
-
-
-def start(job: Job) -> Callable[..., device.ActorState]:
-    """Returns ``(key, hyper) -> actor``, which starts the environments with the key of their random stream."""
-    share, env = Share.all(job.num_envs), job.source.device()
-    return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
-
-
-def _keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
-    """Returns the members' keys of a stream, ``[M]``."""
-    keys = jnp.stack([rng.stream(job.seed, stream) for job in jobs])
-    return meshes.put(keys, jobs[0].mesh, _MEMBERS)
-
-
-def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Maps a function over the members without batching it: it computes what it would for a single run, bit for bit."""
-
-    def mapped(*args: Any) -> Any:
-        if len(jax.tree.leaves(args)[0]) > 1:
-            return jax.lax.map(lambda args: function(*args), args)
-        return meshes.over_members(function)(*args)
-
-    return mapped
-
-
-def _initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> device.ActorState:
-    if jobs[0].resumed is None:
-        actor = jax.jit(_one_by_one(start(jobs[0])))(_keys(jobs, Stream.ENV), hyper)
-    else:
-        actor = _stacked([job.resumed.actor for job in jobs if job.resumed is not None])
-    return meshes.put(actor, jobs[0].mesh, _BATCH)
-
-
-def _initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> TrainState:
-    """Returns the states before the first update, on the mesh; of resumed members, those of their checkpoints."""
-    job, keys = jobs[0], _keys(jobs, Stream.INIT)
-    shardings = meshes.shardings(job.mesh, _STATE)
-    if job.resumed is None:
-        init = _one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key))
-        return job.with_init_variables(jax.jit(init, out_shardings=shardings)(keys, hyper), _MEMBERS)
-    stacked = _stacked([job.resumed.state for job in jobs if job.resumed is not None])
-    state = TrainState._make(map(jax.device_put, stacked, shardings))
-    if jax.tree.leaves(state.memory):
-        return state
-
-    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # it was not saved, or there is none
-        learner = job.variant(hyper)[1]
-        return learner.midway(learner.init(key).memory)
-
-    return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
-
-
-def _blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any) -> IntervalSums:
-    """Returns zero sums of a member, as numpy arrays, of all metrics, and with episodes for each of its devices."""
-
-    def metrics(*inputs: Any) -> Any:
-        state, actor, *others = _without_axis(inputs)
-        return learn(state, act(state, actor, *others)[1], *others)[1]
-
-    sums = {name: np.zeros((), x.dtype) for name, x in jax.eval_shape(metrics, *inputs).items()}
-    episodes = jax.tree.map(lambda x: np.repeat(x, job.mesh.shape[meshes.DATA]), NO_EPISODES)
-    return IntervalSums(np.int32(0), np.int32(0), sums, episodes)
-
-
-def _parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
-    """Returns sums of a checkpoint with the metrics and the parts of ``blank``."""
-    sums = {name: np.asarray(since.sums.get(name, x), x.dtype) for name, x in blank.sums.items()}
-    episodes = since.episodes
-    if len(episodes.episodes) != len(blank.episodes.episodes):  # another number: the first holds all episodes
-        episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), episodes.merge(), blank.episodes)
-    return since._replace(sums=sums, episodes=episodes)
-
-
-# --- The program --------------------------------------------------------------------------------------
-
-
-def _without_axis(tree: Any) -> Any:
-    """Removes the axis of members if there is one member.
-
-    A loop would copy a replay memory in each iteration if its body removed the axis.
-    """
-    return jax.tree.map(lambda x: x[0], tree) if len(jax.tree.leaves(tree)[0]) == 1 else tree
-
-
-def _iterate(job: Job, members: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the two functions of an iteration on whole arrays of all members: acting and learning.
-
-    The arrays of a single member have no axis of members.
-
-    They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience,
-    keys, hyper) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of each
-    member. Both are traced once, however many programs use them.
-    """
-    env, rollout_length = job.source.device(), job.rollout_length
-    packed = packing.pays_on(job.mesh.devices.flat[0])
-
-    def local_act(
-        variables: Variables, actor: device.ActorState, keys: Any, hyper: Any, iteration: jax.Array, env_step: jax.Array
-    ) -> tuple[Any, ...]:
-        rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length, packed=packed)
-        actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
-        fault = device.Fault(iteration, device.find_fault(experience))
-        counts = jnp.sum(experience.valid, dtype=jnp.int32), episodes, fault
-        return actor, experience, jax.tree.map(lambda x: x[None], counts)
-
-    def local_learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any) -> tuple[Any, ...]:
-        return job.variant(hyper)[1].update(state, experience, key)
-
-    one, batch, rollout, state = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT, meshes.STATE
-    for_act = (one, batch, one, one, one, one), (batch, rollout, batch)
-    for_learn = (state, rollout, one, one), (state, one)
-    if members == 1:
-        acts = meshes.acting(local_act, job.mesh, *for_act)
-        learns = meshes.learning(local_learn, job.mesh, *for_learn)
-    else:
-        acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(for_act))
-        learns = meshes.learning(meshes.over_members(local_learn), job.mesh, *meshes.of_members(for_learn))
-
-    def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
-        return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
-
-    def learn(state: TrainState, experience: Rollout, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
-        return learns(state, experience, keys[-1], hyper)
-
-    return jax.jit(act, inline=True), jax.jit(learn, inline=True)
-
-
-def _program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> meshes.Program:
-    """Returns ``(state, actor, since, keys, hyper, running, count) -> (state, actor, since, steps, fault)``.
-
-    The program makes ``count`` iterations, and adds their sums to ``since``; ``steps [M]`` are the members' env steps.
-    If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration and
-    returns each device's first ``fault``.
-    """
-
-    def run(
-        state: TrainState,
-        actor: device.ActorState,
-        since: IntervalSums,
-        keys: tuple[jax.Array, ...],
-        hyper: Mapping[str, jax.Array],
-        running: jax.Array,
-        count: jax.Array,
-    ) -> tuple[TrainState, device.ActorState, IntervalSums, jax.Array, device.Fault]:
-        members = len(running)
-        state, actor, since, keys, hyper, running = _without_axis((state, actor, since, keys, hyper, running))
-
-        def finite(fault: device.Fault) -> jax.Array:
-            return jnp.all((fault.where == device.NO_FAULT) | ~running[..., None])
-
-        def more(carry: Any) -> jax.Array:
-            *_, done, fault = carry
-            return (done < count) & finite(fault)
-
-        def body(carry: Any) -> Any:
-            state, actor, since, steps, done, _ = carry
-            acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
-
-            def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
-                updates = state.updates
-                state, metrics = update(state, experience, keys, hyper)
-                grew = state.updates > updates
-                total = jax.tree.map(lambda *x: jnp.stack(x), since.episodes, episodes)
-                since = IntervalSums(
-                    iterations=since.iterations + 1,
-                    learned=since.learned + grew,
-                    sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
-                    episodes=total.merge(axis=0),
-                )
-                return state, acted, since, steps + new_steps.sum(axis=-1)
-
-            kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
-            return *kept, done + 1, fault
-
-        shape = *running.shape, job.mesh.shape[meshes.DATA]
-        none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, device.NO_FAULT))
-        zeros = jnp.zeros(running.shape, jnp.int32)
-        begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
-        with jax.named_scope("iteration"):
-            state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
-        outputs = state, actor, since, steps, fault
-        return jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
-
-    in_specs = (_STATE, _BATCH, _SUMS, _MEMBERS, _MEMBERS, _MEMBERS, meshes.REPLICATED)
-    out_specs = (_STATE, _BATCH, _SUMS, _MEMBERS, _BATCH)
-    return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)

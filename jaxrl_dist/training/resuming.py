@@ -16,7 +16,7 @@ from jaxrl_dist.checks import flag
 from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning
-from jaxrl_dist.plans import on_device
+from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import check_progress
@@ -157,7 +157,7 @@ def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = jax.eval_shape(job.learner.init, key)
-    actor = jax.eval_shape(on_device.start(job), key, job.hyper) if plan == "on_device" else ()
+    actor = jax.eval_shape(compiled.start(job), key, job.hyper) if plan == "on_device" else ()
     return Checkpoint(state, actor, {})
 
 

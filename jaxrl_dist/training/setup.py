@@ -18,7 +18,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.envs.native import MASKS_IGNORED
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, EnvWarning
-from jaxrl_dist.plans import on_device
+from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
@@ -105,7 +105,7 @@ def _traced(population: Sequence[Member], source: EnvSource) -> list[str]:
     job = make_job(first.config, source)
 
     def traces(*names: str) -> bool:
-        return on_device.traces(job._replace(hyper={name: first.values[name] for name in names}))
+        return compiled.traces(job._replace(hyper={name: first.values[name] for name in names}))
 
     return names if not names or traces(*names) else [name for name in names if traces(name)]
 

@@ -9,7 +9,7 @@ from probes import make_job
 
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.plans import on_device
+from jaxrl_dist.plans import compiled
 from jaxrl_dist.training.loops import Loop, find_loops
 
 HLO = """\
@@ -111,7 +111,7 @@ def test_the_loops_of_a_run_are_found_and_each_update_sums_once(num_devices: int
     source = find("Probe-v0")
     algorithm = PPO(hidden_sizes=(4,), num_minibatches=2, num_epochs=3).make(source.spec)
     job = make_job(algorithm, source, num_envs=8, rollout_length=6, num_devices=num_devices)
-    text = on_device.lower(job).compile().as_text()
+    text = compiled.lower(job).compile().as_text()
     program = find_loops(text)
     named = [row for row in outline(program) if re.fullmatch("dispatch|iteration|env_step|epoch|update", row[1])]
     loops = [(0, "dispatch", 1), (1, "iteration", None), (2, "env_step", 6), (2, "epoch", 3), (3, "update", 2)]

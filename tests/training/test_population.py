@@ -20,7 +20,7 @@ from jaxrl_dist.algorithms import ALGORITHMS
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.plans import on_device
+from jaxrl_dist.plans import compiled
 from jaxrl_dist.run.files import read_json
 from jaxrl_dist.training.members import members
 from jaxrl_dist.training.population import Row, settings, table
@@ -169,9 +169,9 @@ def test_every_other_float_varies_within_a_program(name: str) -> None:
     hints = typing.get_type_hints(type(whole.algorithm))
     floats = {x: getattr(whole.algorithm, x) for x in hints if isinstance(getattr(whole.algorithm, x, None), float)}
     varying = {x: value for x, value in floats.items() if x not in STATIC}
-    assert varying and on_device.traces(job._replace(hyper=varying))
+    assert varying and compiled.traces(job._replace(hyper=varying))
     for x in STATIC & floats.keys():
-        assert not on_device.traces(job._replace(hyper={x: floats[x]}))
+        assert not compiled.traces(job._replace(hyper={x: floats[x]}))
 
 
 def test_scores_of_settings() -> None:

@@ -1,0 +1,251 @@
+"""The program of the plan ``on_device``: environments, acting and learning of all members of a population."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import packing, rng
+from jaxrl_dist.actors import device
+from jaxrl_dist.envs.base import Share
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.report import NO_EPISODES, IntervalSums
+from jaxrl_dist.rng import Stream
+from jaxrl_dist.types import Array, PyTree, Rollout, TrainState, Variables
+
+MEMBERS = meshes.of_members(meshes.REPLICATED)
+_BATCH = meshes.of_members(meshes.BATCH)
+_STATE = meshes.of_members(meshes.STATE)
+_SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [_BATCH])
+
+
+def lower(job: Job) -> Any:
+    """Lowers the plan's program for the devices of ``job``, which need not be there.
+
+    Returns:
+      A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
+    """
+    iterate = make_iteration(job, 1)
+    key = jax.eval_shape(lambda: rng.stream(job.seed, Stream.INIT)[None])
+    init = meshes.over_members(job.learner.init), meshes.over_members(lambda key: start(job)(key, {}))
+    state, actor = (jax.eval_shape(begin, key) for begin in init)
+    inputs: tuple[Any, ...] = state, actor, (key, key, key), {}
+    since = stack([blank_sums(job, *iterate, *inputs)])
+    return make_program(job, *iterate).lower(state, actor, since, *inputs[2:], np.ones(1, bool), np.int32(1))
+
+
+def traces(job: Job) -> bool:
+    """Returns whether one program can train members that differ in ``job.hyper``: no value decides what it does."""
+
+    def iteration(hyper: Mapping[str, Array]) -> Any:
+        keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        act, learn = make_iteration(job, 1)
+        state, actor = job.variant(hyper)[1].init(keys[0]), start(job)(keys[1], hyper)
+        return learn(state, act(state, actor, keys, hyper)[1], keys, hyper)
+
+    try:
+        jax.eval_shape(iteration, {name: np.float32(value) for name, value in job.hyper.items()})
+    except TypeError:  # such as JAX's, for a tracer where Python needs a number
+        return False
+    return True
+
+
+# --- Before the first iteration -----------------------------------------------------------------------
+
+
+def start(job: Job) -> Callable[..., device.ActorState]:
+    """Returns ``(key, hyper) -> actor``, which starts the environments with the key of their random stream."""
+    share, env = Share.all(job.num_envs), job.source.device()
+    return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
+
+
+def member_keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
+    """Returns the members' keys of a stream, ``[M]``."""
+    keys = jnp.stack([rng.stream(job.seed, stream) for job in jobs])
+    return meshes.put(keys, jobs[0].mesh, MEMBERS)
+
+
+def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Maps a function over the members without batching it: it computes what it would for a single run, bit for bit."""
+
+    def mapped(*args: Any) -> Any:
+        if len(jax.tree.leaves(args)[0]) > 1:
+            return jax.lax.map(lambda args: function(*args), args)
+        return meshes.over_members(function)(*args)
+
+    return mapped
+
+
+def initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> device.ActorState:
+    if jobs[0].resumed is None:
+        actor = jax.jit(_one_by_one(start(jobs[0])))(member_keys(jobs, Stream.ENV), hyper)
+    else:
+        actor = stack([job.resumed.actor for job in jobs if job.resumed is not None])
+    return meshes.put(actor, jobs[0].mesh, _BATCH)
+
+
+def initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> TrainState:
+    """Returns the states before the first update, on the mesh; of resumed members, those of their checkpoints."""
+    job, keys = jobs[0], member_keys(jobs, Stream.INIT)
+    shardings = meshes.shardings(job.mesh, _STATE)
+    if job.resumed is None:
+        init = _one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key))
+        return job.with_init_variables(jax.jit(init, out_shardings=shardings)(keys, hyper), MEMBERS)
+    stacked = stack([job.resumed.state for job in jobs if job.resumed is not None])
+    state = TrainState._make(map(jax.device_put, stacked, shardings))
+    if jax.tree.leaves(state.memory):
+        return state
+
+    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # it was not saved, or there is none
+        learner = job.variant(hyper)[1]
+        return learner.midway(learner.init(key).memory)
+
+    return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
+
+
+def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any) -> IntervalSums:
+    """Returns zero sums of a member, as numpy arrays, of all metrics, and with episodes for each of its devices."""
+
+    def metrics(*inputs: Any) -> Any:
+        state, actor, *others = _without_axis(inputs)
+        return learn(state, act(state, actor, *others)[1], *others)[1]
+
+    sums = {name: np.zeros((), x.dtype) for name, x in jax.eval_shape(metrics, *inputs).items()}
+    episodes = jax.tree.map(lambda x: np.repeat(x, job.mesh.shape[meshes.DATA]), NO_EPISODES)
+    return IntervalSums(np.int32(0), np.int32(0), sums, episodes)
+
+
+def parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
+    """Returns sums of a checkpoint with the metrics and the parts of ``blank``."""
+    sums = {name: np.asarray(since.sums.get(name, x), x.dtype) for name, x in blank.sums.items()}
+    episodes = since.episodes
+    if len(episodes.episodes) != len(blank.episodes.episodes):  # another number: the first holds all episodes
+        episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), episodes.merge(), blank.episodes)
+    return since._replace(sums=sums, episodes=episodes)
+
+
+# --- The program --------------------------------------------------------------------------------------
+
+
+def _without_axis(tree: Any) -> Any:
+    """Removes the axis of members if there is one member.
+
+    A loop would copy a replay memory in each iteration if its body removed the axis.
+    """
+    return jax.tree.map(lambda x: x[0], tree) if len(jax.tree.leaves(tree)[0]) == 1 else tree
+
+
+def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns the two functions of an iteration on whole arrays of all members: acting and learning.
+
+    The arrays of a single member have no axis of members.
+
+    They are ``(state, actor, keys, hyper) -> (actor, experience, (steps, episodes, fault))`` and ``(state, experience,
+    keys, hyper) -> (state, metrics)``; ``steps``, ``episodes`` and ``fault`` have an entry for each device of each
+    member. Both are traced once, however many programs use them.
+    """
+    env, rollout_length = job.source.device(), job.rollout_length
+    packed = packing.pays_on(job.mesh.devices.flat[0])
+
+    def local_act(
+        variables: Variables, actor: device.ActorState, keys: Any, hyper: Any, iteration: jax.Array, env_step: jax.Array
+    ) -> tuple[Any, ...]:
+        rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length, packed=packed)
+        actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
+        fault = device.Fault(iteration, device.find_fault(experience))
+        counts = jnp.sum(experience.valid, dtype=jnp.int32), episodes, fault
+        return actor, experience, jax.tree.map(lambda x: x[None], counts)
+
+    def local_learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any) -> tuple[Any, ...]:
+        return job.variant(hyper)[1].update(state, experience, key)
+
+    one, batch, rollout, state = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT, meshes.STATE
+    for_act = (one, batch, one, one, one, one), (batch, rollout, batch)
+    for_learn = (state, rollout, one, one), (state, one)
+    if members == 1:
+        acts = meshes.acting(local_act, job.mesh, *for_act)
+        learns = meshes.learning(local_learn, job.mesh, *for_learn)
+    else:
+        acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(for_act))
+        learns = meshes.learning(meshes.over_members(local_learn), job.mesh, *meshes.of_members(for_learn))
+
+    def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
+        return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
+
+    def learn(state: TrainState, experience: Rollout, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
+        return learns(state, experience, keys[-1], hyper)
+
+    return jax.jit(act, inline=True), jax.jit(learn, inline=True)
+
+
+def make_program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> meshes.Program:
+    """Returns ``(state, actor, since, keys, hyper, running, count) -> (state, actor, since, steps, fault)``.
+
+    The program makes ``count`` iterations, and adds their sums to ``since``; ``steps [M]`` are the members' env steps.
+    If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration and
+    returns each device's first ``fault``.
+    """
+
+    def run(
+        state: TrainState,
+        actor: device.ActorState,
+        since: IntervalSums,
+        keys: tuple[jax.Array, ...],
+        hyper: Mapping[str, jax.Array],
+        running: jax.Array,
+        count: jax.Array,
+    ) -> tuple[TrainState, device.ActorState, IntervalSums, jax.Array, device.Fault]:
+        members = len(running)
+        state, actor, since, keys, hyper, running = _without_axis((state, actor, since, keys, hyper, running))
+
+        def finite(fault: device.Fault) -> jax.Array:
+            return jnp.all((fault.where == device.NO_FAULT) | ~running[..., None])
+
+        def more(carry: Any) -> jax.Array:
+            *_, done, fault = carry
+            return (done < count) & finite(fault)
+
+        def body(carry: Any) -> Any:
+            state, actor, since, steps, done, _ = carry
+            acted, experience, (new_steps, episodes, fault) = act(state, actor, keys, hyper)
+
+            def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
+                updates = state.updates
+                state, metrics = update(state, experience, keys, hyper)
+                grew = state.updates > updates
+                total = jax.tree.map(lambda *x: jnp.stack(x), since.episodes, episodes)
+                since = IntervalSums(
+                    iterations=since.iterations + 1,
+                    learned=since.learned + grew,
+                    sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
+                    episodes=total.merge(axis=0),
+                )
+                return state, acted, since, steps + new_steps.sum(axis=-1)
+
+            kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
+            return *kept, done + 1, fault
+
+        shape = *running.shape, job.mesh.shape[meshes.DATA]
+        none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, device.NO_FAULT))
+        zeros = jnp.zeros(running.shape, jnp.int32)
+        begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
+        with jax.named_scope("iteration"):
+            state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)
+        outputs = state, actor, since, steps, fault
+        return jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
+
+    in_specs = (_STATE, _BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED)
+    out_specs = (_STATE, _BATCH, _SUMS, MEMBERS, _BATCH)
+    return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Stacks trees of numpy arrays along a new leading axis; one tree is not copied."""
+    if len(trees) == 1:
+        return jax.tree.map(lambda x: np.asarray(x)[None], trees[0])
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
