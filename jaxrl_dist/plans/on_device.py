@@ -113,7 +113,7 @@ class Population:
 
     def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
         self.program = compiled.make_program(self._jobs[0], act, learn)
-        """The compiled program; see ``compiled.program``."""
+        """The compiled program; see ``compiled.make_program``."""
         for clock in self._clocks:
             clock.ready(self.program)
 
