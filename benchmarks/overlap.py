@@ -19,8 +19,9 @@ from collections.abc import Callable
 
 import jax
 
-from jaxrl_dist import flags, flow
+from jaxrl_dist import flow
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore
+from jaxrl_dist.commands import flags
 from jaxrl_dist.config import Train
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.asynchronous import asynchronous

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import flags
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.commands import flags
 from jaxrl_dist.config import Train
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.memory import ring

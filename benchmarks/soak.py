@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import psutil
 
-from jaxrl_dist import flags
+from jaxrl_dist.commands import flags
 from jaxrl_dist.config import Train
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.training import run, setup

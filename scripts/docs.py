@@ -26,13 +26,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import jaxrl_dist
-from jaxrl_dist import algorithms, help
+from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms.presets import KINDS
 from jaxrl_dist.checks import flag
+from jaxrl_dist.commands import help
+from jaxrl_dist.commands.flags import plain_defaults
 from jaxrl_dist.config import PLANS, split_env
 from jaxrl_dist.envs.source import BACKENDS, find
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.flags import plain_defaults
 from jaxrl_dist.synonyms import SYNONYMS
 from jaxrl_dist.training import resolving, setup
 from jaxrl_dist.types import EnvSpec

@@ -20,7 +20,6 @@ ALLOWED: dict[str, str] = {
     "checks": "errors",
     "synonyms": "checks",
     "values": "errors checks synonyms",
-    "machine": "",
     "config": "errors checks synonyms types values",
     "rng": "types",
     "packing": "types",
@@ -33,15 +32,12 @@ ALLOWED: dict[str, str] = {
     "envs": f"{_GROUND} mesh config memory",
     "learners": f"{_GROUND} mesh packing returns nn memory",
     "algorithms": f"{_GROUND} mesh packing returns nn lazy memory",
-    "help": "checks config",
-    "flags": "errors checks synonyms config algorithms help",
     "actors": f"{_GROUND} mesh packing flow nn memory envs",
-    "evolve": "errors",
-    "plans": f"{_GROUND} config mesh packing evolve flow memory envs learners actors",
-    "run": "errors checks machine config types",
-    "training": f"{_GROUND} machine config mesh packing evolve nn memory envs learners algorithms actors plans run",
+    "plans": f"{_GROUND} config mesh packing flow memory envs learners actors",
+    "run": "errors checks config types",
+    "training": f"{_GROUND} config mesh packing nn memory envs learners algorithms actors plans run",
     "play": f"{_GROUND} config envs algorithms actors run training",
-    "commands": f"{_GROUND} machine config envs algorithms help flags actors run plans training play",
+    "commands": f"{_GROUND} config envs algorithms actors run plans training play",
     "cli": "errors checks run commands",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
@@ -98,6 +94,14 @@ def test_imports_flow_down() -> None:
             elif top == "scripts":
                 wrong.append(f"{name}:{line}: the package must not import scripts")
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_a_reader_finds_few_modules_in_the_root_and_no_long_file() -> None:
+    root = [name for name in SOURCES if "/" not in name and name != "__init__.py"]
+    assert len(root) <= 14, f"does one of these belong into a folder? {root}"
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in (runs.ROOT / PACKAGE).rglob("*.py")}
+    long = {path.relative_to(runs.ROOT).as_posix(): count for path, count in lines.items() if count > 350}
+    assert not long, f"divide along a seam: {long}"
 
 
 def test_some_libraries_are_imported_in_one_place_or_none() -> None:

@@ -21,11 +21,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_dist import flags
 from jaxrl_dist.checks import counted
-from jaxrl_dist.commands import accelerators, compile_for
+from jaxrl_dist.commands import accelerators, compile_for, flags
 from jaxrl_dist.config import BACKENDS
-from jaxrl_dist.machine import container_limit
+from jaxrl_dist.run.machine import container_limit
 
 SECONDS = 120.0
 """Time limit of a probe; an idle machine needs two or three seconds."""

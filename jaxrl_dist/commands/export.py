@@ -9,9 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from jaxrl_dist import flags
 from jaxrl_dist.checks import MAX_SIZE, check_range
-from jaxrl_dist.commands import evaluate
+from jaxrl_dist.commands import evaluate, flags
 from jaxrl_dist.errors import ConfigError
 
 

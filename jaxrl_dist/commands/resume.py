@@ -6,10 +6,9 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from jaxrl_dist import flags
 from jaxrl_dist.algorithms import from_file, name_of
 from jaxrl_dist.checks import flag
-from jaxrl_dist.commands import find_modules
+from jaxrl_dist.commands import find_modules, flags
 from jaxrl_dist.commands.train import show, shown_as
 from jaxrl_dist.config import RESUMABLE, check_run_dir
 from jaxrl_dist.errors import ConfigError

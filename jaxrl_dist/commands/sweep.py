@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist import flags
 from jaxrl_dist.checks import check_range, counted, flag
+from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.train import asked
 from jaxrl_dist.config import CONFIG_FILE, Train, split_env
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import directories, processes, signals
+from jaxrl_dist.run import directories, processes, signals, text
 from jaxrl_dist.run import files as run_files
 
 if TYPE_CHECKING:
@@ -101,12 +101,12 @@ def _claim(path: pathlib.Path, config: Mapping[str, Any]) -> None:
     """
     config = json.loads(json.dumps(config))
     if (path / CONFIG_FILE).exists():
-        there = run_files.read_json(path / CONFIG_FILE)
+        there = text.read_json(path / CONFIG_FILE)
         if {name: there.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
         return
     run_files.claim(str(path))
-    run_files.write_json(path / CONFIG_FILE, {**config, "versions": run_files.versions()})
+    text.write_json(path / CONFIG_FILE, {**config, "versions": run_files.versions()})
 
 
 def _command(
@@ -141,7 +141,7 @@ def _command(
 
 def _row(row: Row, folder: pathlib.Path) -> Row:
     """Returns the row of a member that is done, from its run's files."""
-    summary = run_files.read_json(folder / row.member / run_files.SUMMARY)
+    summary = text.read_json(folder / row.member / run_files.SUMMARY)
     lines = (folder / row.member / run_files.METRICS).read_text().splitlines()
     reports = [json.loads(line) for line in lines]
     returns = [report["episode/return"] for report in reports if report["episode/return"] is not None]

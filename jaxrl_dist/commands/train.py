@@ -9,9 +9,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_dist import flags, help
 from jaxrl_dist.algorithms import from_file
-from jaxrl_dist.commands import find_modules, help_text
+from jaxrl_dist.commands import find_modules, flags, help, help_text
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals

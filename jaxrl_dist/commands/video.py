@@ -8,9 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from jaxrl_dist import flags
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.commands import evaluate
+from jaxrl_dist.commands import evaluate, flags
 from jaxrl_dist.errors import ConfigError
 
 

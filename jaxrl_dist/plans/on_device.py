@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
-from jaxrl_dist.evolve import Selection
 from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Clock, IntervalSums, check_there, report
 from jaxrl_dist.rng import Stream

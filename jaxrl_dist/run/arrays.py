@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.machine import memory_size
 from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.types import PyTree
 
 

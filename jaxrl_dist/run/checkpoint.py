@@ -28,16 +28,15 @@ from typing import Any
 import jax
 
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
-from jaxrl_dist.run import arrays, directories
+from jaxrl_dist.run import arrays, directories, manifest
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.directories import DamageError
-from jaxrl_dist.run.files import CHECKPOINTS, members_of, read_json
+from jaxrl_dist.run.files import CHECKPOINTS, members_of
+from jaxrl_dist.run.text import read_json
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
 FINAL = "final"
-ARRAYS, RUN, MANIFEST = "arrays", "run.json", "manifest.json"
-FORMAT = 1
-"""Format number of a checkpoint; a reader refuses unknown numbers."""
+ARRAYS, RUN = "arrays", "run.json"
 REPLAY_LIMIT = 2 * 10**9
 """Bytes below which checkpoints hold the replay memory by default."""
 _HIDDEN = re.compile(r"\.([0-9]+|final)\.(new|kept|old)")
@@ -196,8 +195,7 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) ->
         arrays.save(temporary / ARRAYS, named)
         if about is not None:
             (temporary / RUN).write_text(json.dumps(about, indent=2), encoding="utf-8")
-        manifest = {"format": FORMAT, "sha256": directories.digests(temporary)}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        manifest.write(temporary)
         directories.put(temporary, path, kept)
     except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
         directories.delete(temporary)
@@ -224,11 +222,11 @@ def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
             f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
         )
     if os.path.lexists(final):
-        _verify(final, like)
+        manifest.verify(final, like)
         return arrays.restore(final / ARRAYS, like)
 
     def read(path: pathlib.Path) -> Variables:
-        _verify(path, None)
+        manifest.verify(path, None)
         return arrays.restore(path / ARRAYS, like, "state/variables/")
 
     try:
@@ -242,8 +240,8 @@ def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
 
     def read(path: pathlib.Path) -> Mapping[str, Any] | None:
         with contextlib.suppress(DamageError, LookupError, TypeError):
-            _verify(path, None)
-            there = _read_json(path / RUN)["progress"]
+            manifest.verify(path, None)
+            there = manifest.read_object(path / RUN)["progress"]
             if isinstance(there["iteration"], int) and isinstance(there["env_steps"], int):
                 return there
         return None
@@ -270,8 +268,8 @@ def load(
     """
 
     def read(path: pathlib.Path) -> Checkpoint:
-        _verify(path, like)
-        about = _read_json(path / RUN)
+        manifest.verify(path, like)
+        about = manifest.read_object(path / RUN)
         try:
             with_memory = check(about)
         except ConfigError:
@@ -330,44 +328,3 @@ def _newest(
         raise CheckpointError(f"{problems[0]}{more}")
     again = f"its run has saved no checkpoint; `jaxrl-dist train --config {run_dir}` starts it again"
     raise CheckpointError(f"{run_dir} holds no trained variables: {again}")
-
-
-def _verify(path: pathlib.Path, like: PyTree) -> None:
-    """Checks that a checkpoint holds exactly the files that were written, unchanged.
-
-    Args:
-      like: shapes and dtypes of its arrays, which bound its size; None: no bound.
-
-    Raises:
-      ConfigError: a file is missing, changed or added, or is not a plain file.
-    """
-    files = directories.plain_files(path)
-    room = None if like is None else 2 * arrays.nbytes(like) + 2**26
-    with directories.reading(path):
-        size = sum(file.stat().st_size for file in files)
-    if room is not None and size > room:
-        raise DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
-    manifest = _read_json(path / MANIFEST)
-    digests = manifest.get("sha256")
-    if manifest.get("format") != FORMAT or not isinstance(digests, dict):
-        raise DamageError(f"{path / MANIFEST} is damaged: it is no list of format {FORMAT}")
-    there = {file.relative_to(path).as_posix(): file for file in files}
-    del there[MANIFEST]
-    for name in sorted(digests.keys() | there.keys()):
-        if name not in there:
-            raise DamageError(f"{path / name} is damaged: No such file or directory")
-        if name not in digests:
-            raise DamageError(f"{path / name} is damaged: it does not belong there")
-        if directories.sha256(there[name]) != digests[name]:
-            raise DamageError(f"{path / name} is damaged: it is not what was written")
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object from a file of a checkpoint."""
-    try:
-        content = read_json(path)
-    except ConfigError as error:
-        raise DamageError(error.with_flags) from None
-    if not isinstance(content, dict):
-        raise DamageError(f"{path} is damaged: it is no object")
-    return content

@@ -13,12 +13,12 @@ import pathlib
 import platform
 import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run.directories import sync
+from jaxrl_dist.run.text import naming, read_json, write_json
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Report
@@ -27,7 +27,6 @@ METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 CHECKPOINTS = "checkpoints"
 MEMBERS = "members"
 """Folder of a population's run directory that holds the run directories of its members."""
-_MAX_JSON = 2**26
 
 
 def default_run_dir(env: str, algorithm: str, seed: int) -> str:
@@ -144,7 +143,7 @@ class RunFiles:
         self._iteration = -1
         if resumed is not None:
             self._iteration = resumed
-            with _naming(run_dir / METRICS):
+            with naming(run_dir / METRICS):
                 size, last = _end_of(metrics, resumed)
                 if last != resumed:
                     text = f"{run_dir / METRICS} has lost the lines after iteration {last}, up to {resumed}"
@@ -256,7 +255,7 @@ class RunFiles:
         Raises:
           OSError: the remaining lines cannot be written.
         """
-        with contextlib.closing(self._metrics), _naming(self.path / METRICS):
+        with contextlib.closing(self._metrics), naming(self.path / METRICS):
             self._write()
 
 
@@ -276,15 +275,6 @@ def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
     return size, last
 
 
-@contextlib.contextmanager
-def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Adds the path to an ``OSError``: the operating system leaves it out if the file is open already."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that a run's numbers depend on."""
     packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
@@ -295,62 +285,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    """Writes a complete file or none, through a temporary file next to it, and syncs it to disk.
-
-    Raises:
-      OSError: the file cannot be written; the error names it.
-    """
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """As ``write_json``, for any text."""
-    temporary = path.with_suffix(".tmp")
-    with _naming(path):
-        temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync(path.parent)
-
-
-def read_json(path: pathlib.Path) -> Any:
-    """Reads a JSON file that others may have written; see ``read_plain``.
-
-    Raises:
-      ConfigError: the file does not exist, cannot be read, or is not JSON.
-    """
-    content = read_plain(path, _MAX_JSON)
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
-
-
-def read_plain(path: pathlib.Path, most: int) -> bytes:
-    """Reads a file that others may have written; refuses links, pipes and more than ``most`` bytes.
-
-    Raises:
-      ConfigError: the file does not exist or cannot be read.
-    """
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-    try:
-        with open(path, "rb", opener=opener) as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise ConfigError(f"{path} is no plain file")
-            if about.st_size > most:
-                raise ConfigError(f"{path} cannot be read: it has {about.st_size} bytes")
-            return file.read()
-    except FileNotFoundError:
-        raise ConfigError(f"there is no {path}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None

@@ -15,7 +15,8 @@ from typing import Any
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run.files import Tracker, read_json, write_json
+from jaxrl_dist.run.files import Tracker
+from jaxrl_dist.run.text import read_json, write_json
 
 WANDB_FILE = "wandb.json"
 """File of a run directory that holds the run's id in Weights & Biases."""

@@ -14,8 +14,8 @@ from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, on_policy
-from jaxrl_dist.machine import memory_size
 from jaxrl_dist.memory import ring
+from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.types import Algorithm, EnvSpec, Learner, Replay, Rollout
 
 

@@ -16,9 +16,10 @@ from typing import IO, Any
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, DivergedError, FileWarning
-from jaxrl_dist.evolve import Selection, halving, pbt
+from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.on_device import Population
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run import text
 from jaxrl_dist.training.members import Member
 from jaxrl_dist.training.run import UNFINISHED, Run
 from jaxrl_dist.training.stored import to_json
@@ -303,7 +304,7 @@ def read_rows(population: PopulationRun) -> list[Row]:
     fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     rows = [dataclasses.replace(row) for row in population.begun]
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        kept = run_files.read_json(pathlib.Path(str(population.config.run_dir)) / POPULATION)["members"]
+        kept = text.read_json(pathlib.Path(str(population.config.run_dir)) / POPULATION)["members"]
         for row, there in zip(rows, kept, strict=True):
             for name in fields:
                 setattr(row, name, there[name])
@@ -316,13 +317,13 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
     Raises:
       OSError: a file cannot be written.
     """
-    run_files.write_json(
+    text.write_json(
         path / POPULATION,
         {"format": _FORMAT, "members": [dataclasses.asdict(row) for row in rows], "settings": settings(rows)},
     )
-    text = io.StringIO()
+    table = io.StringIO()
     columns = ["member", "seed", *rows[0].values, "status", "env_steps", "episode_return", "evaluation_return"]
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([getattr(row, name, row.values.get(name)) for name in columns] for row in rows)
-    run_files.write_text(path / RESULTS, text.getvalue())
+    text.write_text(path / RESULTS, table.getvalue())

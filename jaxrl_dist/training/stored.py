@@ -17,7 +17,7 @@ from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Train, env_name, split_env
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.files import read_json
+from jaxrl_dist.run.text import read_json
 from jaxrl_dist.values import plain
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from jax.experimental import topologies
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.machine import memory_size
+from jaxrl_dist.run.machine import memory_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_dist.cli import main
 from jaxrl_dist.run import processes
-from jaxrl_dist.run.files import read_json
+from jaxrl_dist.run.text import read_json
 
 
 def python(code: str) -> list[str]:

@@ -21,7 +21,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.errors import ConfigError, EnvError, FileWarning
-from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import checkpoint, text
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.types import Report, Variables
 
@@ -149,7 +149,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, no_space: None) -> None:
         files.close()
     assert error.value.filename == str(tmp_path / "metrics.jsonl")
     with pytest.raises(OSError, match=r"summary\.json"):
-        run_files.write_json(tmp_path / "summary.json", {"a": "x" * 5000})
+        text.write_json(tmp_path / "summary.json", {"a": "x" * 5000})
     assert not (tmp_path / "summary.json").exists()
 
 
@@ -306,16 +306,16 @@ def test_json_is_written_through_no_link_and_to_the_disk(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
     victim.write_text("precious")
     (tmp_path / "config.tmp").symlink_to(victim)
-    run_files.write_json(tmp_path / "config.json", {"a": 1})
+    text.write_json(tmp_path / "config.json", {"a": 1})
     assert victim.read_text() == "precious"
-    assert run_files.read_json(tmp_path / "config.json") == {"a": 1}
+    assert text.read_json(tmp_path / "config.json") == {"a": 1}
     assert synced == [(tmp_path / "config.json").stat().st_ino, tmp_path.stat().st_ino]
 
 
 def test_json_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     def message(path: Path) -> str:
         with pytest.raises(ConfigError) as error:
-            run_files.read_json(path)
+            text.read_json(path)
         assert str(path) in str(error.value) and "\n" not in str(error.value)
         return str(error.value)
 
@@ -327,8 +327,8 @@ def test_json_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert "cannot be read" in message(tmp_path / "link")
     os.mkfifo(tmp_path / "pipe")
     assert "is no plain file" in message(tmp_path / "pipe")
-    for text in (b"{", b"\xff", b"", b"[" * 10**5, b"1" * 10**5):
-        path.write_bytes(text)
+    for content in (b"{", b"\xff", b"", b"[" * 10**5, b"1" * 10**5):
+        path.write_bytes(content)
         assert "is not JSON" in message(path)
     with path.open("r+b") as file:
         file.truncate(2**40)

@@ -29,7 +29,7 @@ from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint, signals, trackers
+from jaxrl_dist.run import checkpoint, manifest, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import reports as stages
 from jaxrl_dist.training import run as training_run
@@ -172,7 +172,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
 def saved(run_dir: Path) -> list[int]:
     """Env steps of the checkpoints, whose files have to be whole."""
     for path in checkpoint.saved(run_dir):
-        checkpoint._verify(path, None)
+        manifest.verify(path, None)
     return [int(path.name) for path in checkpoint.saved(run_dir)]
 
 

@@ -21,7 +21,7 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.plans import compiled
-from jaxrl_dist.run.files import read_json
+from jaxrl_dist.run.text import read_json
 from jaxrl_dist.training.members import members
 from jaxrl_dist.training.population import Row, settings, table
 from jaxrl_dist.training.setup import make_job, prepare

@@ -33,7 +33,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint, directories
+from jaxrl_dist.run import checkpoint, directories, manifest
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import resuming, setup, stored
 from jaxrl_dist.training import run as training_run
@@ -739,7 +739,7 @@ def test_what_a_link_in_the_place_of_a_checkpoint_points_to_is_left_alone(name: 
         saver.finish()
     saver.close()
     assert [path.name for path in victim.iterdir()] == ["precious"]
-    checkpoint._verify(folder / "000000000010", None)
+    manifest.verify(folder / "000000000010", None)
 
 
 def test_what_is_no_checkpoint_is_never_deleted(tmp_path: Path) -> None:
@@ -772,7 +772,7 @@ def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
         checkpoint._write(path, {"x": np.arange(3)}, {"value": value})
 
     def look() -> None:
-        found = checkpoint._newest(tmp_path, lambda path: checkpoint._verify(path, None) or path)
+        found = checkpoint._newest(tmp_path, lambda path: manifest.verify(path, None) or path)
         seen.append(runs.read_json(found / "run.json")["value"])
 
     def watched(self: Path, to: Path) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxrl_dist import flags
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.commands import find_modules
+from jaxrl_dist.commands import find_modules, flags
 from jaxrl_dist.errors import ConfigError
 
 if TYPE_CHECKING:

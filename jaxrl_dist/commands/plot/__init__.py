@@ -10,8 +10,8 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
-from jaxrl_dist import flags
 from jaxrl_dist.checks import check_range, did_you_mean
+from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.plot.reading import (
     AXES,
     POINTS,

@@ -92,7 +92,8 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     """
     import numpy as np
 
-    from jaxrl_dist.run.files import METRICS, read_plain
+    from jaxrl_dist.run.files import METRICS
+    from jaxrl_dist.run.text import read_plain
 
     path, (field, _) = run_dir / METRICS, AXES[x]
     try:
@@ -206,7 +207,7 @@ def _text(value: Any) -> str:
 
 def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
     """Reads a run's ``config.json``, and checks that it has every entry that ``group`` needs."""
-    from jaxrl_dist.run.files import read_json
+    from jaxrl_dist.run.text import read_json
 
     path = run_dir / CONFIG_FILE
     config = read_json(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_dist import machine
+from jaxrl_dist.run import machine
 
 GB = 10**9
 

@@ -11,9 +11,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import tyro
 
-from jaxrl_dist import algorithms, help
+from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.commands import help
 from jaxrl_dist.config import RUN_DEFAULTS, Config, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.synonyms import hint

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from jaxrl_dist import cli, flags, help
+from jaxrl_dist import cli
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config import RUN_DEFAULTS, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError

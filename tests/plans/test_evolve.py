@@ -13,8 +13,8 @@ import jaxrl_dist
 from jaxrl_dist import Train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.evolve import Selection, halving, pbt, perturbed
-from jaxrl_dist.run.files import read_json
+from jaxrl_dist.plans.evolve import Selection, halving, pbt, perturbed
+from jaxrl_dist.run.text import read_json
 
 
 def config(run_dir: pathlib.Path | None = None, *, total: int = 640, **values: Any) -> Train[Any]:

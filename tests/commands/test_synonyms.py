@@ -11,10 +11,11 @@ import gymnasium
 import pytest
 
 import jaxrl_dist
-from jaxrl_dist import cli, flags
+from jaxrl_dist import cli
 from jaxrl_dist.algorithms import ALGORITHMS, config_class, having
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.commands import flags
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.synonyms import INSTEAD, MEANT, SYNONYMS
 

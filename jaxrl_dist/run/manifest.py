@@ -1,0 +1,68 @@
+"""The list of a checkpoint's files, each with its checksum: orbax does not notice a changed bit."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run import arrays, directories
+from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.run.text import read_json
+from jaxrl_dist.types import PyTree
+
+NAME = "manifest.json"
+FORMAT = 1
+"""Format number of a checkpoint; a reader refuses unknown numbers."""
+
+
+def write(path: pathlib.Path) -> None:
+    """Writes the SHA-256 of each file below ``path``.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    manifest = {"format": FORMAT, "sha256": directories.digests(path)}
+    (path / NAME).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+
+
+def verify(path: pathlib.Path, like: PyTree) -> None:
+    """Checks that a checkpoint holds exactly the files that were written, unchanged.
+
+    Args:
+      like: shapes and dtypes of its arrays, which bound its size; None: no bound.
+
+    Raises:
+      ConfigError: a file is missing, changed or added, or is not a plain file.
+    """
+    files = directories.plain_files(path)
+    room = None if like is None else 2 * arrays.nbytes(like) + 2**26
+    with directories.reading(path):
+        size = sum(file.stat().st_size for file in files)
+    if room is not None and size > room:
+        raise DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
+    manifest = read_object(path / NAME)
+    digests = manifest.get("sha256")
+    if manifest.get("format") != FORMAT or not isinstance(digests, dict):
+        raise DamageError(f"{path / NAME} is damaged: it is no list of format {FORMAT}")
+    there = {file.relative_to(path).as_posix(): file for file in files}
+    del there[NAME]
+    for name in sorted(digests.keys() | there.keys()):
+        if name not in there:
+            raise DamageError(f"{path / name} is damaged: No such file or directory")
+        if name not in digests:
+            raise DamageError(f"{path / name} is damaged: it does not belong there")
+        if directories.sha256(there[name]) != digests[name]:
+            raise DamageError(f"{path / name} is damaged: it is not what was written")
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object from a file of a checkpoint."""
+    try:
+        content = read_json(path)
+    except ConfigError as error:
+        raise DamageError(error.with_flags) from None
+    if not isinstance(content, dict):
+        raise DamageError(f"{path} is damaged: it is no object")
+    return content

@@ -1,0 +1,84 @@
+"""Small text files of a run: written completely or not at all, and read with care, as others may have written them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.directories import sync
+
+_MAX_JSON = 2**26
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+    """Adds the path to an ``OSError``: the operating system leaves it out if the file is open already."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """Writes a complete file or none, through a temporary file next to it, and syncs it to disk.
+
+    Raises:
+      OSError: the file cannot be written; the error names it.
+    """
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """As ``write_json``, for any text."""
+    temporary = path.with_suffix(".tmp")
+    with naming(path):
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:  # "x" follows no link
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync(path.parent)
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a JSON file that others may have written; see ``read_plain``.
+
+    Raises:
+      ConfigError: the file does not exist, cannot be read, or is not JSON.
+    """
+    content = read_plain(path, _MAX_JSON)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+
+
+def read_plain(path: pathlib.Path, most: int) -> bytes:
+    """Reads a file that others may have written; refuses links, pipes and more than ``most`` bytes.
+
+    Raises:
+      ConfigError: the file does not exist or cannot be read.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    try:
+        with open(path, "rb", opener=opener) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise ConfigError(f"{path} is no plain file")
+            if about.st_size > most:
+                raise ConfigError(f"{path} cannot be read: it has {about.st_size} bytes")
+            return file.read()
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
