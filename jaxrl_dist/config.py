@@ -157,6 +157,8 @@ class Train(Named, Generic[Config]):
     """Steps of each environment in one rollout, after which the acting policy is updated."""
     total_env_steps: int = 1_000_000
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
+    stop_at_return: float | None = None
+    """End earlier, with the first report whose mean episode return is at least this; of a population, each member."""
     seed: int = 0
     """Seed of everything random in the run."""
     seeds: int = 1
@@ -258,6 +260,7 @@ class Train(Named, Generic[Config]):
             raise ConfigError("--run-dir is empty; leave it out for one under runs/")
         check_range(self, "num_envs", "rollout_length", "num_devices", low=1, high=MAX_SIZE)
         check_range(self, "total_env_steps", low=1, high=10**15)
+        check_range(self, "stop_at_return")
         check_range(self, "report_interval", low=1, high=MAX_STEPS)
         check_range(self, "evaluation_episodes", low=0, high=10**6)
         check_range(self, "evaluation_interval", low=1, high=10**15)
@@ -304,7 +307,7 @@ def _texts(vary: Any) -> Any:
 
 
 RESUMABLE = (
-    *("total_env_steps", "report_interval"),
+    *("total_env_steps", "stop_at_return", "report_interval"),
     *("evaluation_episodes", "evaluation_interval", "evaluation_max_steps", "tensorboard", "wandb"),
     *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),
     *("num_devices", "actor_devices", "learner_devices", "mem_fraction", "compile_cache"),

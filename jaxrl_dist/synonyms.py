@@ -25,6 +25,7 @@ SYNONYMS: dict[str, str] = {
     "num_steps_per_env steps_per_env",
     "total_env_steps": "total_timesteps n_timesteps num_timesteps timesteps total_steps steps max_steps frames "
     "num_frames total_frames num_env_steps train_for_env_steps stop_timesteps",
+    "stop_at_return": "stop_reward stop_return reward_threshold target_return target_reward",
     "episodes evaluation_episodes": "n_eval_episodes eval_episodes num_eval_episodes n_episodes num_episodes test_num",
     "evaluation_interval": "eval_freq eval_interval eval_every evaluation_freq",
     "report_interval": "log_interval log_freq log_every print_freq",

@@ -340,6 +340,8 @@ class Report:
     evaluation: Mapping[str, float | int] | None = None
     """In the last report, and in those at the evaluation interval: number of greedy episodes played, mean and standard
     deviation of their returns, mean length, and how many were cut off before they ended."""
+    ended_by: str | None = None
+    """Field of ``Train`` that ends the run with this report: ``total_env_steps`` or ``stop_at_return``."""
     diverged: bool = False
     """Whether training has diverged: after too many consecutive gradients that were not finite, ``train`` ends."""
     members: tuple[Report, ...] = ()

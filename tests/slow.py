@@ -87,6 +87,8 @@ CASES = {
     "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[games that end": "lives, truncations",
     "envs/test_gymnasium.py::test_what_hangs_is_named_in_time[hang in reset-": "hang-threads, hang-processes",
     "plans/test_plans.py::test_same_seed_same_numbers[synchronous]": "on_device",
+    "training/test_population.py::test_a_run_ends_with_the_return_that_it_is_to_reach[on_device]": "the members",
+    "training/test_population.py::test_a_run_ends_with_the_return_that_it_is_to_reach[gradients]": "asynchronous",
     "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[ppo-1-1]": "dqn-1-1, ppo-2-2",
     "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[dqn-2-2]": "dqn-1-1, ppo-2-2",
     "test_gpu_day.py::test_a_task_measures[Pong to the end]": "ppo CartPole",

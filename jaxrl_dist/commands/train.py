@@ -157,7 +157,7 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
         raise stop.interrupted() from None  # SIGHUP: the terminal has closed, and the run is saved
     if stop():
         run_dir = shlex.quote(str(config.run_dir))
-        if last.env_steps < run.total_env_steps:
+        if last.ended_by is None:
             raise stop.interrupted(f"interrupted; `{run.resume_command()}` goes on from {last.env_steps} env steps")
         if config.evaluation_episodes and not last.evaluation:
             raise stop.interrupted(f"interrupted; it is trained and saved, and `jaxrl-dist evaluate {run_dir}` works")
@@ -167,6 +167,8 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
         f"{last.env_steps:,} env steps in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
         f"after {compiling:.1f} s of setting up and compiling"
     )
+    if last.ended_by == "stop_at_return":
+        display.print(f"ended early, by --stop-at-return {config.stop_at_return:g}")
     if last.evaluation:
         display.print(played(last.evaluation))
     if isinstance(run, PopulationRun):

@@ -59,18 +59,17 @@ def asynchronous(job: Job) -> Iterator[Report]:
         for index, home in enumerate(homes(job.mesh, options.num_actors))
     ]
     with ActorPool(job.actor_job(), options, store, send) as pool:
-        tally = Tally(job, pool, store)
+        tally = Tally(job, pool, store, job.iterations_per_report)
         stages.mark("starting")
         pool.streams.wait()
         clock.ready(*programs)
         stages.mark("actors_starting")
 
         def now() -> Report:
-            due = tally.iterations >= job.iterations_per_report
-            return tally.report(state, clock, stages, programs, due=due)
+            return tally.report(state, clock, stages, programs)
 
         job.offer(now)
-        for samples in () if tally.env_steps >= job.total_env_steps else rounds(job, pool, tally):
+        for samples in () if tally.done() else rounds(job, pool, tally):
             stages.mark("waiting")
             updates = int(state.updates)
             if samples is None:
@@ -85,9 +84,9 @@ def asynchronous(job: Job) -> Iterator[Report]:
             store.publish(state)
             tally.learned(metrics, counts=int(state.updates) > updates)
             stages.mark("publishing")
-            if tally.env_steps >= job.total_env_steps or job.stop():
+            if tally.ends(tally.env_steps):
                 break
-            if tally.iterations >= job.iterations_per_report:
+            if tally.due:
                 yield now()
                 stages.mark("reporting")
         tally.drop(pool.close())

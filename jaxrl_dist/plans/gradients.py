@@ -55,18 +55,17 @@ def gradients(job: Job) -> Iterator[Report]:
     by_device = [differentiate(job, on) for on in options.meshes]
     send = [by_device[index % len(by_device)] for index in range(options.num_actors)]
     with ActorPool(job.actor_job(), options, store, send) as pool:
-        tally = Tally(job, pool, store)
-        interval = job.iterations_per_report * options.num_actors
+        tally = Tally(job, pool, store, job.iterations_per_report * options.num_actors)
         stages.mark("starting")
         pool.streams.wait()
         clock.ready(apply)
         stages.mark("actors_starting")
 
         def now() -> Report:
-            return tally.report(state, clock, stages, [apply], due=tally.iterations >= interval)
+            return tally.report(state, clock, stages, [apply])
 
         job.offer(now)
-        samples = () if tally.env_steps >= job.total_env_steps else flow.gather_async(pool.streams)
+        samples = () if tally.done() else flow.gather_async(pool.streams)
         for sample in filter(tally.fresh, samples):
             stages.mark("waiting")
             grads, metrics = sample.content
@@ -77,9 +76,9 @@ def gradients(job: Job) -> Iterator[Report]:
             store.publish(state)
             tally.learned(metrics)
             stages.mark("publishing")
-            if tally.env_steps >= job.total_env_steps or job.stop():
+            if tally.ends(tally.env_steps):
                 break
-            if tally.iterations >= interval:
+            if tally.due:
                 yield now()
                 stages.mark("reporting")
         tally.drop(pool.close())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -91,6 +92,15 @@ class Job(NamedTuple):
         return 0 if self.resumed is None else self.resumed.env_steps
 
     @property
+    def score(self) -> float:
+        """Mean return of the newest whole interval before this session; -infinity: none of its episodes ended."""
+        return -math.inf if self.resumed is None else score_of(self.resumed.progress)
+
+    def ended_by(self, env_steps: int, score: float) -> str | None:
+        """As ``ended_by``, for this job's config."""
+        return ended_by(self.config, env_steps, score)
+
+    @property
     def session_seed(self) -> int:
         """The seed of environments on the host and of actors in threads, which a resumed run restarts."""
         if self.resumed is None:
@@ -110,6 +120,23 @@ class Job(NamedTuple):
     def iterations_per_report(self) -> int:
         """Rollouts between two reports."""
         return max(1, self.config.report_interval // (self.num_envs * self.rollout_length))
+
+
+def ended_by(config: Train[Any], env_steps: int, score: float) -> str | None:
+    """Returns the field of ``Train`` that has ended a run, ``total_env_steps`` or ``stop_at_return``; None: it goes on.
+
+    Args:
+      score: mean return of the episodes in its newest whole interval between two reports.
+    """
+    if env_steps >= config.total_env_steps:
+        return "total_env_steps"
+    reached = config.stop_at_return is not None and score >= config.stop_at_return
+    return "stop_at_return" if reached else None
+
+
+def score_of(progress: Mapping[str, Any]) -> float:
+    """Returns the score in a checkpoint's progress; -infinity: there is none."""
+    return float.fromhex(progress.get("score", "-inf"))
 
 
 class Plan(Protocol):

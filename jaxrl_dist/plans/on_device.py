@@ -6,7 +6,6 @@ through the host while the program runs.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,9 +19,9 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import Clock, IntervalSums, check_there, report
+from jaxrl_dist.plans.report import Clock, IntervalSums, check_there, mean_return, report
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Report, TrainState
+from jaxrl_dist.types import EpisodeStats, Report, TrainState
 
 DISPATCH_SECONDS = 1.0
 """Approximate duration of one dispatch, so that the run stops soon after a request. Results do not depend on it."""
@@ -59,12 +58,12 @@ class Population:
         self._jobs, self._selection = list(jobs), selection
         self._rows = list(range(len(jobs)))  # the members of the program's arrays
         self._parents = list(range(len(jobs)))  # whose parameters each member had after the last selection
-        self._scores = [_kept_score(job) for job in jobs]
+        self._scores = [job.score for job in jobs]
         self.halved: set[int] = set()
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
         kept = range(len(jobs)) if training is None else training
-        self._done = [job.env_steps >= job.total_env_steps or at not in kept for at, job in enumerate(jobs)]
+        self._done = [at not in kept or bool(job.ended_by(job.env_steps, job.score)) for at, job in enumerate(jobs)]
         self._started = False
 
     def reports(self, member: int, job: Job) -> Iterator[Report]:
@@ -154,16 +153,22 @@ class Population:
 
     def _report(self, running: Sequence[int]) -> None:
         """Makes the reports of members that are done, and of all members after an interval."""
+        interval_over = self._iterations >= self._jobs[0].iterations_per_report
+        numbers = self._numbers() if interval_over else None
         for member in running:
             job = self._jobs[member]
-            self._done[member] = self._env_steps[member] >= job.total_env_steps or job.stop()
-        interval_over = self._iterations >= self._jobs[0].iterations_per_report
+            if numbers is not None:
+                row = self._rows.index(member)
+                episodes = EpisodeStats._make(x[row] for x in numbers[0].episodes)
+                self._scores[member] = mean_return(episodes, self._scores[member])
+            ended = job.ended_by(self._env_steps[member], self._scores[member]) is not None
+            self._done[member] = ended or job.stop()
         due = [member for member in running if interval_over or self._done[member]]
         if not due:
             return
-        numbers = self._numbers()
+        numbers = numbers or self._numbers()
         if interval_over:
-            self._select(numbers)
+            self._select(numbers[1])
         for member in due:
             last = self._done[member] and any(not done for done in self._done)
             self._due[member] = self._now(member, numbers, keep=last)
@@ -172,13 +177,8 @@ class Population:
         if interval_over:
             self._since, self._iterations = self._blank, 0
 
-    def _select(self, numbers: tuple[IntervalSums, TrainState]) -> None:
+    def _select(self, state: TrainState) -> None:
         """Selects among the members that are not done, if it is time: after an interval, before its reports."""
-        since, state = numbers
-        for row, member in enumerate(self._rows):
-            episodes = jax.tree.map(lambda x, row=row: x[row], since.episodes).merge()
-            if episodes.episodes:
-                self._scores[member] = float(episodes.return_sum / episodes.episodes)
         members, selection = self._running(), self._selection
         iteration = int(state.iteration[self._rows.index(members[0])]) if members else 0
         self._parents = list(range(len(self._jobs)))
@@ -236,17 +236,17 @@ class Population:
         if keep:
             state, actor = copy((state, actor), "checkpoint")
         return report(
+            job,
             state,
             self._env_steps[member],
             self._clocks[member],
             since,
             due=since.iterations >= job.iterations_per_report,
+            score=self._scores[member],
             actor=actor,
             copy=copy,
             extra_metrics=self._selected(member),
-            kept={"hyper": dict(job.hyper), "score": self._scores[member].hex(), "halved": member in self.halved}
-            if job.hyper or self._selection
-            else {},
+            kept={"hyper": dict(job.hyper), "halved": member in self.halved} if job.hyper or self._selection else {},
         )
 
     def _selected(self, member: int) -> Mapping[str, float]:
@@ -255,11 +255,6 @@ class Population:
             return {}
         hyper = {f"hyper/{name}": value for name, value in self._jobs[member].hyper.items()}
         return {"population/parent": float(self._names[self._parents[member]]), **hyper}
-
-
-def _kept_score(job: Job) -> float:
-    """Returns the score of a member's checkpoint; -infinity: none of its episodes has ended."""
-    return -math.inf if job.resumed is None else float.fromhex(job.resumed.progress.get("score", "-inf"))
 
 
 def _copied(tree: Any, what: str, row: int) -> Any:

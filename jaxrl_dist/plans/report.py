@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,6 +12,9 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
+
+if TYPE_CHECKING:
+    from jaxrl_dist.plans.job import Job
 
 
 class IntervalSums(NamedTuple):
@@ -71,7 +74,12 @@ def check_progress(progress: Mapping[str, Any]) -> None:
 class HostInterval:
     """Sums an interval's iterations on the host, as ``on_device`` does on the devices."""
 
-    def __init__(self, resumed: Checkpoint | None) -> None:
+    def __init__(self, job: Job, length: int) -> None:
+        """``length``: of an interval, in iterations."""
+        self._job, self._length, self.score = job, length, job.score
+        self._begin(job.resumed)
+
+    def _begin(self, resumed: Checkpoint | None) -> None:
         since = IntervalSums.of(resumed)
         self.iterations, self._learned = int(since.iterations), int(since.learned)
         self._sums = {name: float(value) for name, value in since.sums.items()}
@@ -104,9 +112,20 @@ class HostInterval:
         self._episodes = [EpisodeStats.stack(self._episodes).merge()]
         return IntervalSums(np.int32(self.iterations), np.int32(self._learned), dict(self._sums), self._episodes[0])
 
+    @property
+    def due(self) -> bool:
+        """Whether the interval is complete."""
+        return self.iterations >= self._length
+
+    def ends(self, env_steps: int) -> bool:
+        """Returns whether the run ends after this iteration."""
+        if self.due:
+            self.score = mean_return(self.since().episodes, self.score)
+        return self._job.ended_by(env_steps, self.score) is not None or self._job.stop()
+
     def restart(self) -> None:
         """Begins the next interval."""
-        HostInterval.__init__(self, None)
+        self._begin(None)
 
 
 _FETCH = 1000
@@ -165,6 +184,12 @@ class Clock:
         }
 
 
+def mean_return(episodes: EpisodeStats, otherwise: float) -> float:
+    """Returns the mean return of finished episodes; ``otherwise`` if there are none."""
+    value = episode_metrics(episodes.merge())["episode/return"]
+    return otherwise if value is None else value
+
+
 def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
     """Returns means over the finished episodes; None if there are none."""
     count, total, length, least, most = (float(x) for x in episodes)
@@ -182,12 +207,14 @@ def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
 
 
 def report(
+    job: Job,
     state: TrainState,
     env_steps: int,
     clock: Clock,
     since: IntervalSums,
     *,
     due: bool,
+    score: float,
     extra_metrics: Mapping[str, float | None] = {},
     actor: PyTree = (),
     copy: Callable[[Any, str], Any] | None = None,
@@ -197,6 +224,7 @@ def report(
 
     Args:
       due: True if the interval is complete; otherwise a resumed run repeats the report.
+      score: mean return of the newest complete interval in which episodes ended.
       extra_metrics: metrics in addition to the learner's.
       actor: the actors' state, for a checkpoint; () if environments run on the host.
       kept: more JSON for a checkpoint's progress.
@@ -214,6 +242,7 @@ def report(
         "iteration": iteration,
         **clock.to_json(),
         "since": None if due else since.to_json(),
+        "score": score.hex(),
         **kept,
     }
     means = mean(since.sums, since.learned)
@@ -225,6 +254,7 @@ def report(
         metrics={**episode_metrics(since.episodes.merge()), **means, **extra_metrics, **rates},
         variables=lambda: copy(state.variables, "variables"),
         checkpoint=lambda: copy(Checkpoint(state, actor, {}), "checkpoint")._replace(progress=progress),
+        ended_by=job.ended_by(env_steps, score),
         diverged=int(state.skipped) >= MAX_SKIPPED,
     )
 

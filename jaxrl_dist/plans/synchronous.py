@@ -18,7 +18,7 @@ from jaxrl_dist.types import Report
 
 def synchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with one batch of host environments; experience always comes from the newest policy."""
-    clock, interval = Clock(job.resumed, job.away), HostInterval(job.resumed)
+    clock, interval = Clock(job.resumed, job.away), HostInterval(job, job.iterations_per_report)
     update = compile_update(job.learner, job.mesh)
     with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
         programs = compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))
@@ -33,11 +33,11 @@ def synchronous(job: Job) -> Iterator[Report]:
                 "time/acting_s": actor.stages.seconds.get("acting", 0.0) - programs.act.compile_seconds,
                 "time/env_s": actor.stages.seconds.get("env", 0.0),
             }
-            due = interval.iterations >= job.iterations_per_report
-            return report(state, env_steps, clock, interval.since(), due=due, extra_metrics=seconds)
+            numbers = job, state, env_steps, clock, interval.since()
+            return report(*numbers, due=interval.due, score=interval.score, extra_metrics=seconds)
 
         job.offer(now)
-        done = env_steps >= job.total_env_steps
+        done = job.ended_by(env_steps, interval.score) is not None
         while not done:
             updates = int(state.updates)
             rollout, ended, steps = actor.rollout(state.variables, state.iteration, state.env_step)
@@ -49,8 +49,8 @@ def synchronous(job: Job) -> Iterator[Report]:
             interval.iterations += 1
             interval.ended(ended)
             interval.learned(metrics, counts=int(state.updates) > updates)
-            done = env_steps >= job.total_env_steps or job.stop()
-            if not done and interval.iterations >= job.iterations_per_report:
+            done = interval.ends(env_steps)
+            if not done and interval.due:
                 yield now()
                 interval.restart()
         yield now()

@@ -191,8 +191,8 @@ def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
 class Tally(reports.HostInterval):
     """The ``HostInterval`` of plans with actor threads, which also counts samples and their lags."""
 
-    def __init__(self, job: Job, pool: ActorPool, store: ParamStore) -> None:
-        super().__init__(job.resumed)
+    def __init__(self, job: Job, pool: ActorPool, store: ParamStore, length: int) -> None:
+        super().__init__(job, length)
         self.env_steps = job.env_steps  # of samples learned from or dropped as too old
         self.learning = False  # the last iteration made an update
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
@@ -232,13 +232,14 @@ class Tally(reports.HostInterval):
         """Counts unused samples as dropped."""
         self._dropped += samples
 
-    def report(
-        self, state: TrainState, clock: reports.Clock, stages: Stages, programs: Sequence[Any], *, due: bool
-    ) -> Report:
+    def done(self) -> bool:
+        """Returns whether the run was done before this session."""
+        return self._job.ended_by(self.env_steps, self.score) is not None
+
+    def report(self, state: TrainState, clock: reports.Clock, stages: Stages, programs: Sequence[Any]) -> Report:
         """Returns the report of the interval since the last report.
 
         Args:
-          due: as in ``report.report``.
           stages: of the learner's thread; its "updating" includes the compilation of ``programs``.
         """
         pool, lags = self._pool, self._lags
@@ -262,7 +263,8 @@ class Tally(reports.HostInterval):
         }
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
         extra_metrics = {**metrics, **times}
-        report = reports.report(state, self.env_steps, clock, self.since(), due=due, extra_metrics=extra_metrics)
+        numbers = self._job, state, self.env_steps, clock, self.since()
+        report = reports.report(*numbers, due=self.due, score=self.score, extra_metrics=extra_metrics)
         self.restart()
         self._lags.clear()
         return report

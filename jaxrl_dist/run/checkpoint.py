@@ -236,12 +236,13 @@ def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
 
 
 def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
-    """Returns the progress of a run's intact checkpoints, newest first; each has ``iteration`` and ``env_steps``."""
+    """Returns the progress of a run's intact checkpoints, newest first, with its counts and its score."""
 
     def read(path: pathlib.Path) -> Mapping[str, Any] | None:
-        with contextlib.suppress(DamageError, LookupError, TypeError):
+        with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
             manifest.verify(path, None)
             there = manifest.read_object(path / RUN)["progress"]
+            float.fromhex(there.get("score", "0"))
             if isinstance(there["iteration"], int) and isinstance(there["env_steps"], int):
                 return there
         return None

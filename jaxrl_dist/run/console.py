@@ -121,7 +121,7 @@ class Display:
             shown = -ROW_SECONDS
             for report in reports:
                 status = self._status(report)
-                last = report.env_steps >= total_env_steps
+                last = report.ended_by is not None
                 description = "trained" if last else "training"
                 completed = min(report.env_steps, total_env_steps)
                 self.live.update(

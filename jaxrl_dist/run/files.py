@@ -239,6 +239,7 @@ class RunFiles:
         write_json(
             self.path / SUMMARY,
             {
+                "ended_by": last.ended_by,
                 "env_steps": last.env_steps,
                 "updates": last.updates,
                 "wall_time_s": last.wall_time_s,

@@ -160,7 +160,7 @@ class PopulationRun:
             row.episode_return = value
         if report.evaluation is not None:
             row.evaluation_return = report.evaluation["return_mean"]
-        if report.env_steps >= self.runs[number].total_env_steps:
+        if report.ended_by:
             row.status = "done"
         program, place = self._programs[number]
         if place in program.halved:
@@ -178,7 +178,7 @@ class PopulationRun:
         if files is not None:
             files.write(report)
             write_results(files.path, self.rows)
-            if all(row.status != "training" for row in self.rows):
+            if report.ended_by:
                 files.finish(report)
         return report
 
@@ -228,6 +228,8 @@ def together(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Ro
     metrics = {name: mean([report.metrics.get(name) for report in reports]) for name in names}
     returns = [row.episode_return for row in rows if row.episode_return is not None]
     evaluations = [report.evaluation for report in reports if report.evaluation is not None]
+    over = all(row.status != "training" for row in rows)
+    ended_by = [report.ended_by for report in reports if report.ended_by]
     best = max(new, key=lambda number: (rows[number].score is not None, rows[number].score))
     return Report(
         env_steps=sum(row.env_steps for row in rows),
@@ -244,6 +246,7 @@ def together(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Ro
         variables=newest[best].variables,
         checkpoint=newest[best].checkpoint,
         evaluation=_evaluation(evaluations) if len(evaluations) == len(rows) else None,
+        ended_by=max(ended_by, default=None) if over else None,
         members=tuple(reports),
     )
 

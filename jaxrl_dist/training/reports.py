@@ -60,7 +60,7 @@ class Evaluations:
 
     def __init__(self, config: Train, evaluated: int, ending: Ending) -> None:
         """``evaluated``: env steps of the newest report whose evaluation is done or was not due."""
-        self._interval, self._total = config.evaluation_interval, config.total_env_steps
+        self._interval = config.evaluation_interval
         self._at_the_end = config.evaluation_episodes > 0
         self._evaluated, self._ending = evaluated, ending
         self._due = False  # whether the newest report is at the interval
@@ -68,7 +68,7 @@ class Evaluations:
     def on_the_way(self, reports: Iterable[Report], evaluate: Callable[[Report], Report]) -> Iterator[Report]:
         """Evaluates at the interval, before the report is written. Checkpoints store which evaluations are done."""
         for report in reports:
-            before, last = self._evaluated, report.env_steps >= self._total
+            before, last = self._evaluated, report.ended_by is not None
             self._due = passed(self._interval, before, report.env_steps)
             if self._due and not last and not self._ending():
                 try:
@@ -85,7 +85,7 @@ class Evaluations:
     ) -> Iterator[Report]:
         """Evaluates the last report after everything else is saved: an evaluation may take long."""
         for report in reports:
-            if report.env_steps >= self._total and self._at_the_end and self._ending.error is None:
+            if report.ended_by and self._at_the_end and self._ending.error is None:
                 report = evaluate(report)
                 if files is not None:
                     if self._due:
@@ -101,7 +101,7 @@ def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Chec
     return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
 
 
-def writing(reports: Iterable[Report], files: RunFiles, total_env_steps: int) -> Iterator[Report]:
+def writing(reports: Iterable[Report], files: RunFiles) -> Iterator[Report]:
     """Adds each report to the metrics, and writes the trained variables and the summary with the last one.
 
     Raises:
@@ -110,7 +110,7 @@ def writing(reports: Iterable[Report], files: RunFiles, total_env_steps: int) ->
     finished = False
     for report in reports:
         files.write(report)
-        if report.env_steps >= total_env_steps and not finished:  # before the checkpoint, which is larger
+        if report.ended_by and not finished:  # before the checkpoint, which is larger
             finished = True
             files.check_place()
             checkpoint.save_variables(files.path, report.variables())
@@ -149,7 +149,7 @@ def saving(
         return due and not saver.busy() and files.in_place()
 
     for report in reports:
-        ends = report.env_steps >= config.total_env_steps or ending()
+        ends = report.ended_by is not None or ending()
         if report.env_steps != saved and (ends or agree(report.iteration, partial(due, report))):
             if ends:
                 files.check_place()

@@ -18,7 +18,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.job import Job, ended_by, score_of
 from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.run import checkpoint, directories
 from jaxrl_dist.run import files as run_files
@@ -66,10 +66,13 @@ def _resumed(
     run_dir, spec = pathlib.Path(config.run_dir), run.job.source.spec
     shapes, here = _checkpoint_shapes(run.job, config.plan), to_json(config, spec)
     resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, here, about), iteration)
-    done, total = resumed.env_steps, config.total_env_steps
-    over = "total_env_steps" in changes or run_files.finished(run_dir, config.evaluation_episodes)
-    if done >= total and over and not again:
-        raise ConfigError(f"{run_dir} has done {done} env steps of --total-env-steps {total}; name more to go on")
+    done, score = resumed.env_steps, score_of(resumed.progress)
+    field = ended_by(config, done, score)
+    ends = {"total_env_steps", "stop_at_return"}
+    over = not ends.isdisjoint(changes) or run_files.finished(run_dir, config.evaluation_episodes)
+    if field is not None and over and not again:
+        what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
+        raise ConfigError(f"{run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
     hyper = resumed.progress.get("hyper", run.job.hyper)
     return run._replace(config=config, job=run.job._replace(resumed=resumed, hyper=hyper))
 
@@ -89,7 +92,7 @@ def _resumed_population(
       ConfigError: all members are done.
       CheckpointError: the members of a program share no intact checkpoint.
     """
-    rows, runs, total = read_rows(population), list(population.runs), population.config.total_env_steps
+    rows, runs, config = read_rows(population), list(population.runs), population.config
     for group in population.groups:
         folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
         there = {number: checkpoint.progress(folders[number]) for number in group}
@@ -98,11 +101,12 @@ def _resumed_population(
                 directories.remove(folders[number])  # it holds no more than reports of what is lost
                 rows[number] = population.begun[number]
             continue
-        over = {number for number in group if rows[number].status == "diverged" or _over(there[number], total)}
+        over = {number for number in group if rows[number].status == "diverged" or _over(config, there[number])}
         going = [{x["iteration"] for x in there[number]} for number in group if number not in over]
         common = set.intersection(*going) if going else set()
         if going and not common:
-            raise CheckpointError(f"the members of {population.config.run_dir} share no intact checkpoint")
+            alone = f"resume them one by one, such as {folders[group[0]]}"
+            raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
         for number in group:
             at = there[number][0]["iteration"] if number in over else max(common)
             runs[number] = _resumed(runs[number], init_from, changes, iteration=at, again=True)
@@ -113,21 +117,22 @@ def _resumed_population(
             if resumed.progress.get("halved"):
                 row.status = "halved"
             elif row.status != "diverged":
-                ended = number in over and run_files.finished(folders[number], population.config.evaluation_episodes)
+                ended = number in over and run_files.finished(folders[number], config.evaluation_episodes)
                 row.status = "done" if ended else "training"
             if row.status == "training":
                 lock = files.enter_context(run_files.lock(str(folders[number])))
                 runs[number] = runs[number]._replace(file=lock)
     if all(row.status != "training" for row in rows):
-        raise ConfigError(
-            f"all members of {population.config.run_dir} have ended at --total-env-steps {total}; name more to go on"
-        )
+        ends = f"--total-env-steps {config.total_env_steps}"
+        if config.stop_at_return is not None:
+            ends += f" or --stop-at-return {config.stop_at_return}"
+        raise ConfigError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
     return population.resumed(runs, rows, file)
 
 
-def _over(progress: Sequence[Mapping[str, Any]], total_env_steps: int) -> bool:
+def _over(config: Train[Any], progress: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether a member has ended, according to the progress of its checkpoints."""
-    return bool(progress) and (progress[0]["env_steps"] >= total_env_steps or bool(progress[0].get("halved")))
+    return any(x.get("halved") or ended_by(config, x["env_steps"], score_of(x)) for x in progress[:1])
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:

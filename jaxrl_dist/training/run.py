@@ -175,7 +175,7 @@ class Run(NamedTuple):
         reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
         if files and saver:
             done = None if job.resumed is None else job.env_steps
-            reports = writing(reports, files, config.total_env_steps)
+            reports = writing(reports, files)
             reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
         return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)
 

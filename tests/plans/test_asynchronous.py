@@ -531,7 +531,7 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
 
     job = make(num_actors=2, max_lag=0, gather=2)
     fake: Any = type("Pool", (), {"streams": flow.Parallel([samples(0), samples(1)], in_flight=3)})
-    tally = Tally(make(max_lag=0), fake, Store())  # type: ignore[arg-type]
+    tally = Tally(make(max_lag=0), fake, Store(), 1)  # type: ignore[arg-type]
     (found,) = rounds(job, fake, tally)
     assert found[0] is None and found[1] is not None and found[1].version == 3
     assert tally.env_steps == 5 * 7 and tally._dropped == 5

@@ -120,7 +120,7 @@ def test_checkpoints_come_by_steps_and_by_time(
     def a_minute_each() -> Iterator[Report]:
         for env_steps in (20, 40, 60, 80, 100) if saved is None else (100,):
             seconds[0] += 60
-            yield fake_report(env_steps)
+            yield fake_report(env_steps, ended_by="total_env_steps" if env_steps == 100 else None)
 
     anything: Any = (kept.append, saver, FakeFiles(), config, saved, ending(), lambda: seconds[0])
     list(stages.saving(a_minute_each(), *anything))
@@ -158,7 +158,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
                 done += 10
                 if done % 20 == 0 and done < job.total_env_steps and not job.stop():
                     yield fake_report(done)
-            yield fake_report(done)
+            yield fake_report(done, ended_by="total_env_steps" if done >= job.total_env_steps else None)
 
         monkeypatch.setitem(training_run.PLANS, "on_device", training_run.PLANS["on_device"]._replace(run=plan))
         run_dir = tmp_path / "run"

@@ -12,14 +12,16 @@ from typing import Any
 
 import jax
 import numpy as np
+import probes  # noqa: F401  # registers Clock-v0
 import pytest
 
 import jaxrl_dist
 from jaxrl_dist import Train, preset
 from jaxrl_dist.algorithms import ALGORITHMS
+from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import ConfigError, FileWarning
+from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.training.members import members
@@ -196,3 +198,57 @@ def test_eight_devices_train_as_one_does(tmp_path: pathlib.Path) -> None:
         for here, there in zip(one, eight, strict=True):
             for x, y in zip(here, there, strict=True):
                 np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+# --- Stopping at a return -------------------------------------------------------------------------------
+
+
+def test_members_end_with_the_return_that_they_are_to_reach(tmp_path: pathlib.Path) -> None:
+    """The others go on as if nothing had happened, and the population ends with the last; all can be resumed."""
+    *_, last = jaxrl_dist.train(config(tmp_path / "whole", seeds=4))
+    assert last.ended_by == "total_env_steps"
+    whole = [lines(tmp_path / "whole" / "members" / f"{number:03d}") for number in range(4)]
+    best = [max(line["episode/return"] or 0.0 for line in found[:-1]) for found in whole]
+    goal = sorted(best)[1]  # so that one goes on to the end
+    *_, last = jaxrl_dist.train(config(tmp_path / "parts", seeds=4, stop_at_return=goal))
+    ended = []
+    for number, found in enumerate(whole):
+        there = tmp_path / "parts" / "members" / f"{number:03d}"
+        reached = [index for index, line in enumerate(found) if (line["episode/return"] or 0.0) >= goal]
+        assert lines(there) == found[: reached[0] + 1 if reached else None]
+        ended.append(read_json(there / "summary.json")["ended_by"])
+        assert read_json(there / "summary.json")["evaluation"] is not None
+        assert jaxrl_dist.load_policy(there).evaluate(2).returns.shape == (2,)
+    assert sorted(ended)[0] == "stop_at_return" and last.metrics["population/done"] == 4
+    assert read_json(tmp_path / "parts" / "summary.json")["ended_by"] == last.ended_by == max(ended)
+    with pytest.raises(ConfigError, match=r"ended at total_env_steps 600 or stop_at_return .*; name more to go on"):
+        jaxrl_dist.resume(tmp_path / "parts")
+    with pytest.raises(CheckpointError, match="share no intact checkpoint; resume them one by one, such as"):
+        jaxrl_dist.resume(tmp_path / "parts", stop_at_return=1e6)
+    early = tmp_path / "parts" / "members" / f"{ended.index('stop_at_return'):03d}"
+    *_, last = jaxrl_dist.resume(early, stop_at_return=1e6)
+    assert last.ended_by == "total_env_steps"
+    for here, there in zip(lines(early), whole[ended.index("stop_at_return")], strict=True):
+        shown = [name for name in here if here[name] is not None]
+        assert [here[x] for x in shown] == pytest.approx([there[x] for x in shown], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:a2c takes all experience")
+@pytest.mark.parametrize("plan", ["on_device", "synchronous", "asynchronous", "gradients"])
+def test_a_run_ends_with_the_return_that_it_is_to_reach(plan: str, tmp_path: pathlib.Path) -> None:
+    """Every episode of the clock returns 10; the first report comes before one has ended."""
+    sizes: dict[str, Any] = {"num_envs": 4, "rollout_length": 4, "report_interval": 16, "num_devices": 1}
+    asked = Train(A2C(hidden_sizes=(4,)), "Clock-v0", plan=plan, total_env_steps=160, run_dir=str(tmp_path), **sizes)
+    asked = dataclasses.replace(asked, evaluation_episodes=2, stop_at_return=9.5)
+    *before, last = jaxrl_dist.train(asked)
+    assert last.ended_by == "stop_at_return" and last.evaluation is not None and last.env_steps < 80
+    assert before and all(report.ended_by is None for report in before)
+    assert last.metrics["episode/return"] == 10 == last.evaluation["return_mean"]
+    assert read_json(tmp_path / "summary.json")["ended_by"] == "stop_at_return"
+    with pytest.raises(ConfigError, match=r"has reached a mean return of 10, stop_at_return 9.5; name more to go on"):
+        jaxrl_dist.resume(tmp_path)
+    (tmp_path / "summary.json").unlink()  # as if it had been killed before its evaluation
+    (again,) = jaxrl_dist.resume(tmp_path)
+    assert (again.env_steps, again.ended_by, again.evaluation) == (last.env_steps, "stop_at_return", last.evaluation)
+    *_, last = jaxrl_dist.resume(tmp_path, stop_at_return=10.5)
+    assert last.ended_by == "total_env_steps" and last.env_steps >= 160
