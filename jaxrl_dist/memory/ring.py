@@ -242,8 +242,9 @@ def set_priority(memory: Memory, index: Index, priority: jax.Array) -> Memory:
     priorities = _prioritized(memory)
     largest = jnp.maximum(priorities.largest, jnp.max(priority))
     may_start = priorities.table[index.env, index.slot] > 0
-    table = priorities.table.at[index.env, index.slot].set(0.0)
-    table = table.at[index.env, index.slot].max(jnp.where(may_start, priority, 0.0))
+    # Both writes need what was read: if the first did not, XLA would copy the table to read it later.
+    new = jnp.where(may_start, priority, 0.0)
+    table = priorities.table.at[index.env, index.slot].set(new).at[index.env, index.slot].max(new)
     memory = memory._replace(priorities=priorities._replace(table=table, largest=largest))
     return _sum_blocks(memory, index.env, index.slot)
 

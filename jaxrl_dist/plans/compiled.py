@@ -24,19 +24,22 @@ _STATE = meshes.of_members(meshes.STATE)
 _SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [_BATCH])
 
 
-def lower(job: Job) -> Any:
+def lower(job: Job, members: int = 1) -> Any:
     """Lowers the plan's program for the devices of ``job``, which need not be there.
+
+    Args:
+      members: of a population whose hyperparameters are equal.
 
     Returns:
       A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
     """
-    iterate = make_iteration(job, 1)
-    key = jax.eval_shape(lambda: rng.stream(job.seed, Stream.INIT)[None])
+    iterate = make_iteration(job, members)
+    key = jax.eval_shape(lambda: jnp.stack([rng.stream(job.seed, Stream.INIT)] * members))
     init = meshes.over_members(job.learner.init), meshes.over_members(lambda key: start(job)(key, {}))
     state, actor = (jax.eval_shape(begin, key) for begin in init)
     inputs: tuple[Any, ...] = state, actor, (key, key, key), {}
-    since = stack([blank_sums(job, *iterate, *inputs)])
-    return make_program(job, *iterate).lower(state, actor, since, *inputs[2:], np.ones(1, bool), np.int32(1))
+    since = stack([blank_sums(job, *iterate, *inputs)] * members)
+    return make_program(job, *iterate).lower(state, actor, since, *inputs[2:], np.ones(members, bool), np.int32(1))
 
 
 def traces(job: Job) -> bool:

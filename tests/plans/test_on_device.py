@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gymnax.environments import environment, spaces
 from probes import assert_close, learner_of, make_job, make_mesh
@@ -119,11 +120,12 @@ def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, colum
             assert_close(trees, expected, 1e-5)
 
 
-def test_a_replay_memory_is_not_copied() -> None:
-    """Its rollouts are written where it lies: the program needs no room for a second one."""
+@pytest.mark.parametrize("members, priority_exponent", [(1, None), (2, None), (1, 0.6), (2, 0.6)])
+def test_a_replay_memory_is_not_copied(members: int, priority_exponent: float | None) -> None:
+    """Rollouts and priorities are written where it lies: the program needs no room for a second table of them."""
     source = find("CartPole-v1")
-    algorithm = DQN(hidden_sizes=(4,), batch_size=8, replay_capacity=2**18, replay_ratio=0.25).make(source.spec)
+    sizes: dict[str, Any] = {"hidden_sizes": (4,), "batch_size": 8, "replay_capacity": 2**18, "replay_ratio": 1.0}
+    algorithm = DQN(**sizes, priority_exponent=priority_exponent).make(source.spec)
     made = make_job(algorithm, source, num_envs=4, rollout_length=1)
-    memory = jax.eval_shape(made.learner.init, jax.random.key(0)).memory
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory))
-    assert compiled.lower(made).compile().memory_analysis().temp_size_in_bytes < size / 2
+    size = members * made.algorithm.replay.capacity * np.dtype(np.float32).itemsize  # of priorities, or of rewards
+    assert compiled.lower(made, members).compile().memory_analysis().temp_size_in_bytes < size / 2
