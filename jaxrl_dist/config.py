@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 BACKENDS = ("gymnax", "envpool", "gymnasium")
 """Sources of environments; an id without a prefix is looked up in this order."""
 
+LIBRARIES = ("brax", "craftax", "jumanji", "navix", "pgx", "xminigrid")
+"""Further libraries of JAX environments: their ids need the prefix, and each is an extra of this package."""
+
 
 OBJECT = "object"
 """Replaces the module in the name of an environment object from Python, which no name can load."""
@@ -56,14 +59,14 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
     match prefixes:
         case []:
             return None, None, name
-        case [backend] if backend in BACKENDS:
+        case [backend] if backend in (*BACKENDS, *LIBRARIES):
             return backend, None, name
         case [module] if all(part.isidentifier() for part in module.split(".")):
             return None, module, name
         case ["gymnax" | "gymnasium" as backend, module] if all(part.isidentifier() for part in module.split(".")):
             return backend, module, name
-    unknown = f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], BACKENDS)}; "
-    raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID or MODULE:NAME works")
+    unknown = f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], [*BACKENDS, *LIBRARIES])}; "
+    raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME works")
 
 
 class AlgorithmConfig(Protocol):

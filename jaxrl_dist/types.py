@@ -33,7 +33,7 @@ class EnvSpec:
     """The environment's id without the backend's prefix, such as ``CartPole-v1``, ``my_module:make`` or, for an object
     from Python, ``object:MyEnv``."""
     backend: str
-    """``gymnax``, ``envpool`` or ``gymnasium``."""
+    """``gymnax``, ``envpool``, ``gymnasium``, or one of ``config.LIBRARIES``."""
     family: str
     """The environment's group in its backend: ``classic_control``, ``bsuite``, ``minatar``, ``atari``, ``mujoco`` ...;
     presets depend on it."""

@@ -405,7 +405,7 @@ BROKEN = {
     "FailsToClose": "close raises OSError: no window",
     "NoTimeLimitMethod": "it has no method is_truncated",
     "NoParams": "default_params raises KeyError",
-    "TupleActions": "has Tuple actions; Discrete and Box work",
+    "TupleActions": "has Tuple actions; Discrete, MultiDiscrete and Box work",
     "NoState": "reset_env returns a ArrayImpl, not (observation, state)",
     "TextState": "its state holds a str at .time, which is no array",
     "Branches": "step_env under jax.jit raises TracerBoolConversionError",

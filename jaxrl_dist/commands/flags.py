@@ -28,7 +28,8 @@ class Command(Train[Config]):
 
     env: str = ""
     """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5, gymnasium:Ant-v5; without a prefix, gymnax
-    is tried first. Or a Python function that makes a gymnasium.Env or a gymnax-style one, such as my_module:make."""
+    is tried first. Or one of a further library, such as brax:ant. Or a Python function that makes a gymnasium.Env or a
+    gymnax-style one, such as my_module:make."""
     config: str | None = None
     """A run's config.json, or its directory: train with its config, except for the flags that are given."""
     quiet: bool = False

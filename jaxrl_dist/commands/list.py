@@ -1,11 +1,11 @@
-"""``jaxrl-dist list algorithms|envs|plans``: prints the algorithms, environments or plans."""
+"""``jaxrl-dist list algorithms|envs [LIBRARY]|plans``: prints the algorithms, environments or plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config import PLANS
+from jaxrl_dist.config import LIBRARIES, PLANS
 from jaxrl_dist.errors import ConfigError
 
 
@@ -13,12 +13,23 @@ def run(args: Sequence[str]) -> int:
     """Runs ``list KIND``."""
     what = " ".join(args)
     kinds = ("algorithms", "envs", "plans")
+    if what in (f"envs {library}" for library in LIBRARIES):
+        from jaxrl_dist.envs import libraries
+
+        library = args[-1]
+        print("\n".join(f"{library}:{env_id}" for env_id in libraries.load(library).ids()))
+        return 0
     if what not in kinds:
-        raise ConfigError(f"list what? {what!r} is none of {', '.join(kinds)}{did_you_mean(what, kinds)}")
+        raise ConfigError(
+            f"list what? {what!r} is none of {', '.join(kinds)}{did_you_mean(what, kinds)}; envs may be followed by "
+            f"one of {', '.join(LIBRARIES)}"
+        )
     if what == "envs":
+        from jaxrl_dist.envs import libraries
         from jaxrl_dist.envs.source import BACKENDS
 
         lines = [f"{name}:{env_id}" for name, backend in BACKENDS.items() for env_id in backend.ids()]
+        lines += libraries.summary()
         lines.append("MODULE:NAME, such as my_module:make: what makes a gymnasium.Env or a gymnax-style one")
     elif what == "algorithms":
         from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class

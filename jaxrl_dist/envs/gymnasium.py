@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config import BACKENDS
+from jaxrl_dist.config import BACKENDS, LIBRARIES
 from jaxrl_dist.envs import vector
 from jaxrl_dist.envs import worker as env_worker
 from jaxrl_dist.envs.base import Wrappers, awaited, parse_option, space_of
@@ -183,7 +183,7 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, but lacks another module
-        near = did_you_mean(module, BACKENDS)
+        near = did_you_mean(module, [*BACKENDS, *LIBRARIES])
         raise ConfigError(
             f"--env {env_id}: unknown backend {module!r}{near}, and no module of that name can be imported"
         ) from None

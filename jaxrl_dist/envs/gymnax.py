@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh, rng
+from jaxrl_dist.envs import libraries
 from jaxrl_dist.envs.base import (
     UNWRAPPED,
     DeviceEnv,
@@ -81,6 +83,20 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
     return env, params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
 
 
+def from_library(library: str, env_id: str, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
+    """Makes the environment ``env_id`` of a library of ``config.LIBRARIES``, and traces a first step to check it.
+
+    Raises:
+      ConfigError: unknown environment or option, the library is missing, or no policy here supports the spaces.
+      EnvError: the library's code fails in a compiled program.
+    """
+    env = libraries.make(library, env_id, options)
+    with _compiling(f"{library}:{env_id}"):
+        found = from_gymnax(env, env.default_params, env_id, env.family, wrappers, library)
+        _trace(found)
+    return found
+
+
 def _family(env: Any) -> str:
     for kind in type(env).__mro__:  # the user's class may extend one of gymnax's
         match kind.__module__.split("."):
@@ -97,19 +113,31 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
       EnvError: its code fails in a compiled program.
     """
     env, params = made if isinstance(made, tuple) else (made, None)
-    try:
+    with _compiling(f"gymnax:{env_id}"):
         params = env.default_params if params is None else params
         found = from_gymnax(env, params, env_id, _family(env), wrappers)
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
-        action = jax.ShapeDtypeStruct((2, *found.spec.action.shape), found.spec.action.dtype)
-        jax.eval_shape(lambda keys, action: found.step(found.reset(keys)[0], action, keys), keys, action)
+        _trace(found)
         spec = dataclasses.replace(found.spec, masked=masked(env, params, found.spec.action))
+    return found._replace(spec=spec)
+
+
+def _trace(env: DeviceEnv) -> None:
+    """Traces a first step without compiling it."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
+    action = jax.ShapeDtypeStruct((2, *env.spec.action.shape), env.spec.action.dtype)
+    jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, action)
+
+
+@contextlib.contextmanager
+def _compiling(name: str) -> Iterator[None]:
+    """Turns errors of an environment's own code into ``EnvError``."""
+    try:
+        yield
     except ConfigError:
         raise
     except Exception as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise EnvError(f"gymnax:{env_id} cannot run in a compiled program: {line}", traceback.format_exc()) from error
-    return found._replace(spec=spec)
+        raise EnvError(f"{name} cannot run in a compiled program: {line}", traceback.format_exc()) from error
 
 
 def masked(env: Any, params: Any, action: Space) -> bool:
@@ -126,7 +154,9 @@ def masked(env: Any, params: Any, action: Space) -> bool:
     return not names.isdisjoint(MASKS)
 
 
-def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
+def from_gymnax(
+    env: Any, params: Any, env_id: str, family: str, wrappers: Wrappers = UNWRAPPED, backend: str = "gymnax"
+) -> DeviceEnv:
     """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
@@ -138,11 +168,12 @@ def from_gymnax(env: Any, params: Any, env_id: str, family: str, wrappers: Wrapp
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     obs, _ = jax.eval_shape(lambda k: env.reset_env(k, params), key)
-    observation = space(env.observation_space(params), env_id, "observations", obs)
-    action_space = space(env.action_space(params), env_id, "actions")
+    name = f"{backend}:{env_id}"
+    observation = space(env.observation_space(params), name, "observations", obs)
+    action_space = space(env.action_space(params), name, "actions")
     limit = getattr(params, "max_steps_in_episode", None)
     limit = wrappers.limit(None if limit is None else int(limit))
-    spec = EnvSpec(env_id, "gymnax", family, observation, action_space, limit)
+    spec = EnvSpec(env_id, backend, family, observation, action_space, limit)
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
@@ -227,8 +258,12 @@ def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
     return jax.tree.map(choose, x, y)
 
 
-def space(native: Any, env_id: str, what: str, value: Any = None) -> Space:
+def space(native: Any, name: str, what: str, value: Any = None) -> Space:
     """Converts a gymnax space to the form that policies see; dtype and shape of ``value`` override the space's own.
+
+    Args:
+      name: the environment's name, with its backend.
+      what: ``observations`` or ``actions``.
 
     Raises:
       ConfigError: no policy supports this kind of space.
@@ -236,7 +271,7 @@ def space(native: Any, env_id: str, what: str, value: Any = None) -> Space:
     known = plain(native)
     if value is not None and known.kind == "Box":
         known = known._replace(shape=tuple(value.shape), dtype=np.dtype(value.dtype).name)
-    return space_of(known, f"gymnax:{env_id}", what, ("Discrete", "Box"))
+    return space_of(known, name, what, ("Discrete", "MultiDiscrete", "Box"))
 
 
 class HostGymnax:

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_dist import config, rng
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config import OBJECT, env_name, split_env
-from jaxrl_dist.envs import envpool, gymnasium, gymnax, stacks, vector
+from jaxrl_dist.config import LIBRARIES, OBJECT, env_name, split_env
+from jaxrl_dist.envs import envpool, gymnasium, gymnax, libraries, stacks, vector
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
 from jaxrl_dist.envs.native import is_gymnax
 from jaxrl_dist.errors import ConfigError
@@ -89,7 +89,8 @@ def find(
     timeout: float = 120.0,
     wrappers: Wrappers = UNWRAPPED,
 ) -> EnvSource:
-    """Finds an environment by ``[gymnax:|envpool:|gymnasium:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``.
+    """Finds an environment by ``[gymnax:|envpool:|gymnasium:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``, or in one of
+    ``config.LIBRARIES`` by ``LIBRARY:ID``.
 
     Without a prefix, the first of gymnax, EnvPool and Gymnasium that has the id provides it. ``MODULE:NAME`` imports
     and runs code: take it from the user, never from a file. The object that it makes determines the backend. EnvPool's
@@ -148,6 +149,9 @@ def locate(env: str) -> Located:
     if module == OBJECT:
         raise ConfigError(f"--env {env} names an object handed over from Python, which cannot be found by its name")
     backends = [prefix] if prefix else list(BACKENDS)
+    if prefix in LIBRARIES:
+        libraries.check(prefix, env_id)
+        return Located(prefix, env_id)
     if module is not None:
         return Located("gymnasium", f"{module}:{env_id}", prefix)
     backend = next((name for name in backends if env_id in BACKENDS[name].ids()), None)
@@ -171,6 +175,8 @@ def _of_name(
     backend, name, made_by = locate(env)
     if backend == "gymnax":
         return gymnax.make(name, options, wrappers)
+    if backend in LIBRARIES:
+        return gymnax.from_library(backend, name, options, wrappers)
     if backend == "envpool":
         preset = atari_preset or envpool.default_preset(name)
         return envpool.spec(name, envpool.options(name, options, preset, wrappers, training=True), wrappers)

@@ -60,7 +60,8 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
       ConfigError: no environment has this name and these options, or EnvPool provides it.
     """
     from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
-    from jaxrl_dist.envs import gymnasium, gymnax
+    from jaxrl_dist.config import LIBRARIES
+    from jaxrl_dist.envs import gymnasium, gymnax, libraries
     from jaxrl_dist.envs.native import construct
     from jaxrl_dist.envs.source import locate
 
@@ -74,8 +75,11 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
     refused: list[ConfigError] = []
 
     def play() -> None:
+        if backend in LIBRARIES:
+            check_gymnax(found, libraries.make(backend, name, options), f"{backend}:{name}")
+            return
         if backend == "gymnax":
-            check_gymnax(found, gymnax.native(name, options), name)
+            check_gymnax(found, gymnax.native(name, options), f"gymnax:{name}")
             return
         with found.during("importing its module"):
             keywords = gymnasium.options(name, options)
@@ -86,7 +90,7 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
         made = make()
         single = made[0] if isinstance(made, tuple) and len(made) == 2 else made
         if hasattr(single, "reset_env") or hasattr(single, "step_env"):
-            check_gymnax(found, made, name)
+            check_gymnax(found, made, f"gymnax:{name}")
         else:
             check_gymnasium(found, made, make, name)
 

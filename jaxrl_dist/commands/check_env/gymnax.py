@@ -121,14 +121,15 @@ def _an_action(space: Space, key: jax.Array) -> jax.Array:
     if isinstance(space, Box):
         low, high = (np.clip(bound, -1e3, 1e3) for bound in (space.low, space.high))
         return jax.random.uniform(key, space.shape, jnp.float32, low, high).astype(space.dtype)
-    assert isinstance(space, Discrete)
-    return jax.random.randint(key, (), 0, space.n)
+    most = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
+    return jax.random.randint(key, space.shape, 0, most)
 
 
 def _roll(check: Check, env: Any, params: Any, name: str, native: Any, num_envs: int = 4) -> None:
     """Plays a few environments in a compiled loop, as training does."""
 
-    pure = check.call("reset_env under jax.vmap", gymnax.from_gymnax, env, params, name, "other")
+    backend, _, env_id = name.partition(":")
+    pure = check.call("reset_env under jax.vmap", gymnax.from_gymnax, env, params, env_id, "other", backend=backend)
 
     def run(key: jax.Array) -> Any:
         def step(state: PyTree, key: jax.Array) -> tuple[PyTree, Any]:

@@ -1,0 +1,301 @@
+"""Environments of other JAX libraries: what the adapters share, and each library against a loop of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from test_envs import check_contract, random_actions, run_gymnax, unstack
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.config import LIBRARIES
+from jaxrl_dist.envs import libraries
+from jaxrl_dist.envs.base import Wrappers, parse_options
+from jaxrl_dist.envs.libraries import Adapted, Step
+from jaxrl_dist.envs.source import find
+from jaxrl_dist.errors import ConfigError
+
+# --- Without the libraries: a small one in place of brax --------------------------------------------------
+
+
+class Walk:
+    """A library with one environment: the position rises by the action, and 3 ends the task."""
+
+    @staticmethod
+    def ids() -> list[str]:
+        return ["walk"]
+
+    @staticmethod
+    def make(env_id: str, options: Mapping[str, str]) -> Adapted:
+        limit = parse_options(f"brax:{env_id}", options, {"limit": 5})
+
+        def seen(position: jax.Array) -> jax.Array:
+            return jnp.float32(position)[None]
+
+        def reset(key: jax.Array) -> tuple[Any, Any]:
+            assert key.dtype == jnp.uint32, "libraries keep keys in states, and states are saved"
+            position = jax.random.randint(key, (), 0, 2)
+            return seen(position), {"position": position, "key": key}
+
+        def step(key: jax.Array, state: Any, action: jax.Array) -> Step:
+            assert key.dtype == jnp.uint32
+            position = state["position"] + action
+            over, cut = position == 3, position == 4
+            return Step(seen(position), {**state, "position": position}, jnp.float32(action), over, cut)
+
+        box = spaces.Box(-10, 10, (1,), np.float32)
+        return Adapted(reset, step, box, spaces.Discrete(3), "walks", limit.get("limit", 5))
+
+
+@pytest.fixture
+def walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "load", lambda library: Walk)
+
+
+@pytest.mark.usefixtures("walk")
+def test_an_adapted_environment_ends_by_its_task_by_its_own_clock_and_by_the_limit() -> None:
+    env = find("brax:walk", wrappers=Wrappers(time_limit=4)).device()
+    assert (env.spec.backend, env.spec.id, env.spec.family, env.spec.max_episode_steps) == ("brax", "walk", "walks", 4)
+    assert find("brax:walk").spec.max_episode_steps == 5
+    assert find("brax:walk", {"limit": "2"}).spec.max_episode_steps == 2
+    actions = random_actions(env.spec.action, np.random.default_rng(0), 60, 3)
+    _, _, steps = run_gymnax(env, actions, jax.random.split(jax.random.key(1), (60, 3)), jax.random.split(KEY, 3))
+    rows = unstack(steps)
+    check_contract(rows, env.spec, 3)
+    terminated, truncated = (
+        np.stack([getattr(step, name) for step, _ in rows]) for name in ("terminated", "truncated")
+    )
+    obs = np.stack([step.obs[:, 0] for step, _ in rows])
+    assert (obs[terminated] == 3).all() and terminated.any()
+    assert (obs[truncated] == 4).any(), "its own clock"
+    assert (obs[truncated] < 3).any(), "the limit, with the last observation"
+
+
+KEY = jax.random.key(2)
+
+
+@pytest.mark.usefixtures("walk")
+@pytest.mark.parametrize("plan", ["on_device", "asynchronous"])
+def test_a_run_trains_on_a_library_and_its_policy_finds_it_again(plan: str, tmp_path: Any) -> None:
+    fields = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
+    run_dir = str(tmp_path / "run")
+    config = jaxrl_dist.preset(
+        "impala", "brax:walk", plan=plan, hidden_sizes=(8,), evaluation_episodes=2, run_dir=run_dir, **fields
+    )
+    *_, last = jaxrl_dist.train(config)
+    assert last.env_steps >= 256 and last.evaluation is not None and last.evaluation["episodes"] == 2
+    assert jaxrl_dist.load_policy(run_dir).evaluate(episodes=2).summary()["length_mean"] <= 5
+
+
+@pytest.mark.usefixtures("walk")
+def test_check_env_plays_a_library(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "brax:walk"]) == 0
+    assert "brax:walk: no fault found in" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("walk")
+def test_what_a_library_has_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match=re.escape("brax has no such environment (did you mean 'walk'?)")):
+        find("brax:wlak")
+    with pytest.raises(ConfigError, match="brax:walk has no option 'limits'"):
+        find("brax:walk", {"limits": "3"})
+    with pytest.raises(ConfigError, match="did you mean 'brax'"):
+        find("brx:walk")
+
+
+def test_a_missing_library_is_one_line_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(libraries, "installed", lambda library: library == "pgx")
+    for args in (["train", "ppo", "--env", "brax:ant"], ["list", "envs", "brax"], ["check-env", "brax:ant"]):
+        assert cli.main(args) == 2
+        assert capsys.readouterr().err == (
+            "jaxrl-dist: error: brax: needs a package that is not installed: pip install brax\n"
+        )
+    lines = libraries.summary()
+    assert len(lines) == len(LIBRARIES)
+    assert "brax:NAME       pip install brax" in lines
+    assert "pgx:NAME        installed; see: jaxrl-dist list envs pgx" in lines
+
+
+def test_a_library_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Any:
+        raise AttributeError("jax has no attribute 'core_old'")
+
+    monkeypatch.setattr(libraries, "installed", lambda library: True)
+    monkeypatch.setattr(libraries.importlib, "import_module", fail)
+    with pytest.raises(ConfigError, match="brax: cannot be imported: AttributeError: jax has no attribute 'core_old'"):
+        find("brax:ant")
+
+
+def test_grids_of_categories_become_images() -> None:
+    grid = jnp.array([[[0, 2], [1, 0]]], jnp.uint8)
+    image = libraries.one_hot(grid, (2, 3))
+    assert (image.shape, image.dtype) == ((1, 2, 5), bool)
+    np.testing.assert_array_equal(image[0], [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]])
+
+
+# --- Each library against a loop of its own ----------------------------------------------------------------
+
+
+class Loop(NamedTuple):
+    """An environment as its own library steps it."""
+
+    reset: Callable[[jax.Array], tuple[Any, Any]]
+    """``(key) -> (obs, state)``."""
+    step: Callable[[jax.Array, Any, Any, Any], tuple[Any, Any, Any, Any, Any]]
+    """``(key, state, action, number of the step) -> (obs, state, reward, terminated, truncated)``."""
+
+
+def brax_loop(env_id: str, limit: int) -> Loop:
+    from brax import envs
+
+    env = envs.create(env_id, episode_length=limit, auto_reset=False)
+
+    def reset(key: jax.Array) -> Any:
+        state = env.reset(key)
+        return state.obs, state
+
+    def step(key: jax.Array, state: Any, action: Any, number: Any) -> Any:
+        state = env.step(state, action)
+        truncated = state.info["truncation"] > 0
+        return state.obs, state, state.reward, (state.done > 0) & ~truncated, truncated
+
+    return Loop(reset, step)
+
+
+def craftax_loop(env_id: str, limit: int) -> Loop:
+    from craftax.craftax_env import make_craftax_env_from_name
+
+    env = make_craftax_env_from_name(env_id, auto_reset=False)
+    params = env.default_params.replace(max_timesteps=limit)
+
+    def step(key: jax.Array, state: Any, action: Any, number: Any) -> Any:
+        obs, state, reward, done, _ = env.step_env(key, state, action, params)
+        return obs, state, reward, done & (state.player_health <= 0), done & (state.player_health > 0)
+
+    return Loop(lambda key: env.reset_env(key, params), step)
+
+
+def jumanji_loop(env_id: str, limit: int) -> Loop:
+    import jumanji
+
+    env = jumanji.make(env_id, time_limit=limit)
+
+    def reset(key: jax.Array) -> Any:
+        state, timestep = env.reset(key)
+        return timestep.observation.cube, state
+
+    def step(key: jax.Array, state: Any, action: Any, number: Any) -> Any:
+        state, timestep = env.step(state, action)
+        cut = number >= limit  # where the task ends in the last step, nothing of the library says so
+        return timestep.observation.cube, state, timestep.reward, timestep.last() & ~cut, timestep.last() & cut
+
+    return Loop(reset, step)
+
+
+def navix_loop(env_id: str, limit: int) -> Loop:
+    import navix
+
+    env = navix.make(env_id, max_steps=limit)
+    categories = jnp.eye(11, dtype=bool)
+
+    def seen(timestep: Any) -> Any:
+        return jnp.concatenate([categories[timestep.observation[..., i]] for i in range(3)], -1)
+
+    def reset(key: jax.Array) -> Any:
+        timestep = env.reset(key)
+        return seen(timestep), timestep
+
+    def step(key: jax.Array, timestep: Any, action: Any, number: Any) -> Any:
+        timestep = env.step(timestep, action)
+        return seen(timestep), timestep, timestep.reward, timestep.is_termination(), timestep.is_truncation()
+
+    return Loop(reset, step)
+
+
+def xminigrid_loop(env_id: str, limit: int) -> Loop:
+    import xminigrid
+
+    env, params = xminigrid.make(env_id, max_steps=limit)
+
+    def seen(timestep: Any) -> Any:
+        obs = timestep.observation
+        return jnp.concatenate([jnp.eye(13, dtype=bool)[obs[..., 0]], jnp.eye(12, dtype=bool)[obs[..., 1]]], -1)
+
+    def reset(key: jax.Array) -> Any:
+        timestep = env.reset(params, key)
+        return seen(timestep), timestep
+
+    def step(key: jax.Array, timestep: Any, action: Any, number: Any) -> Any:
+        timestep = env.step(params, timestep, action)
+        over, lost = timestep.last(), timestep.discount == 0
+        return seen(timestep), timestep, timestep.reward, over & lost, over & ~lost
+
+    return Loop(reset, step)
+
+
+LOOPS: dict[str, tuple[Callable[[str, int], Loop], str, str, int, str]] = {
+    # library: (loop, id, option of the limit, limit, which ends random actions meet)
+    "brax": (brax_loop, "inverted_pendulum", "episode_length", 6, "both"),
+    "craftax": (craftax_loop, "Craftax-Classic-Symbolic-v1", "max_timesteps", 7, "truncated"),
+    "jumanji": (jumanji_loop, "RubiksCube-partly-scrambled-v0", "time_limit", 6, "truncated"),
+    "navix": (navix_loop, "Navix-Empty-Random-5x5-v0", "max_steps", 30, "both"),
+    "xminigrid": (xminigrid_loop, "MiniGrid-EmptyRandom-5x5", "max_steps", 30, "both"),
+}
+NUM_STEPS, NUM_ENVS = 40, 3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", LOOPS)
+def test_a_library_is_stepped_as_its_own_loop_steps_it(library: str) -> None:
+    needs(library)
+    make, env_id, option, limit, ends = LOOPS[library]
+    env = find(f"{library}:{env_id}", {option: str(limit)}).device()
+    assert env.spec.max_episode_steps == limit
+    actions = random_actions(env.spec.action, np.random.default_rng(0), NUM_STEPS, NUM_ENVS)
+    keys = jax.random.split(jax.random.key(1), (NUM_STEPS, NUM_ENVS))
+    first = jax.random.split(KEY, NUM_ENVS)
+    first_obs, _, steps = run_gymnax(env, actions, keys, first)
+    rows = unstack(steps)
+    check_contract(rows, env.spec, NUM_ENVS)
+    met = {name for name in ("terminated", "truncated") if np.any(getattr(steps[0], name))}
+    assert met == ({"terminated", "truncated"} if ends == "both" else {ends})
+
+    with libraries.theirs():
+        compare(make(env_id, limit), actions, jax.random.key_data(keys), jax.random.key_data(first), first_obs, rows)
+
+
+def compare(loop: Loop, actions: np.ndarray, keys: jax.Array, first: jax.Array, first_obs: Any, rows: Any) -> None:
+    split = jax.vmap(jax.vmap(lambda key: jax.random.split(key)))(keys)
+    loop = Loop(jax.jit(loop.reset), jax.jit(loop.step))
+    for index in range(NUM_ENVS):
+        obs, state = loop.reset(first[index])
+        np.testing.assert_allclose(first_obs[index], obs, rtol=1e-4, atol=1e-5)
+        ended, number = False, 0
+        for t, (step, _) in enumerate(rows):
+            if ended:
+                obs, state = loop.reset(split[t, index, 1])
+                number, expected = 0, (0.0, False, False, False)
+            else:
+                number += 1
+                obs, state, *flags = loop.step(split[t, index, 0], state, actions[t, index], number)
+                expected = (float(flags[0]), bool(flags[1]), bool(flags[2]), True)
+            ended = expected[1] or expected[2]
+            now = jax.tree.map(lambda x: x[index], step)
+            np.testing.assert_allclose(now.obs, obs, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(now.reward, expected[0], rtol=1e-5, atol=1e-6)
+            assert (now.terminated, now.truncated, now.valid) == expected[1:]
+
+
+def needs(library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install {library}")
