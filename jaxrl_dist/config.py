@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
@@ -47,6 +48,16 @@ def env_name(env: Any) -> str:
     if isinstance(env, str):
         return env
     return f"{OBJECT}:{type(env[0] if isinstance(env, tuple) and env else env).__name__}"
+
+
+def named_env(env: Any) -> Any:
+    """Returns ``MODULE:NAME`` of a function or class that its module has under that name, else ``env`` unchanged.
+
+    With the name, processes and resumed runs find it again. Lambdas and functions inside functions have no such name.
+    """
+    module, name = (str(getattr(env, field, "")) for field in ("__module__", "__name__"))
+    found = callable(env) and getattr(sys.modules.get(module), name, None) is env
+    return f"{module}:{name}" if found else env
 
 
 def split_env(env: str) -> tuple[str | None, str | None, str]:
@@ -137,7 +148,8 @@ class Train(Named, Generic[Config]):
     algorithm: Config
     """The algorithm's hyperparameters; in Python also its name or config class, to use its preset."""
     env: Any = ""
-    """Environment: a name, as on the command line, a gymnax-style environment object or a tuple ``(env, params)``."""
+    """Environment: a name, as on the command line, a gymnax-style environment object or a tuple ``(env, params)``, or a
+    function that returns an environment."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment: gymnax parameters, EnvPool configuration or keyword arguments."""
     env_workers: Literal["threads", "processes"] = "threads"

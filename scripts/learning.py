@@ -166,6 +166,7 @@ BARS = (
     Bar("pg-pendulum", "pg", "gymnax:Pendulum-v1", 500_000, -600, 4, 5),
     Bar("impala-pendulum", "impala", "gymnax:Pendulum-v1", 500_000, -300, 4, 5),
     Bar("appo-pendulum", "appo", "gymnax:Pendulum-v1", 500_000, -250, 4, 5),
+    Bar("ppo-brax-pendulum", "ppo", "brax:inverted_pendulum", 300_000, 950, 5, 5, held_out=True),
 )
 
 

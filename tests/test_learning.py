@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 
 import pytest
@@ -17,6 +18,9 @@ LEARNING = runpy.run_path(str(runs.ROOT / "scripts" / "learning.py"))
 @pytest.mark.slow
 @pytest.mark.parametrize("bar", LEARNING["BARS"], ids=lambda bar: bar.name)
 def test_bar(bar):
+    library = bar.env.split(":")[0]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install {library}")
     returns = LEARNING["run_bar"](bar)["returns"]
     assert bar.passed(returns), f"{bar.command()}: {returns} against {bar.threshold}"
 

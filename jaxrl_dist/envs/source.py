@@ -97,7 +97,8 @@ def find(
     Atari environments use the ``baselines`` preset by default.
 
     Args:
-      env: a name, or a gymnax-style environment object; see ``native.is_gymnax``.
+      env: a name, a gymnax-style environment object (see ``native.is_gymnax``) or a function that returns one; of a
+        function with a name, ``config.named_env`` is better, because any process can find it.
       options: ``--env-options``.
       atari_preset: ``baselines`` or ``machado``, for EnvPool's Atari environments.
       workers: step Gymnasium environments in threads or in processes.
@@ -189,15 +190,17 @@ def _of_name(
 
 def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
     name = env_name(env)
-    if not is_gymnax(env):
-        kind = name.removeprefix(f"{OBJECT}:")
-        raise ConfigError(
-            f"env must be a name, or a gymnax-style environment with reset_env and step_env, not a {kind}; to train on "
-            "a gymnasium.Env, name a function that makes it: env='my_module:make', in a notebook env='__main__:make'"
-        )
     if options:
-        raise ConfigError(f"env_options are for environments that are found by name, and {name} is made already")
-    return gymnax.from_object(name, env, wrappers)
+        raise ConfigError(f"env_options are for environments that are found by name, and {name} has none")
+    made = env() if callable(env) and not is_gymnax(env) else env
+    if not is_gymnax(made):
+        kind = type(made).__name__
+        what = f"not a {kind}" if made is env else f"and this function, which no module has by name, returns a {kind}"
+        raise ConfigError(
+            f"env must be a name, or a gymnax-style environment with reset_env and step_env, {what}; to train on a "
+            "gymnasium.Env, pass a function of a module or notebook that makes it: def make() and env=make"
+        )
+    return gymnax.from_object(name, made, wrappers)
 
 
 def _checked(spec: EnvSpec) -> EnvSpec:

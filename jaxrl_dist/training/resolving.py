@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.checks import shown
-from jaxrl_dist.config import RUN_DEFAULTS, Train
+from jaxrl_dist.config import RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.synonyms import hint
 
@@ -36,6 +36,7 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     """
     if not isinstance(config, Train):
         raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
+    config = dataclasses.replace(config, env=named_env(config.env))
     by_name = isinstance(config.algorithm, str | type)
     kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
     if not dataclasses.is_dataclass(kind):

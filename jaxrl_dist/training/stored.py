@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
-from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Train, env_name, split_env
+from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Train, env_name, named_env, split_env
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.values import plain
@@ -67,7 +67,7 @@ def stored_config(
     Raises:
       ConfigError: the config cannot be read, or an object that it needs is not passed.
     """
-    objects = {} if torso is None else {"torso": torso}
+    env, objects = named_env(env), {} if torso is None else {"torso": torso}
     name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
     kind = config_class(name, algorithm)
     own = {field.name: fields.pop(field.name) for field in dataclasses.fields(kind) if field.name in fields}

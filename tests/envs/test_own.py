@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import faulty
 import gymnasium
 import gymnax
 import jax
@@ -20,6 +21,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Discrete
+from jaxrl_dist.training.resolving import resolved
 
 SIZES: dict[str, Any] = {
     "num_envs": 8,
@@ -111,6 +113,28 @@ def test_no_command_takes_the_name_of_an_object(
     assert cli.main(f"evaluate {run} --env CartPole-v1 --episodes 2".split()) == 0
 
 
+def test_a_function_that_a_module_has_is_its_name() -> None:
+    """Of any kind of environment: processes and resumed runs find it again by ``MODULE:NAME``."""
+    for made, name, pure in ((own.cartpole, "own:cartpole", True), (own.Walk, "own:Walk", True)):
+        config, source = resolved(jaxrl_dist.Train("ppo", env=made))
+        assert config.env == f"gymnax:{name}" and source.is_pure == pure
+    config, source = resolved(jaxrl_dist.Train("ppo", env=faulty.make, env_workers="processes"))
+    assert config.env == "gymnasium:faulty:make" and not source.is_pure
+    assert resolved(jaxrl_dist.Train("ppo", env=own.cartpole, env_options={"length": "0.4"}))[0].env_options
+
+
+def test_a_local_function_makes_one_and_is_passed_again(tmp_path: Path) -> None:
+    short = MADE[1].replace(max_steps_in_episode=9)
+    run_dir = tmp_path / "run"
+    config = jaxrl_dist.preset("a2c", lambda: (MADE[0], short), run_dir=str(run_dir), **SIZES)
+    *_, report = jaxrl_dist.train(config)
+    assert report.evaluation is not None and report.evaluation["length_mean"] <= 9
+    with pytest.raises(ConfigError, match="its environment, object:function, was an object handed over from Python"):
+        jaxrl_dist.resume(run_dir, total_env_steps=512)
+    *_, report = jaxrl_dist.resume(run_dir, env=lambda: (MADE[0], short), total_env_steps=512)
+    assert report.env_steps >= 512
+
+
 def test_a_module_makes_one_for_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Which runs inside the compiled program; its options are the function's."""
     run_dir = tmp_path / "run"
@@ -138,11 +162,15 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "a gymnax-style environment with reset_env and step_env, not a int",
     ),
-    "a class": (own.Walk, {}, "not a type; to train on a gymnasium.Env, name a function that makes it"),
+    "a lambda with a Gymnasium environment": (
+        lambda: gymnasium.make("CartPole-v1"),
+        {},
+        "and this function, which no module has by name, returns a TimeLimit; to train on a gymnasium.Env, pass a func",
+    ),
     "a gymnasium.Env": (
         gymnasium.make("CartPole-v1"),
         {},
-        "not a TimeLimit; to train on a gymnasium.Env, name a function that makes it: env='my_module:make'",
+        "not a TimeLimit; to train on a gymnasium.Env, pass a function of a module or notebook that makes it",
     ),
     "options": (own.Walk(), {"env_options": {"a": "1"}}, "env_options are for environments that are found by name"),
     "workers": (
