@@ -42,7 +42,10 @@ SYNONYMS: dict[str, str] = {
     # learning
     "learning_rate": "lr step_size learning_rates lrate q_lr critic_lr vf_lr v_lr",
     "actor_learning_rate learning_rate": "policy_lr actor_lr pi_lr",
-    "anneal_updates": "anneal_lr lr_schedule linear_lr_schedule use_lr_decay lr_decay",
+    "learning_rate_schedule": "anneal_updates anneal_lr lr_schedule linear_lr_schedule use_lr_decay lr_decay",
+    "learning_rate_steps": "anneal_steps lr_decay_steps decay_steps",
+    "optimizer": "optim optimizer_class optimizer_type optimiser",
+    "weight_decay": "l2 l2_reg l2_coef",
     "discount": "gamma discount_factor",
     "gae_lambda trace_lambda q_lambda": "lam lambda lambda_ gae gae_lam",
     "target_rate gae_lambda": "tau polyak soft_update_tau",
@@ -93,14 +96,14 @@ SYNONYMS: dict[str, str] = {
 }
 
 _ACCELERATOR = "training uses every accelerator that JAX finds; {num_devices} N uses fewer, and JAX_PLATFORMS=cpu none"
-_OPTIMIZER = "the optimiser belongs to the algorithm; an algorithm file of yours can replace it"
+_OPTIMIZER = "{optimizer} takes optax's defaults; an algorithm file of yours can name others"
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy"
 _GREEDY = "evaluation is greedy; in Python policy(obs, core, key) samples actions"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo {env} CartPole-v1`"
 INSTEAD: dict[str, str] = {
     # what takes the place of a setting that we do not have
     **dict.fromkeys(("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR),
-    **dict.fromkeys(("optimizer", "optim", "weight_decay", "adam_eps", "optimizer_class"), _OPTIMIZER),
+    **dict.fromkeys(("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER),
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
     **dict.fromkeys(("stochastic", "deterministic", "explore"), _GREEDY),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
@@ -129,7 +132,7 @@ def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str
     if ours := next((field for field in meant if field in known), None):
         return f"; it is {flag(ours)} here"
     if plain in INSTEAD:
-        return "; " + INSTEAD[plain].format(env=flag("env"), num_devices=flag("num_devices"))
+        return "; " + INSTEAD[plain].format(**{name: flag(name) for name in ("env", "num_devices", "optimizer")})
     for field in (plain, *meant):
         if having := others(field):
             called = "" if field == plain else f"it is {flag(field)} here, and "

@@ -235,6 +235,7 @@ class Algorithm:
     with respect to ``variables.params``."""
 
     optimizer: optax.GradientTransformation
+    """Its ``update`` also gets ``env_step``, as in ``Context``, if it takes extra arguments."""
 
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""

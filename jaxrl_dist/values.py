@@ -183,6 +183,9 @@ class Inherits(Named):
     Such a field keeps the type and docstring of the class that declares it.
     """
 
+    def validate(self) -> None:
+        """Raises ``ConfigError`` if a value is out of range; subclasses check their fields and call this."""
+
     def __init_subclass__(cls, **defaults: Any) -> None:
         """Raises ``TypeError`` if there is no such field."""
         super().__init_subclass__()

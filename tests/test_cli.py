@@ -117,7 +117,7 @@ BAD = {
     CARTPOLE + f"--num-envs 1{'0' * 400}": "--num-envs must be >= 1 and <= 1048576, not 1000",
     CARTPOLE + f"--seed 1{'0' * 400}": "--seed must be >= 0 and <= 2147483647, not 1000",
     CARTPOLE + f"--seed {'1' * 5000}": "is no whole number",
-    CARTPOLE + f"--anneal-updates 1{'0' * 400}": "--anneal-updates must be >= 1 and <= 1000000000000000, not 1000",
+    CARTPOLE + f"--learning-rate-steps 1{'0' * 400}": "--learning-rate-steps must be >= 1 and <= 1000000000000000, n",
     CARTPOLE + f"--actor-devices {'1' * 400}": "--actor-devices must be device numbers such as 0,1 or 2-7, not '111",
     CARTPOLE + "--rollout-length 1.5": "--rollout-length: '1.5' is no whole number",
     CARTPOLE + "--total-env-steps inf": "--total-env-steps: 'inf' is no whole number",

@@ -91,7 +91,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a huge number": ({"num_envs": 10**400}, "num_envs must be >= 1 and <= 1048576, not 1000"),
     "a huger number": ({"seed": 10**5000}, "seed must be >= 0 and <= 2147483647, not a number of thousands of dig"),
     "a huge size": ({"hidden_sizes": [10**400]}, "hidden_sizes must be >= 1 and <= 1048576, not 1000"),
-    "a huge count": ({"anneal_updates": 10**400}, "anneal_updates must be >= 1 and <= 1000000000000000, not 1000"),
+    "a huge count": (
+        {"learning_rate_steps": 10**400},
+        "learning_rate_steps must be >= 1 and <= 1000000000000000, not 1000",
+    ),
     "a huge fraction": ({"discount": 10**400}, "discount must be a number, not 1000"),
     "a huge bound": ({"clip_rewards": 10**5000}, "clip_rewards must be text or a number, not a number of thousands"),
     "a huge device": ({"actor_devices": "1" * 5000}, "actor_devices must be device numbers such as 0,1 or 2-7, not"),

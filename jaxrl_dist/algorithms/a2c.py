@@ -7,8 +7,7 @@ from typing import Any
 
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
-from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import optax
+from jaxrl_dist.checks import check_range, check_used
 from jaxrl_dist.types import Algorithm, EnvSpec
 
 
@@ -27,6 +26,8 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
         super().validate()
         check_range(self, "rms_epsilon", above=0)
         check_range(self, "gae_lambda", "rms_decay", low=0, high=1)
+        own = self.optimizer is None
+        check_used(self, "rms_decay", "rms_epsilon", there=own, needed="RMSProp, which --optimizer replaces")
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
@@ -41,7 +42,7 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
             policy=net.policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=self.optimizer(optax.rmsprop, decay=self.rms_decay, eps=self.rms_epsilon),
+            optimizer=self.clipped_optimizer("rmsprop", decay=self.rms_decay, eps=self.rms_epsilon),
             initial_core=net.initial_core,
             window=net.window,
         )

@@ -9,17 +9,16 @@ from typing import Any, NamedTuple
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import NetworkConfig
+from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticConfig(NetworkConfig):
+class ActorCriticConfig(NetworkConfig, OptimizerConfig):
     """Flags of actor-critic learning."""
 
     learning_rate: float = 1e-3
     """Step size of the optimiser."""
-    anneal_updates: int | None = None
-    """Number of updates over which the step size falls linearly to zero; None keeps it constant."""
     discount: float = 0.99
     """Discount factor of future rewards."""
     value_coefficient: float = 0.5
@@ -33,15 +32,12 @@ class ActorCriticConfig(NetworkConfig):
         super().validate()
         check_range(self, "learning_rate", "max_gradient_norm", above=0)
         check_range(self, "discount", low=0, high=1)
-        check_range(self, "anneal_updates", low=1)
         check_range(self, "value_coefficient", "entropy_coefficient", low=0)
 
-    def optimizer(self, method: Callable[..., optax.GradientTransformation], **options: Any) -> Any:
-        """Returns ``method(step_size, **options)`` with the annealed step size, applied to clipped gradients."""
-        step_size = self.learning_rate
-        if self.anneal_updates is not None:
-            step_size = optax.linear_schedule(step_size, 0.0, self.anneal_updates)
-        return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), method(step_size, **options))
+    def clipped_optimizer(self, own: str, **options: Any) -> optax.GradientTransformationExtraArgs:
+        """Returns ``make_optimizer(own, learning_rate, **options)``, applied to clipped gradients."""
+        optimizer = self.make_optimizer(own, self.learning_rate, **options)
+        return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optimizer)
 
 
 class ActorCritic(NamedTuple):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.es import ES, horizon
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import jax, jnp, optax
+from jaxrl_dist.lazy import jax, jnp
 from jaxrl_dist.types import EnvSpec
 
 
 @dataclasses.dataclass(frozen=True)
 class ARS(ES, hidden_sizes=(), learning_rate=0.02, noise_std=0.03, weight_decay=0.0):
     """Augmented random search (Mania et al. 2018): a linear policy that follows the best directions."""
+
+    own_optimizer: ClassVar[str] = "sgd"
 
     top_fraction: float = 0.5
     """Fraction of the directions that an update uses, those with the largest returns (b / N in algorithm 2)."""
@@ -42,6 +44,3 @@ class ARS(ES, hidden_sizes=(), learning_rate=0.02, noise_std=0.03, weight_decay=
         std = jnp.sqrt(jnp.sum(jnp.where(used, jnp.square(fitness - mean), 0.0)) / count)
         difference = (pairs - pairs[:, ::-1]).reshape(-1)
         return difference / jnp.maximum(std, 1e-8), used
-
-    def optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(optax.add_decayed_weights(self.weight_decay), optax.sgd(self.learning_rate))

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, mesh, networks, optax, perturbation, returns, rng
 from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class ES(TorsoConfig):
+class ES(TorsoConfig, OptimizerConfig):
     """Evolution strategies (Salimans et al. 2017): antithetic pairs of perturbed policies, compared by their returns.
 
     Each environment acts with a separate policy, so ``num_envs`` is the population.
     """
 
+    own_optimizer: ClassVar[str] = "adam"
+
     learning_rate: float = 0.01
-    """Step size of Adam (the authors' code, configurations/humanoid.json)."""
+    """Step size of the optimiser (the authors' code, configurations/humanoid.json)."""
     noise_std: float = 0.02
     """Standard deviation of the noise on the parameters (the same)."""
-    weight_decay: float = 0.005
+    weight_decay: float | None = 0.005
     """Multiple of the parameters that is added to the gradient before Adam (the same)."""
 
     def validate(self) -> None:
         super().validate()
         check_range(self, "learning_rate", "noise_std", above=0)
-        check_range(self, "weight_decay", low=0)
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
@@ -42,9 +44,6 @@ class ES(TorsoConfig):
         Equation 1 of the paper with centred ranks in place of the returns (section 2.1).
         """
         return centred_ranks(fitness) / self.noise_std, jnp.ones_like(fitness, bool)
-
-    def optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(optax.add_decayed_weights(self.weight_decay), optax.adam(self.learning_rate))
 
     def make(self, spec: EnvSpec) -> Algorithm:
         head = distributions.policy_head(spec.action)
@@ -95,7 +94,7 @@ class ES(TorsoConfig):
             policy=policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=self.optimizer(),
+            optimizer=self.make_optimizer(self.own_optimizer, self.learning_rate),
             initial_core=initial_core,
             behaviour=behaviour,
             episodic=True,

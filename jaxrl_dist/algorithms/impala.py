@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import jax, jnp, optax, returns
+from jaxrl_dist.lazy import jax, jnp, returns
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, Variables, swap_axes
 
 
@@ -78,7 +78,7 @@ class IMPALA(ActorCriticConfig):
             policy=net.policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=self.optimizer(optax.adam, eps=1e-5),
+            optimizer=self.clipped_optimizer("adam", eps=1e-5),
             initial_core=net.initial_core,
             corrects_lag=self.correction,
         )

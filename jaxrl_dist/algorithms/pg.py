@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
-from jaxrl_dist.lazy import optax
 from jaxrl_dist.types import Algorithm, EnvSpec
 
 
@@ -28,7 +27,7 @@ class PG(ActorCriticConfig, learning_rate=3e-3, entropy_coefficient=0.0):
             policy=net.policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=self.optimizer(optax.adam),
+            optimizer=self.clipped_optimizer("adam"),
             initial_core=net.initial_core,
             window=net.window,
         )

@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCritic, ActorCriticConfig, actor_critic
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import jax, jnp, mesh, optax, returns
+from jaxrl_dist.lazy import jax, jnp, mesh, returns
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
@@ -83,7 +83,7 @@ class PPO(ActorCriticConfig):
             policy=net.policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=self.optimizer(optax.adam, eps=1e-5),
+            optimizer=self.clipped_optimizer("adam", eps=1e-5),
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
             initial_core=net.initial_core,

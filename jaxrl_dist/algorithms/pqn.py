@@ -10,18 +10,19 @@ from jaxrl_dist.algorithms.replayed import num_actions
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns
 from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(TorsoConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
+class PQN(TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
     """Parallelised Q-network (Gallici et al. 2024): Q(lambda) without replay or target network.
 
     Layer normalisation keeps learning stable instead (section 3).
     """
 
     learning_rate: float = 5e-4
-    """Step size of RAdam."""
+    """Step size of the optimiser, RAdam by default."""
     discount: float = 0.99
     """Discount factor of future rewards."""
     q_lambda: float = 0.9
@@ -87,7 +88,9 @@ class PQN(TorsoConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=Tr
             policy=policy,
             postprocess=postprocess,
             loss=loss,
-            optimizer=optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optax.radam(self.learning_rate)),
+            optimizer=optax.chain(
+                packing.clip_by_global_norm(self.max_gradient_norm), self.make_optimizer("radam", self.learning_rate)
+            ),
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
             window=1,

@@ -43,7 +43,8 @@ def value_learner(config: Any, network: Any, adam_epsilon: float) -> dict[str, A
     return {
         "init": lambda key: Variables(network.init(key), ()),
         "optimizer": optax.chain(
-            packing.clip_by_global_norm(config.max_gradient_norm), optax.adam(config.learning_rate, eps=adam_epsilon)
+            packing.clip_by_global_norm(config.max_gradient_norm),
+            config.make_optimizer("adam", config.learning_rate, eps=adam_epsilon),
         ),
         "replay": replay_of(config),
         "target": target,

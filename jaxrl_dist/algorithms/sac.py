@@ -20,9 +20,9 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     """Soft actor-critic with two critics and a learned temperature (Haarnoja et al. 2018)."""
 
     learning_rate: float = 1e-3
-    """Step size of Adam for the critics and the temperature."""
+    """Step size of the optimiser for the critics and the temperature."""
     actor_learning_rate: float = 3e-4
-    """Step size of Adam for the actor."""
+    """Step size of the optimiser for the actor."""
     target_rate: float = 0.005
     """Fraction by which each update moves the target critics towards the critics (table 1)."""
     temperature: float | None = None
@@ -110,7 +110,10 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
             postprocess=postprocess,
             loss=loss,
             optimizer=optax.partition(
-                {"actor": optax.adam(self.actor_learning_rate), "critic": optax.adam(self.learning_rate)},
+                {
+                    "actor": self.make_optimizer("adam", self.actor_learning_rate),
+                    "critic": self.make_optimizer("adam", self.learning_rate),
+                },
                 {"actor": "actor", "critic": "critic", "log_temperature": "critic"},
             ),
             window=self.n_step,

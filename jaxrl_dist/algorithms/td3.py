@@ -18,9 +18,9 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
 
     learning_rate: float = 1e-3
-    """Step size of Adam for the critics (section 6.1)."""
+    """Step size of the optimiser for the critics (section 6.1)."""
     actor_learning_rate: float = 1e-3
-    """Step size of Adam for the actor (section 6.1)."""
+    """Step size of the optimiser for the actor (section 6.1)."""
     target_rate: float = 0.005
     """Fraction by which each actor update moves the targets towards actor and critics (section 6.1)."""
     num_critics: int = 2
@@ -118,9 +118,10 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
             optimizer=optax.partition(
                 {
                     "actor": optax.conditionally_mask(
-                        optax.adam(self.actor_learning_rate), lambda step: (step + 1) % self.actor_period == 0
+                        self.make_optimizer("adam", self.actor_learning_rate),
+                        lambda step: (step + 1) % self.actor_period == 0,
                     ),
-                    "critic": optax.adam(self.learning_rate),
+                    "critic": self.make_optimizer("adam", self.learning_rate),
                 },
                 {"actor": "actor", "critic": "critic"},
             ),

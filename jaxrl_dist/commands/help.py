@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "checkpoints": ("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay", "init_from"),
 }
 """Settings of a run by group; all others are in the group ``run``."""
-ORDER = ("common", "algorithm", "network", "memory", "run", *GROUPS)
+ORDER = ("common", "algorithm", "network", "optimizer", "memory", "run", *GROUPS)
 """The groups of settings, in the order in which help shows them."""
 SHORT = ("common", "algorithm")
 """The groups that ``--help`` shows; ``--help-all`` shows all."""
@@ -112,7 +112,8 @@ def group_of(name: str, kind: type) -> str:
     if owner is None:
         return next((group for group, names in GROUPS.items() if name in names), "run")
     first = next(base for base in reversed(kind.__mro__) if name in vars(base).get("__annotations__", {}))
-    return {"jaxrl_dist.nn.config": "network", "jaxrl_dist.memory.config": "memory"}.get(first.__module__, "algorithm")
+    groups = {"nn.config": "network", "nn.optimizers": "optimizer", "memory.config": "memory"}
+    return groups.get(first.__module__.removeprefix("jaxrl_dist."), "algorithm")
 
 
 def page(kind: Any, prog: str) -> str:

@@ -6,14 +6,15 @@ import dataclasses
 
 from jaxrl_dist.checks import MAX_SIZE, check_range, check_used
 from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.nn.optimizers import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayConfig(TorsoConfig):
+class ReplayConfig(TorsoConfig, OptimizerConfig):
     """Flags of learning from replayed experience."""
 
     learning_rate: float = 1e-3
-    """Step size of Adam."""
+    """Step size of the optimiser, Adam by default."""
     discount: float = 0.99
     """Discount factor of future rewards."""
     batch_size: int = 256

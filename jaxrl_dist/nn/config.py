@@ -31,7 +31,7 @@ class TorsoConfig(Inherits):
     """Arithmetic of all layers but the heads; parameters, losses and optimiser state stay float32."""
 
     def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range."""
+        super().validate()
         check_range(self, "hidden_sizes", low=1, high=MAX_SIZE)
 
 

@@ -139,7 +139,14 @@ def write(path: Path, config: Train[Any]) -> dict[str, Any]:
 
 
 def test_config_json_brings_back_every_value(tmp_path: Path) -> None:
-    ppo = PPO(hidden_sizes=(7, 9), anneal_updates=11, normalize_advantages=False, torso="impala", learning_rate=1 / 3)
+    ppo = PPO(
+        hidden_sizes=(7, 9),
+        learning_rate_schedule="linear",
+        learning_rate_steps=11,
+        normalize_advantages=False,
+        torso="impala",
+        learning_rate=1 / 3,
+    )
     run = {"env_options": {"a": "1", "b": "x=y z"}, "atari_preset": "machado", "plan": "synchronous", "num_devices": 3}
     more = {"normalize_observations": True, "mem_fraction": 0.1, "init_from": "runs/a b", "seed": 5}
     config = dataclasses.replace(CONFIG, algorithm=ppo, env="X", **run, **more)

@@ -82,7 +82,7 @@ CALLS = {
     PPO_ON + "--num-steps 128": "it is --rollout-length here",
     PPO_ON + "--update-epochs 4": "it is --num-epochs here",
     PPO_ON + "--clip-coef 0.2": "it is --clip-epsilon here",
-    PPO_ON + "--no-anneal-lr": "it is --anneal-updates here",
+    PPO_ON + "--no-anneal-lr": "it is --learning-rate-schedule here",
     PPO_ON + "--no-norm-adv": "it is --normalize-advantages here",
     PPO_ON + "--no-cuda": "and JAX_PLATFORMS=cpu none",
     PPO_ON + "--track": "it is --wandb here",
@@ -104,7 +104,7 @@ CALLS = {
     PPO_ON + "--env-frameskip 4": "it is --action-repeat here",
     PPO_ON + "--fcnet-hiddens 64": "it is --hidden-sizes here",
     PPO_ON + "--use-rnn": "it is --core here",
-    PPO_ON + "--optimizer adam": "the optimiser belongs to the algorithm",
+    PPO_ON + "--adam-eps 1e-8": "--optimizer takes optax's defaults; an algorithm file of yours can name others",
     PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` goes on with a run",
     PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, ddpg, td3",
     DQN_ON + "--core gru": "unknown flag --core; only ppo, a2c, pg, impala, appo",
@@ -166,9 +166,12 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "a name": (lambda: jaxrl_dist.train("ppo"), "train takes a config such as Train("),  # type: ignore[arg-type]
     "a gymnasium.Env": (
         lambda: jaxrl_dist.preset("ppo", gymnasium.make("CartPole-v1")),
-        "not a TimeLimit; to train on a gymnasium.Env, name a function that makes it: env='my_module:make'",
+        "not a TimeLimit; to train on a gymnasium.Env, pass a function of a module or notebook that makes it",
     ),
-    "a function": (lambda: jaxrl_dist.preset("ppo", lambda: 3), "not a function; to train on a gymnasium.Env"),
+    "a function": (
+        lambda: jaxrl_dist.preset("ppo", lambda: 3),
+        "which no module has by name, returns a int; to train on a gym",
+    ),
     "no run": (lambda: jaxrl_dist.load_policy("nothing"), "nothing is no run directory: it does not exist"),
     "no run to resume": (lambda: jaxrl_dist.resume("nothing"), "nothing is no run directory: it does not exist"),
     "a plan": (lambda: preset(plan="ondevice"), "plan must be one of on_device, synchronous, asynchronous, gradients"),

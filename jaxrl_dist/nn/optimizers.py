@@ -1,0 +1,104 @@
+"""Flags of the optimiser, which algorithms inherit, and the optimiser that they ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxrl_dist.checks import check_range, check_used
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.values import Inherits
+
+if TYPE_CHECKING:  # ``--help`` reads this file without JAX
+    import jax
+    import optax
+
+DECOUPLED = ("adamw", "lamb", "lion", "muon", "nadamw")
+"""Optimisers that decay the parameters apart from the gradient (Loshchilov and Hutter 2019, algorithm 2)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Inherits):
+    """Flags of the optimiser; ``learning_rate`` is a field of the algorithm, with a default of its own."""
+
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How step sizes change: not at all, or to zero over `--learning-rate-steps`, linearly or as half a cosine wave
+    (Loshchilov and Hutter 2017, equation 5)."""
+    learning_rate_steps: int | None = None
+    """Env steps over which the schedule takes step sizes to zero, where they stay."""
+    optimizer: (
+        Literal[
+            "adabelief",
+            "adagrad",
+            "adam",
+            "adamw",
+            "lamb",
+            "lion",
+            "muon",
+            "nadam",
+            "nadamw",
+            "radam",
+            "rmsprop",
+            "sgd",
+        ]
+        | None
+    ) = None
+    """Optimiser by optax's name, with optax's defaults; None: the algorithm's, with the algorithm's settings."""
+    weight_decay: float | None = None
+    """Multiple of the parameters by which they shrink: apart from the gradient with adamw, lamb, lion, muon and nadamw,
+    added to the gradient with others; None: the optimiser's default, which is 0 for others."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "learning_rate_steps", low=1, high=10**15)
+        check_range(self, "weight_decay", low=0)
+        scheduled = self.learning_rate_schedule != "constant"
+        check_used(self, "learning_rate_steps", there=scheduled, needed="--learning-rate-schedule linear or cosine")
+        if scheduled and self.learning_rate_steps is None:
+            raise ConfigError(
+                f"--learning-rate-schedule {self.learning_rate_schedule} needs --learning-rate-steps, the env steps "
+                "over which step sizes fall to zero"
+            )
+
+    def make_optimizer(
+        self, own: str, learning_rate: float | jax.Array, **options: Any
+    ) -> optax.GradientTransformationExtraArgs:
+        """Returns the optimiser that the flags ask for, by default ``optax.OWN(learning_rate, **options)``.
+
+        Its ``update`` needs the extra argument ``env_step`` where the step size has a schedule.
+
+        Args:
+          own: optax's name of the algorithm's optimiser.
+          learning_rate: the step size at the start, which may be traced.
+          options: of the algorithm's optimiser.
+        """
+        import optax
+
+        name = self.optimizer or own
+        options = options if name == own else {}
+        parts = []
+        if self.weight_decay is not None and name in DECOUPLED:
+            options["weight_decay"] = self.weight_decay
+        elif self.weight_decay is not None:
+            parts.append(optax.add_decayed_weights(self.weight_decay))
+        parts.append(getattr(optax.contrib if name == "muon" else optax, name)(learning_rate, **options))
+        if self.learning_rate_schedule != "constant":
+            parts.append(self._scheduled())
+        return optax.with_extra_args_support(optax.chain(*parts) if len(parts) > 1 else parts[0])
+
+    def _scheduled(self) -> optax.GradientTransformationExtraArgs:
+        """Scales updates by the part of the step size that is left after ``env_step`` env steps."""
+        import jax
+        import jax.numpy as jnp
+        import optax
+
+        assert self.learning_rate_steps is not None, "validate requires it"
+        steps = float(self.learning_rate_steps)
+
+        def update(updates: Any, state: Any, params: Any = None, *, env_step: jax.Array, **extra: Any) -> Any:
+            done = jnp.clip(env_step / steps, 0.0, 1.0)
+            left = 1 - done if self.learning_rate_schedule == "linear" else 0.5 * (1 + jnp.cos(math.pi * done))
+            return jax.tree.map(lambda x: x * left.astype(x.dtype), updates), state
+
+        return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
