@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import optax
 
     from jaxrl_dist import mesh, packing, returns, rng, spaces
-    from jaxrl_dist.nn import distributions, networks, perturbation, torsos
+    from jaxrl_dist.nn import distributions, networks, observations, perturbation, torsos
 else:
 
     class _Module(types.ModuleType):
@@ -27,8 +27,9 @@ else:
     mesh, packing, returns, rng, spaces = (
         _Module(f"jaxrl_dist.{name}") for name in ("mesh", "packing", "returns", "rng", "spaces")
     )
-    distributions, networks, perturbation, torsos = (
-        _Module(f"jaxrl_dist.nn.{name}") for name in ("distributions", "networks", "perturbation", "torsos")
+    distributions, networks, observations, perturbation, torsos = (
+        _Module(f"jaxrl_dist.nn.{name}")
+        for name in ("distributions", "networks", "observations", "perturbation", "torsos")
     )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "mesh",
     "networks",
     "np",
+    "observations",
     "optax",
     "packing",
     "perturbation",

@@ -1,8 +1,12 @@
-"""Spaces of observations and actions."""
+"""Spaces of observations and actions.
+
+A space of named parts is a ``dict`` of spaces. Its values are dicts of arrays: trees, which JAX's functions map over.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -47,11 +51,49 @@ class Box:
     high: np.ndarray
 
 
-Space = Discrete | MultiDiscrete | Box
+Part = Discrete | MultiDiscrete | Box
+"""A space whose values are single arrays."""
+Space = Part | dict[str, "Space"]
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    """Returns the parts of nested dicts by their path, in JAX's order: ``{"camera/left": ..., "speed": ...}``.
+
+    Anything but a dict is a part; on its own, it has the path ``""``.
+    """
+    if not isinstance(tree, dict):
+        return {path: tree}
+    inner = f"{path}/" if path else ""
+    return {key: part for name in sorted(tree) for key, part in leaves(tree[name], inner + name).items()}
+
+
+def paths(tree: Any, path: str = "") -> Any:
+    """Returns nested dicts with each part replaced by its path, as in ``leaves``."""
+    if not isinstance(tree, dict):
+        return path
+    inner = f"{path}/" if path else ""
+    return {name: paths(part, inner + name) for name, part in tree.items()}
+
+
+def zeros(space: Space, num_envs: int) -> Any:
+    """Returns values ``[num_envs, ...]`` of a space, all zero."""
+    if isinstance(space, dict):
+        return {name: zeros(part, num_envs) for name, part in space.items()}
+    return np.zeros((num_envs, *space.shape), space.dtype)
+
+
+def is_image(space: Space) -> bool:
+    """Returns True for arrays of three axes."""
+    return isinstance(space, Box) and len(space.shape) == 3
 
 
 def describe(space: Space) -> str:
-    """Returns a space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``."""
+    """Returns a space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``.
+
+    Of named parts, returns ``{camera: uint8[64, 64, 3], speed: float32[2]}``.
+    """
+    if isinstance(space, dict):
+        return "{" + ", ".join(f"{name}: {describe(part)}" for name, part in space.items()) + "}"
     if isinstance(space, Box):
         return f"{space.dtype}{list(space.shape)}"
     return f"Discrete({space.n})" if isinstance(space, Discrete) else f"MultiDiscrete{tuple(space.nvec)}"

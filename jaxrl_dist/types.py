@@ -44,8 +44,11 @@ class EnvSpec:
     frame_stack: int = 1
     """Frames in an observation, concatenated along the channels of an image or else the first axis, newest last; if
     there are several, host environments return single frames (``frames.Frame``)."""
-    masked: bool = False
-    """Whether the environment reports legal actions, if that is known before it is played; no policy uses them yet."""
+    mask: str | None = None
+    """Part of the observation that says which actions are legal: ``[n]`` bool for ``Discrete(n)``, ``[sum(nvec)]`` for
+    ``MultiDiscrete(nvec)``; with stacked frames, that of the newest comes last. None: all actions are always legal."""
+    unread_mask: str = ""
+    """Why policies cannot use the action masks that the environment seems to have; empty: nothing is wrong."""
 
 
 # --- Experience ---------------------------------------------------------------------------------------
@@ -77,6 +80,20 @@ class Rollout(NamedTuple):
     extras: PyTree  # [T, B, ...]  the policy's other outputs (log_prob, value ...)
     core: PyTree  # [B, ...]     policy state before step 0; () if none
     final_core: PyTree  # [B, ...]     policy state after step T - 1, for the bootstrap
+
+    @property
+    def seen(self) -> PyTree:
+        """The observations ``[T, B, ...]`` that the actions answer."""
+        import jax
+
+        return jax.tree.map(lambda x: x[:-1], self.obs)
+
+    @property
+    def last_obs(self) -> PyTree:
+        """The observations ``[B, ...]`` after the last step."""
+        import jax
+
+        return jax.tree.map(lambda x: x[-1], self.obs)
 
     @property
     def outcomes(self) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -178,20 +195,6 @@ def no_core(num_envs: int) -> PyTree:
     """Returns (), the core of a policy without state."""
     del num_envs
     return ()
-
-
-def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
-    """Returns ``core [B, ...]`` where ``valid [B]`` is True, elsewhere ``initial [B, ...]``.
-
-    An environment resets on the step after its episode's end. That step has ``valid`` False, and its policy still reads
-    the old episode's last observation, so the core that it returns must not reach the new episode.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    return jax.tree.map(
-        lambda x, start: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start), core, initial
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,8 +53,8 @@ class NoActionSpace(Right):
     action_space = None
 
 
-class DictObservations(Right):
-    observation_space = spaces.Dict(x=spaces.Discrete(2))
+class TextObservations(Right):
+    observation_space = spaces.Text(3)
 
 
 class WholeActions(Right):
@@ -377,7 +377,7 @@ BROKEN = {
     "Hangs": "step has not come back within 1 s",
     "NoEnvironment": "is a NoEnvironment, neither a gymnasium.Env nor a gymnax-style environment",
     "NoActionSpace": "its action_space is missing",
-    "DictObservations": "has Dict observations; Discrete, MultiDiscrete, MultiBinary and Box work",
+    "TextObservations": "has Text observations; Discrete, MultiDiscrete, MultiBinary, Box, Dict and Tuple work",
     "WholeActions": "its action_space is a Box of int32; a Box of floats works",
     "NoReset": "reset returns a NoneType, not (observation, info)",
     "OldReset": "reset returns a ndarray, not (observation, info)",
@@ -405,7 +405,7 @@ BROKEN = {
     "FailsToClose": "close raises OSError: no window",
     "NoTimeLimitMethod": "it has no method is_truncated",
     "NoParams": "default_params raises KeyError",
-    "TupleActions": "has Tuple actions; Discrete, MultiDiscrete and Box work",
+    "TupleActions": "has Tuple actions without parts; ",
     "NoState": "reset_env returns a ArrayImpl, not (observation, state)",
     "TextState": "its state holds a str at .time, which is no array",
     "Branches": "step_env under jax.jit raises TracerBoolConversionError",

@@ -169,6 +169,7 @@ def spaced(observation: str = "Box", action: str = "Discrete") -> gymnasium.Env:
         "Dict": spaces.Dict(x=spaces.Discrete(2)),
         "Tuple": spaces.Tuple((spaces.Discrete(2),)),
         "Text": spaces.Text(3),
+        "Words": spaces.Dict(x=spaces.Text(3)),
     }
 
     class Spaced(gymnasium.Env):

@@ -24,10 +24,11 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.ring import Memory
+from jaxrl_dist.nn.cores import reset_core
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.learner import make_learner
-from jaxrl_dist.types import Algorithm, Context, EnvSpec, Learner, PyTree, Rollout, Variables, reset_core
+from jaxrl_dist.types import Algorithm, Context, EnvSpec, Learner, PyTree, Rollout, Variables
 
 # --- Environments -------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ ALLOWED: dict[str, str] = {
     "run": "errors checks config types",
     "training": f"{_GROUND} config mesh packing nn memory envs learners algorithms actors plans run",
     "play": f"{_GROUND} config envs algorithms actors run training",
-    "commands": f"{_GROUND} config envs algorithms actors run plans training play",
+    "commands": f"{_GROUND} config nn envs algorithms actors run plans training play",
     "cli": "errors checks run commands",
 }
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light

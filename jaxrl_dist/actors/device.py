@@ -72,7 +72,7 @@ def make_rollout(
         env_step: jax.Array,
         first: jax.Array | int = 0,
     ) -> tuple[ActorState, Rollout, EpisodeStats]:
-        num_envs = jax.tree.leaves(actor.obs)[0].shape[0]
+        num_envs = len(jax.tree.leaves(actor.obs)[0])
         steps = step_numbers(iteration, rollout_length)
 
         def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollout, EpisodeStats]:
@@ -146,9 +146,10 @@ def find_fault(experience: Rollout) -> jax.Array:
         return jnp.min(jnp.where(wrong, ((step + t) * wrong.shape[1] + env) * 2 + field, NO_FAULT))
 
     found = first(experience.reward, 1, 1)
-    if not jnp.issubdtype(experience.obs.dtype, jnp.floating):
-        return found
-    return jnp.minimum(found, first(experience.obs, 0, 0))
+    for part in jax.tree.leaves(experience.obs):
+        if jnp.issubdtype(part.dtype, jnp.floating):
+            found = jnp.minimum(found, first(part, 0, 0))
+    return found
 
 
 def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int, first: int = 0) -> None:

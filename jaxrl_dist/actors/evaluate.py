@@ -174,7 +174,7 @@ class Evaluator:
                 if stop():
                     return None
                 action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks)
-                step, ended = env.step(np.asarray(action))
+                step, ended = env.step(jax.tree.map(np.asarray, action))
                 if jax.tree.leaves(start):
                     core = self._learn_outcome(self._hyper, core, start, stacks, action, put(step))
                 if watch is not None:
@@ -314,11 +314,13 @@ def _keys(key: jax.Array, step: jax.Array | int, num_envs: int) -> jax.Array:
     return rng.per_index(jax.random.fold_in(key, step), jnp.arange(num_envs, dtype=jnp.int32))
 
 
-def _fault(obs: jax.Array, reward: jax.Array) -> jax.Array:
+def _fault(obs: PyTree, reward: jax.Array) -> jax.Array:
     """Returns the first environment whose observation or reward is not finite, as ``_Played.fault``."""
     rows = jnp.arange(len(reward), dtype=jnp.int32)
-    wrong_obs = ~jnp.isfinite(obs).all(axis=tuple(range(1, obs.ndim)))
-    fault = jnp.min(jnp.where(wrong_obs, 2 * rows, NO_FAULT))
+    fault = jnp.asarray(NO_FAULT)
+    for part in jax.tree.leaves(obs):
+        wrong = ~jnp.isfinite(part).all(axis=tuple(range(1, part.ndim)))
+        fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, 2 * rows, NO_FAULT)))
     return jnp.minimum(fault, jnp.min(jnp.where(jnp.isfinite(reward), NO_FAULT, 2 * rows + 1)))
 
 

@@ -81,7 +81,7 @@ class HostActor:
             state = buffer, self._core, self._stacks
             now = self._initial_core, self._obs, self._outcome, np.int32(t), iteration, env_step, self._first
             buffer, self._core, self._stacks, action = self._programs.act(variables, own, *state, *now)
-            action = np.asarray(action)
+            action = jax.tree.map(np.asarray, action)
             self.stages.mark("acting")
             step, ended = self._env.step(action)
             self.stages.mark("env")
@@ -120,19 +120,22 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
     ``obs`` is the observation as the environment returns it, and ``stacks`` are the stacks without it.
     """
 
+    def size(obs: PyTree) -> int:
+        return len(jax.tree.leaves(obs)[0])
+
     def allocate(
         variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree, iteration: jax.Array, env_step: jax.Array
     ) -> tuple[Rollout, PyTree, PyTree]:
         _, obs = frames.push(stacks, obs)
         own, core = behave(algorithm, variables, core, rollout_context(act_key, iteration, env_step))
-        if num_parts(algorithm, variables, len(obs)) > 1:  # ``choose`` makes them again
+        if num_parts(algorithm, variables, size(obs)) > 1:  # ``choose`` makes them again
             own = ()
         return blank_rollout(algorithm, variables, obs, core, rollout_length), own, core
 
     def choose(
         variables: Variables, own: PyTree, start: PyTree, begun: Context, obs: PyTree, core: PyTree, now: Context
     ) -> Acted:
-        parts = num_parts(algorithm, variables, len(obs))
+        parts = num_parts(algorithm, variables, size(obs))
         if parts == 1:
             return act(algorithm, variables, own, obs, core, now)
 
@@ -156,7 +159,7 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
         core = jax.tree.map(lambda new, old: jnp.where(t > 0, new, old), after, core)
         # At t = 0 this writes the last outcome of the previous rollout to row 0; the next call overwrites it.
         buffer = buffer._replace(
-            obs=buffer.obs.at[t].set(obs),
+            obs=jax.tree.map(lambda xs, x: xs.at[t].set(x), buffer.obs, obs),
             reward=buffer.reward.at[last].set(reward),
             terminated=buffer.terminated.at[last].set(terminated),
             truncated=buffer.truncated.at[last].set(truncated),
@@ -181,7 +184,7 @@ def compile_acting(algorithm: Algorithm, mesh: Mesh, rollout_length: int, act_ke
         stacks, obs = frames.push(stacks, obs)
         buffer, core = record(buffer, core, initial_core, obs, outcome, t)
         step = step_numbers(iteration, rollout_length)[t]
-        keys = rng.per_index(jax.random.fold_in(act_key, step), first + meshes.global_index(obs.shape[0]))
+        keys = rng.per_index(jax.random.fold_in(act_key, step), first + meshes.global_index(size(obs)))
         begun = rollout_context(act_key, iteration, env_step)
         action, core, extras = choose(variables, own, buffer.core, begun, obs, core, Context(keys, env_step))
         action_buffer, extras_buffer = jax.tree.map(

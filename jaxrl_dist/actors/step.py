@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from jaxrl_dist import rng
 from jaxrl_dist.nn import perturbation
-from jaxrl_dist.types import Acted, Algorithm, Context, PyTree, Rollout, Timestep, Variables, reset_core
+from jaxrl_dist.nn.cores import reset_core
+from jaxrl_dist.types import Acted, Algorithm, Context, PyTree, Rollout, Timestep, Variables
 
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:
@@ -74,7 +75,7 @@ def blank_rollout(
     algorithm: Algorithm, variables: Variables, obs: PyTree, core: PyTree, rollout_length: int
 ) -> Rollout:
     """A rollout of zeros, with the shapes and dtypes that acting on ``obs [B, ...]`` will fill."""
-    num_envs = obs.shape[0]
+    num_envs = len(jax.tree.leaves(obs)[0])
     keys = jax.random.split(jax.random.key(0), num_envs)
     action, _, extras = jax.eval_shape(algorithm.policy, variables, obs, core, Context(keys, jnp.zeros(())))
     flags = jnp.zeros((rollout_length, num_envs), bool)
@@ -83,7 +84,7 @@ def blank_rollout(
         return jnp.zeros((rollout_length, *x.shape), x.dtype)
 
     return Rollout(
-        obs=jnp.zeros((rollout_length + 1, *obs.shape), obs.dtype),
+        obs=jax.tree.map(lambda x: jnp.zeros((rollout_length + 1, *x.shape), x.dtype), obs),
         action=jax.tree.map(blank, action),
         reward=flags.astype(jnp.float32),
         terminated=flags,

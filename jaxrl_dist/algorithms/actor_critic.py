@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns, torsos
-from jaxrl_dist.nn.config import NetworkConfig
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
+from jaxrl_dist.nn.config import CriticConfig, NetworkConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticConfig(NetworkConfig, OptimizerConfig):
+class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig):
     """Flags of actor-critic learning."""
 
     learning_rate: float = 1e-3
@@ -60,46 +60,56 @@ class ActorCritic(NamedTuple):
     """``(params, rollout) -> (distribution [T, B], values [T + 1, B])`` under these parameters, not the acting ones."""
 
 
-def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
+def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     """Builds policy and value for an environment: separate torsos for vectors, a shared one for images.
 
     Raises:
       ConfigError: the networks or distributions do not support the spaces.
     """
     head = distributions.policy_head(spec.action)
-    shared = torsos.choose_torso(config.torso, spec.observation) != "mlp"
-    network = networks.actor_critic(config, spec.observation, head.num_outputs, shared, log_std=head.log_std_size)
+    seen, all_seen = observations.seen(spec, config.hidden), observations.seen(spec)
+    network = networks.actor_critic(
+        config,
+        seen,
+        head.num_outputs,
+        shared_torso=torsos.choose_torso(config.torso, seen) != "mlp",
+        log_std=head.log_std_size,
+        critic_sees=all_seen if config.hidden else None,
+    )
     recurrent = config.core != "none"
+
+    def choices(outputs: jax.Array, obs: PyTree) -> distributions.Distribution:
+        return head.distribution(outputs, observations.legal(spec, obs))
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         outputs, value, core = network.step(variables.params, obs, core)
-        distribution = head.distribution(outputs)
+        distribution = choices(outputs, obs)
         action = distribution.mode() if context.keys is None else distribution.sample(context.keys)
         return action, core, {"log_prob": distribution.log_prob(action), "value": value}
 
     def values(variables: Variables, rollout: Rollout) -> jax.Array:
-        _, bootstrap, _ = network.step(variables.params, rollout.obs[-1], rollout.final_core)
+        _, bootstrap, _ = network.step(variables.params, rollout.last_obs, rollout.final_core)
         return jnp.concatenate([rollout.extras["value"], bootstrap[None]])
 
     def examples(rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]:
-        fields |= {"obs": rollout.obs[:-1], "action": rollout.action, "valid": rollout.valid}
+        fields |= {"obs": rollout.seen, "action": rollout.action, "valid": rollout.valid}
         batch: dict[str, Any] = swap_axes(fields)
         if not recurrent:
-            batch = {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items()}
+            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         return {**batch, "core": rollout.core}
 
     def evaluate(params: PyTree, batch: dict[str, PyTree]) -> tuple[distributions.Distribution, jax.Array]:
         if not recurrent:
             outputs, value, _ = network.step(params, batch["obs"], batch["core"])
-            return head.distribution(outputs), value
+            return choices(outputs, batch["obs"]), value
         obs, valid = swap_axes((batch["obs"], batch["valid"]))
         outputs, value, _ = network.unroll(params, obs, batch["core"], valid)
-        return head.distribution(swap_axes(outputs)), swap_axes(value)
+        return choices(swap_axes(outputs), batch["obs"]), swap_axes(value)
 
     def unroll(params: PyTree, rollout: Rollout) -> tuple[distributions.Distribution, jax.Array]:
         valid = jnp.concatenate([rollout.valid, jnp.ones_like(rollout.valid[:1])])
         outputs, values, _ = network.unroll(params, rollout.obs, rollout.core, valid)
-        return head.distribution(outputs[:-1]), values
+        return choices(outputs[:-1], rollout.seen), values
 
     return ActorCritic(
         init=lambda key: Variables(network.init(key), ()),

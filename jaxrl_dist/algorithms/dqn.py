@@ -9,7 +9,7 @@ from jaxrl_dist.algorithms import exploration, presets
 from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
 from jaxrl_dist.checks import check_range, check_used, flag
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, no_core
 
@@ -78,7 +78,7 @@ class DQN(
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
         network = networks.q_network(
-            self, spec.observation, size, num_atoms=self.num_atoms, dueling=self.dueling, noisy=self.noisy
+            self, observations.seen(spec), size, num_atoms=self.num_atoms, dueling=self.dueling, noisy=self.noisy
         )
         atoms = jnp.linspace(self.value_min, self.value_max, self.num_atoms)
 
@@ -91,15 +91,16 @@ class DQN(
         schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+            legal = observations.legal(spec, obs)
             if context.keys is None:
                 q = values(network.apply(variables.params, obs, None))
-                return distributions.EpsilonGreedy(q, 0.0).mode(), core, {}
+                return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core, {}
             noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
             epsilon = core if self.epsilon_ladder else schedule(context.env_step)
             if self.parameter_noise:
                 epsilon = 0.0
-            return distributions.EpsilonGreedy(q, epsilon).sample(act_keys), core, {}
+            return distributions.EpsilonGreedy(q, epsilon, legal).sample(act_keys), core, {}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
             return transitions(rollout, self.discount)
@@ -112,7 +113,8 @@ class DQN(
             bootstrap = network.apply(context.target, batch["next_obs"], noise[1])
             choosing = network.apply(variables.params, batch["next_obs"], noise[2]) if self.double else bootstrap
             q = packing.take_along_last(values(online), batch["action"])
-            best = jnp.argmax(values(choosing), axis=-1)
+            legal = observations.legal(spec, batch["next_obs"])
+            best = jnp.argmax(observations.masked(values(choosing), legal), axis=-1)
             if self.num_atoms == 1:
                 value_target = batch["reward"] + batch["discount"] * packing.take_along_last(values(bootstrap), best)
                 error = jax.lax.stop_gradient(value_target) - q
@@ -142,7 +144,9 @@ class DQN(
 
         def divergence(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
             """That of the values' softmax (Plappert et al. 2018, appendix C.1)."""
-            plain, noisy = (jax.nn.log_softmax(values(network.apply(each, obs, None))) for each in (params, perturbed))
+            legal = observations.legal(spec, obs)
+            both = (observations.masked(values(network.apply(each, obs, None)), legal) for each in (params, perturbed))
+            plain, noisy = map(jax.nn.log_softmax, both)
             return jnp.sum(jnp.exp(plain) * (plain - noisy), axis=-1)
 
         def limit(env_step: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import distributions, jax, jnp, mesh, networks, optax, perturbation, returns, rng
+from jaxrl_dist.lazy import distributions, jax, jnp, mesh, networks, observations, optax, perturbation, returns, rng
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
@@ -47,12 +47,13 @@ class ES(TorsoConfig, OptimizerConfig):
 
     def make(self, spec: EnvSpec) -> Algorithm:
         head = distributions.policy_head(spec.action)
-        network = networks.policy_network(self, spec.observation, head.num_outputs)
+        network = networks.policy_network(self, observations.seen(spec), head.num_outputs)
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             outputs = network.apply(variables.params, obs)
             unused = jnp.zeros((len(outputs), head.log_std_size))  # actions are the distribution's mode
-            return head.distribution(jnp.concatenate([outputs, unused], axis=-1)).mode(), core, {}
+            both = jnp.concatenate([outputs, unused], axis=-1)
+            return head.distribution(both, observations.legal(spec, obs)).mode(), core, {}
 
         def initial_core(num_envs: int) -> dict[str, jax.Array]:
             index = jnp.arange(num_envs, dtype=jnp.int32)

@@ -108,11 +108,12 @@ def parameter_noise(
         std, _ = variables.stats
         plain = acting(variables.params)
 
-        def apart(env: tuple[jax.Array, jax.Array]) -> jax.Array:
+        def apart(env: tuple[jax.Array, PyTree]) -> jax.Array:
             noise, obs = env
-            return distance(plain, perturbed(variables, noise), obs[None])[0]
+            batch = jax.tree.map(lambda x: x[None], obs)
+            return distance(plain, perturbed(variables, noise), batch)[0]
 
-        rows = rollout.core[0]["noise"], rollout.obs[0]
+        rows = rollout.core[0]["noise"], jax.tree.map(lambda x: x[0], rollout.obs)
         at_once = min(perturbation.copies_at_once(plain), len(rows[0]))
         mean = mesh.global_mean(jax.lax.map(apart, rows, batch_size=at_once), rollout.valid[0])
         std = jnp.where(mean > limit(context.env_step), std / ADAPTATION, std * ADAPTATION)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.replayed import num_actions
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
@@ -54,29 +54,32 @@ class PQN(TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="rel
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
-        network = networks.q_network(self, spec.observation, size, num_atoms=1, dueling=False, noisy=False)
+        network = networks.q_network(self, observations.seen(spec), size, num_atoms=1, dueling=False, noisy=False)
         schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
 
-        def values(params: PyTree, obs: jax.Array) -> jax.Array:
+        def values(params: PyTree, obs: PyTree) -> jax.Array:
             return network.apply(params, obs, None)[..., 0]
+
+        def best(q: jax.Array, obs: PyTree) -> jax.Array:
+            return observations.masked(q, observations.legal(spec, obs)).max(axis=-1)
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             q = values(variables.params, obs)
-            greedy = distributions.EpsilonGreedy(q, schedule(context.env_step))
+            greedy = distributions.EpsilonGreedy(q, schedule(context.env_step), observations.legal(spec, obs))
             action = greedy.mode() if context.keys is None else greedy.sample(context.keys)
-            return action, core, {"value": q.max(axis=-1)}
+            return action, core, {"value": best(q, obs)}
 
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
-            bootstrap = values(variables.params, rollout.obs[-1]).max(axis=-1)
-            best = jnp.concatenate([rollout.extras["value"], bootstrap[None]])
-            value_target = returns.lambda_returns(*rollout.outcomes, best, self.discount, self.q_lambda)
+        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
+            bootstrap = best(values(variables.params, rollout.last_obs), rollout.last_obs)
+            estimates = jnp.concatenate([rollout.extras["value"], bootstrap[None]])
+            value_target = returns.lambda_returns(*rollout.outcomes, estimates, self.discount, self.q_lambda)
             fields = {
-                "obs": rollout.obs[:-1],
+                "obs": rollout.seen,
                 "action": rollout.action,
                 "valid": rollout.valid,
                 "value_target": value_target,
             }
-            return {name: x.reshape(-1, *x.shape[2:]) for name, x in swap_axes(fields).items()}
+            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), swap_axes(fields))
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             q = packing.take_along_last(values(variables.params, batch["obs"]), batch["action"])

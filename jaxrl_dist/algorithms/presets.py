@@ -32,13 +32,20 @@ def kind_of(spec: EnvSpec) -> str:
     """Returns the kind of a task, one of ``KINDS``."""
     if spec.family in ("atari", "minatar", "bsuite"):
         return spec.family
-    if not isinstance(spec.observation, spaces.Box):
+    parts = spaces.leaves(spec.observation)
+    seen = [part for path, part in parts.items() if path != spec.mask]
+    if not any(isinstance(part, spaces.Box) for part in seen):
         return "table"
-    if len(spec.observation.shape) == 3:
+    if any(map(spaces.is_image, seen)):
         return "image"
-    suffix = "/continuous" if isinstance(spec.action, spaces.Box) else ""
+    suffix = "/continuous" if continuous(spec) else ""
     kind = spec.family + suffix
     return kind if kind in KINDS else "unknown" + suffix
+
+
+def continuous(spec: EnvSpec) -> bool:
+    """Returns whether all parts of an action are vectors of numbers."""
+    return all(isinstance(part, spaces.Box) for part in spaces.leaves(spec.action).values())
 
 
 def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
@@ -46,7 +53,7 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
 
     Each row overrides the ones before it.
     """
-    names = "any", "continuous" if isinstance(spec.action, spaces.Box) else "discrete", kind_of(spec)
+    names = "any", "continuous" if continuous(spec) else "discrete", kind_of(spec)
     return {flag: value for name in names for flag, value in TABLE[algorithm].get(name, {}).items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_dist.algorithms import exploration, presets
 from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_range
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, packing, returns
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
@@ -72,7 +72,7 @@ class R2D2(
 
     def make(self, spec: EnvSpec) -> Algorithm:
         network = networks.recurrent_q_network(
-            self, spec.observation, num_actions(self, spec), core_size=self.core_size, dueling=self.dueling
+            self, observations.seen(spec), num_actions(self, spec), core_size=self.core_size, dueling=self.dueling
         )
 
         def rescale(values: jax.Array) -> jax.Array:
@@ -88,7 +88,7 @@ class R2D2(
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             before, epsilon = core
             q, after = network.step(variables.params, obs, before)
-            choice = distributions.EpsilonGreedy(q, epsilon)
+            choice = distributions.EpsilonGreedy(q, epsilon, observations.legal(spec, obs))
             action = choice.mode() if context.keys is None else choice.sample(context.keys)
             return action, (after, epsilon), {"core": before}
 
@@ -106,11 +106,13 @@ class R2D2(
                 """``[sequence_length + n_step, N, A]``; each network burns in its own core."""
                 core = batch["core"]
                 if skip:
-                    _, core = network.unroll(params, steps.obs[:skip], core, steps.valid[:skip])
+                    early = jax.tree.map(lambda x: x[:skip], steps.obs)
+                    _, core = network.unroll(params, early, core, steps.valid[:skip])
                 return network.unroll(params, late.obs, jax.lax.stop_gradient(core), valid)[0]
 
             online, bootstrap = q_values(variables.params), q_values(context.target)
-            best = jnp.argmax(online if self.double else bootstrap, axis=-1)
+            choosing = online if self.double else bootstrap
+            best = jnp.argmax(observations.masked(choosing, observations.legal(spec, late.obs)), axis=-1)
             values = unscale(packing.take_along_last(bootstrap, best))
             returned = returns.n_step(*late.outcomes, values, self.discount, self.n_step)
             q = packing.take_along_last(online[:length], late.action[:length])

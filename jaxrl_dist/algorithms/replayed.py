@@ -57,7 +57,7 @@ def copied(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.copy, tree)
 
 
-def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, jax.Array]:
+def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, PyTree]:
     """Converts windows ``[n, N, ...]`` to n-step transitions ``[N, ...]``, cut at the end of the episode.
 
     Returns:
@@ -65,13 +65,17 @@ def transitions(rollout: Rollout, discount: float | jax.Array) -> dict[str, jax.
       ``next_obs`` and ``valid``.
     """
     reward, discount, last = returns.window_return(*rollout.outcomes, discount)
-    rows = (last + 1).reshape(1, -1, *(1,) * (rollout.obs.ndim - 2))
+
+    def successor(obs: jax.Array) -> jax.Array:
+        rows = (last + 1).reshape(1, -1, *(1,) * (obs.ndim - 2))
+        return jnp.take_along_axis(obs, rows, axis=0)[0]
+
     return {
-        "obs": rollout.obs[0],
+        "obs": jax.tree.map(lambda x: x[0], rollout.obs),
         "action": rollout.action[0],
         "reward": reward,
         "discount": discount,
-        "next_obs": jnp.take_along_axis(rollout.obs, rows, axis=0)[0],
+        "next_obs": jax.tree.map(successor, rollout.obs),
         "valid": rollout.valid[0],
     }
 
@@ -83,8 +87,11 @@ def num_actions(config: object, spec: EnvSpec) -> int:
       ConfigError: the environment's actions are not discrete.
     """
     if not isinstance(spec.action, spaces.Discrete):
-        box = isinstance(spec.action, spaces.Box)
-        others = "sac, td3, ddpg and ppo handle vectors of numbers" if box else "ppo handles vectors of integers"
+        others = {
+            spaces.Box: "sac, td3, ddpg and ppo handle vectors of numbers",
+            spaces.MultiDiscrete: "ppo handles vectors of integers",
+            dict: "ppo handles Dict actions",
+        }[type(spec.action)]
         raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} has not; {others}")
     return spec.action.n
 
@@ -107,6 +114,7 @@ class ActionScale(NamedTuple):
             others = {
                 spaces.Discrete: "; dqn, rainbow, pqn, sac and ppo handle discrete ones",
                 spaces.MultiDiscrete: "; ppo handles vectors of integers",
+                dict: "; ppo handles Dict actions",
             }
             hint = others.get(type(space), "")
             raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} has not{hint}")

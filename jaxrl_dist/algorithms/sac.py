@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, optax, spaces
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
 from jaxrl_dist.memory.config import ReplayConfig
+from jaxrl_dist.nn.config import CriticConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
+class SAC(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
     """Soft actor-critic with two critics and a learned temperature (Haarnoja et al. 2018)."""
 
     learning_rate: float = 1e-3
@@ -29,7 +30,7 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
     """Weight of the entropy; None: learned, so that the entropy approaches its target (section 5)."""
     target_entropy: float | None = None
     """Target entropy in nats; None: minus the number of action components, which are scaled to -1 .. 1 (table 1), or
-    0.5 log n for n discrete actions."""
+    0.5 log n for n legal discrete actions."""
 
     def validate(self) -> None:
         super().validate()
@@ -44,8 +45,10 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
 
     def make(self, spec: EnvSpec) -> Algorithm:
         kind = _discrete(self, spec) if isinstance(spec.action, spaces.Discrete) else _continuous(self, spec)
-        actor = networks.policy_network(self, spec.observation, kind.num_outputs)
-        target_entropy = kind.target_entropy if self.target_entropy is None else self.target_entropy
+        actor = networks.policy_network(self, observations.seen(spec, self.hidden), kind.num_outputs)
+
+        def choose(params: PyTree, obs: PyTree) -> jax.Array:
+            return observations.masked(actor.apply(params, obs), observations.legal(spec, obs))
 
         def init(key: jax.Array) -> Variables:
             actor_key, critic_key = jax.random.split(key)
@@ -53,10 +56,10 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
             return Variables(params | {"log_temperature": jnp.log(jnp.float32(self.temperature or 1.0))}, ())
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-            outputs = actor.apply(variables.params["actor"], obs)
+            outputs = choose(variables.params["actor"], obs)
             action = kind.act(outputs, context.keys)
             if context.keys is not None:
-                random = kind.act_randomly(context.keys)
+                random = kind.act_randomly(context.keys, observations.legal(spec, obs))
                 action = jnp.where(context.env_step < self.learning_starts, random, action)
             return action, core, {}
 
@@ -71,7 +74,7 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
                 temperature = jnp.float32(self.temperature)
 
             # Equations 2, 3 and 5, with the smaller of two critics.
-            outputs = actor.apply(frozen["actor"], batch["next_obs"])
+            outputs = choose(frozen["actor"], batch["next_obs"])
             next_q, next_entropy = kind.expect(context.target, batch["next_obs"], outputs, next_keys)
             value_target = batch["reward"] + batch["discount"] * (next_q + temperature * next_entropy)
             q = kind.taken(params["critic"], batch["obs"], batch["action"])
@@ -79,13 +82,13 @@ class SAC(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
             critic_loss = 0.5 * jnp.sum(jnp.square(error), axis=0)
 
             # Equation 7
-            new_q, entropy = kind.expect(
-                frozen["critic"], batch["obs"], actor.apply(params["actor"], batch["obs"]), keys
-            )
+            outputs = choose(params["actor"], batch["obs"])
+            new_q, entropy = kind.expect(frozen["critic"], batch["obs"], outputs, keys)
             actor_loss = -(new_q + temperature * entropy)
 
             # Equation 18 by the logarithm of the temperature, as in the authors' code
-            excess = jax.lax.stop_gradient(entropy) - target_entropy
+            wanted = kind.target_entropy(batch["obs"]) if self.target_entropy is None else self.target_entropy
+            excess = jax.lax.stop_gradient(entropy) - wanted
             temperature_loss = (
                 params["log_temperature"] * excess if self.temperature is None else jnp.zeros_like(excess)
             )
@@ -127,12 +130,13 @@ class _Kind(NamedTuple):
     """The parts that depend on the kind of action; ``outputs`` are the actor's, ``[N, num_outputs]``."""
 
     num_outputs: int
-    target_entropy: float
+    target_entropy: Callable[[PyTree], float | jax.Array]
+    """``(obs) -> nats``, a number or ``[N]``."""
     critic: Any
     act: Callable[..., jax.Array]
     """``(outputs, keys or None) -> action`` in the environment's units."""
-    act_randomly: Callable[[jax.Array], jax.Array]
-    """``(keys) -> action``, uniformly distributed."""
+    act_randomly: Callable[[jax.Array, jax.Array | None], jax.Array]
+    """``(keys, legal) -> action``, uniformly distributed over the legal ones."""
     expect: Callable[..., tuple[jax.Array, jax.Array]]
     """``(critic_params, obs, outputs, keys) -> (q [N], entropy [N])``: the policy's expected value under the
     smaller critic, and its entropy; exact for discrete actions, else estimated from one action."""
@@ -143,7 +147,7 @@ class _Kind(NamedTuple):
 def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
     """Squashes actions by tanh (appendix C) to -1 .. 1, where entropies of all environments are comparable."""
     scale = ActionScale.of(config, spec, "categories or vectors of numbers")
-    critic = networks.critic_network(config, spec.observation, 2, action_size=scale.size)
+    critic = networks.critic_network(config, observations.seen(spec), 2, action_size=scale.size)
 
     def distribution(outputs: jax.Array) -> distributions.TanhNormal:
         mean, raw = jnp.split(outputs, 2, axis=-1)
@@ -162,13 +166,21 @@ def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
     def taken(params: PyTree, obs: jax.Array, action: jax.Array) -> jax.Array:
         return critic.apply(params, obs, scale.from_env(action))
 
-    return _Kind(2 * scale.size, -float(scale.size), critic, act, scale.uniform, expect, taken)
+    def act_randomly(keys: jax.Array, legal: jax.Array | None) -> jax.Array:
+        del legal
+        return scale.uniform(keys)
+
+    def target_entropy(obs: PyTree) -> float:
+        del obs
+        return -float(scale.size)
+
+    return _Kind(2 * scale.size, target_entropy, critic, act, act_randomly, expect, taken)
 
 
 def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
     """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12."""
     size = num_actions(config, spec)
-    critic = networks.critic_network(config, spec.observation, 2, num_actions=size)
+    critic = networks.critic_network(config, observations.seen(spec), 2, num_actions=size)
 
     def act(outputs: jax.Array, keys: jax.Array | None) -> jax.Array:
         return (
@@ -177,8 +189,12 @@ def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
             else distributions.Categorical(outputs).sample(keys)
         )
 
-    def act_randomly(keys: jax.Array) -> jax.Array:
-        return distributions.Categorical(jnp.zeros((len(keys), size))).sample(keys)
+    def act_randomly(keys: jax.Array, legal: jax.Array | None) -> jax.Array:
+        return distributions.Categorical(observations.masked(jnp.zeros((len(keys), size)), legal)).sample(keys)
+
+    def target_entropy(obs: PyTree) -> float | jax.Array:
+        legal = observations.legal(spec, obs)
+        return 0.5 * (math.log(size) if legal is None else jnp.log(jnp.sum(legal, axis=-1)))
 
     def expect(params: PyTree, obs: jax.Array, outputs: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         del keys
@@ -188,4 +204,4 @@ def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
     def taken(params: PyTree, obs: jax.Array, action: jax.Array) -> jax.Array:
         return critic.apply(params, obs)[:, jnp.arange(len(action)), action]
 
-    return _Kind(size, 0.5 * math.log(size), critic, act, act_randomly, expect, taken)
+    return _Kind(size, target_entropy, critic, act, act_randomly, expect, taken)

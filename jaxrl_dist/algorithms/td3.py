@@ -8,13 +8,14 @@ from typing import Any, Literal
 from jaxrl_dist.algorithms import exploration, presets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, replay_of, transitions
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.lazy import jax, jnp, networks, optax
+from jaxrl_dist.lazy import jax, jnp, networks, observations, optax
 from jaxrl_dist.memory.config import ReplayConfig
+from jaxrl_dist.nn.config import CriticConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
+class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
 
     learning_rate: float = 1e-3
@@ -52,8 +53,8 @@ class TD3(ReplayConfig, hidden_sizes=(256, 256), activation="relu", replay_capac
 
     def make(self, spec: EnvSpec) -> Algorithm:
         scale = ActionScale.of(self, spec)
-        actor = networks.policy_network(self, spec.observation, scale.size)
-        critic = networks.critic_network(self, spec.observation, self.num_critics, action_size=scale.size)
+        actor = networks.policy_network(self, observations.seen(spec, self.hidden), scale.size)
+        critic = networks.critic_network(self, observations.seen(spec), self.num_critics, action_size=scale.size)
         correlated = self.noise == "ornstein_uhlenbeck"
 
         def best_action(params: PyTree, obs: jax.Array) -> jax.Array:

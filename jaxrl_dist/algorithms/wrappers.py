@@ -7,7 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxrl_dist import spaces
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import global_sum
 from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
@@ -62,15 +65,18 @@ class RunningStats:
         )
 
 
-def _with_stats(algorithm: Algorithm, shape: tuple[int, ...]) -> Algorithm:
-    """Prepends running statistics of values ``shape`` to ``variables.stats``; the algorithm sees only the rest."""
+def _with_stats(algorithm: Algorithm, shapes: PyTree) -> Algorithm:
+    """Prepends running statistics of values of these shapes to ``variables.stats``; the algorithm sees the rest."""
 
     def inner(variables: Variables) -> Variables:
         return variables._replace(stats=variables.stats[1])
 
+    def zeros() -> PyTree:
+        return jax.tree.map(RunningStats.zeros, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+
     def init(key: jax.Array) -> Variables:
         variables = algorithm.init(key)
-        return variables._replace(stats=(RunningStats.zeros(shape), variables.stats))
+        return variables._replace(stats=(zeros(), variables.stats))
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
         return algorithm.policy(inner(variables), obs, core, context)
@@ -95,18 +101,46 @@ def _with_stats(algorithm: Algorithm, shape: tuple[int, ...]) -> Algorithm:
 
 
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
-    """Shifts and scales float observations to mean 0 and variance 1 by statistics over all devices.
+    """Shifts and scales observations of numbers to mean 0 and variance 1 by statistics over all devices.
+
+    Of named parts, it scales those that are neither categories, nor bytes (images), nor the mask.
 
     Source: OpenAI baselines' ``VecNormalize``; Andrychowicz et al. (2021), section 3.3 (found to matter most).
-    """
-    inner = _with_stats(algorithm, spec.observation.shape)
 
-    def scale(variables: Variables, obs: jax.Array) -> jax.Array:
-        stats = variables.stats[0]
-        scaled = (obs.astype(jnp.float32) - jnp.broadcast_to(stats.mean, obs.shape)) / jnp.broadcast_to(
-            stats.std(), obs.shape
+    Raises:
+      ConfigError: the observations hold nothing of the kind.
+    """
+    scaled_parts = {
+        path: part
+        for path, part in spaces.leaves(spec.observation).items()
+        if isinstance(part, spaces.Box) and part.dtype not in (np.uint8, np.bool_) and path != spec.mask
+    }
+    if not scaled_parts:
+        raise ConfigError(
+            f"--normalize-observations needs observations of numbers; those of {spec.id} are images or categories, "
+            "which the networks scale by themselves"
         )
-        return jnp.clip(scaled, -CLIP, CLIP)
+    if not isinstance(spec.observation, dict):
+        shapes: PyTree = spec.observation.shape
+    else:
+        shapes = {path: part.shape for path, part in scaled_parts.items()}
+    inner = _with_stats(algorithm, shapes)
+
+    def scaled(stats: RunningStats, obs: jax.Array) -> jax.Array:
+        mean, std = (jnp.broadcast_to(x, obs.shape) for x in (stats.mean, stats.std()))
+        return jnp.clip((obs.astype(jnp.float32) - mean) / std, -CLIP, CLIP)
+
+    def scale(variables: Variables, obs: PyTree) -> PyTree:
+        stats = variables.stats[0]
+        if isinstance(stats, RunningStats):
+            return scaled(stats, obs)
+        return jax.tree.map(lambda path, x: scaled(stats[path], x) if path in stats else x, spaces.paths(obs), obs)
+
+    def merged(stats: PyTree, rollout: Rollout) -> PyTree:
+        if isinstance(stats, RunningStats):
+            return stats.merge(rollout.seen, rollout.valid)
+        parts = spaces.leaves(rollout.seen)
+        return {path: own.merge(parts[path], rollout.valid) for path, own in stats.items()}
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
         return inner.policy(variables, scale(variables, obs), core, context)
@@ -115,9 +149,8 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
 
     def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        scaled = rollout._replace(obs=scale(variables, rollout.obs))
-        stats, others = inner.observe(variables, scaled, context)
-        return stats.merge(rollout.obs[:-1], rollout.valid), others
+        stats, others = inner.observe(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
+        return merged(stats, rollout), others
 
     return dataclasses.replace(inner, policy=policy, postprocess=postprocess, observe=observe)
 

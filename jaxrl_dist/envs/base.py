@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.envs.native import PlainSpace
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves
 from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -84,7 +84,7 @@ class HostEnv(Protocol):
     def reset(self) -> PyTree:
         """Starts an episode in each environment and returns the first observations ``[B, ...]``."""
 
-    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+    def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         """Steps all environments; arrays as in ``DeviceEnv.step``.
 
         Raises:
@@ -113,9 +113,11 @@ def space_of(
     space: PlainSpace,
     name: str,
     what: str,
-    kinds: Sequence[str] = ("Discrete", "MultiDiscrete", "MultiBinary", "Box"),
+    kinds: Sequence[str] = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple"),
 ) -> Space:
     """Converts a space to the form that policies see; 64-bit numbers become 32-bit.
+
+    A Tuple becomes a dict with the names "0", "1" and so on.
 
     Args:
       name: the environment's name, with its backend.
@@ -125,12 +127,19 @@ def space_of(
     Raises:
       ConfigError: the space is of another kind.
     """
-    if space.kind not in kinds:
+    if space.kind in kinds and space.parts:
+        return {
+            part: space_of(space.parts[part], name, f"a part {part!r} of its {what} that is", kinds)
+            for part in sorted(space.parts)
+        }
+    if space.kind not in kinds or space.parts == {}:
         others = "wrappers such as FlattenObservation make a Box of others"
         if what == "actions":
             others = "a gymnasium.ActionWrapper can offer one of these instead"
         advice = f", and {others}" if "MultiBinary" in kinds else ""
-        raise ConfigError(f"{name} has {space.kind} {what}; {', '.join(kinds[:-1])} and {kinds[-1]} work{advice}")
+        has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"
+        empty = " without parts" if space.parts == {} else ""
+        raise ConfigError(f"{name} has {has}{empty}; {', '.join(kinds[:-1])} and {kinds[-1]} work{advice}")
     if space.kind == "Discrete":
         return Discrete(space.sizes[0])
     if space.kind != "Box":
@@ -198,13 +207,17 @@ class EpisodeCounter:
         return episodes
 
 
-def checked_action(spec: EnvSpec, action: np.ndarray, step: int) -> np.ndarray:
+def checked_action(spec: EnvSpec, action: PyTree, step: int) -> PyTree:
     """Clips continuous actions ``[B, ...]`` to their bounds; an environment may not check them, or may crash.
 
     Raises:
       ValueError: an action is not finite, or outside a discrete space.
     """
-    space, action = spec.action, np.asarray(action)
+    return jax.tree.map(lambda space, part: _checked_part(spec, space, part, step), spec.action, action)
+
+
+def _checked_part(spec: EnvSpec, space: Part, action: np.ndarray, step: int) -> np.ndarray:
+    action = np.asarray(action)
     if isinstance(space, Box):
         bad = ~np.isfinite(action)
         action = np.clip(action, space.low, space.high)
@@ -219,21 +232,33 @@ def checked_action(spec: EnvSpec, action: np.ndarray, step: int) -> np.ndarray:
     return action
 
 
-def check_finite(spec: EnvSpec, step: int, field: str, values: np.ndarray) -> None:
+def clipped(space: Space, action: PyTree) -> PyTree:
+    """Clips the continuous parts of actions ``[..., *shape]`` to their bounds, in a compiled program."""
+
+    def clip(space: Part, action: jax.Array) -> jax.Array:
+        if not isinstance(space, Box):
+            return action
+        return jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))
+
+    return jax.tree.map(clip, space, action)
+
+
+def check_finite(spec: EnvSpec, step: int, field: str, values: PyTree) -> None:
     """Checks that observations or rewards of host environments are finite; integers always are.
 
     Args:
       step: counted since the environments were made; the first reset counts as step 0.
       field: ``observation`` or ``reward``.
-      values: ``[B, ...]``.
+      values: ``[B, ...]``, or a dict of such parts.
 
     Raises:
       EnvError: a value is NaN or infinity; the message names the first such environment.
     """
-    if values.dtype.kind in "biu" or np.isfinite(values).all():
-        return
-    index = int(np.argwhere(~np.isfinite(values))[0, 0])
-    raise not_finite(spec, index, step, field, values[index])
+    for path, part in leaves(values).items():
+        if part.dtype.kind not in "biu" and not np.isfinite(part).all():
+            index = int(np.argwhere(~np.isfinite(part))[0, 0])
+            shown = f"{path} {part[index]}" if path else part[index]
+            raise not_finite(spec, index, step, field, shown)
 
 
 def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = None) -> EnvError:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.spaces import channels_first
-from jaxrl_dist.types import EnvSpec
+from jaxrl_dist.spaces import channels_first, leaves
+from jaxrl_dist.types import EnvSpec, PyTree
 
 WIDTH, HEIGHT = 300, 200
 """Size in pixels of line drawings."""
@@ -18,8 +18,8 @@ SIDE = 240
 _BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 160, 160)
 
 
-def draw(spec: EnvSpec, state: Any, obs: np.ndarray) -> np.ndarray:
-    """Draws one environment, ``[H, W, 3]`` uint8.
+def draw(spec: EnvSpec, state: Any, obs: PyTree) -> np.ndarray:
+    """Draws one environment, ``[H, W, 3]`` uint8; of an observation with several parts, the first image.
 
     Args:
       state: gymnax's state of the environment.
@@ -32,12 +32,13 @@ def draw(spec: EnvSpec, state: Any, obs: np.ndarray) -> np.ndarray:
         for fields, picture in _PICTURES.items():
             if all(hasattr(state, field) for field in fields):
                 return picture(*(float(getattr(state, field)) for field in fields))
-    if obs.ndim not in (2, 3):
+    images = [part for part in leaves(obs).values() if part.ndim in (2, 3)]
+    if not images:
         raise ConfigError(
             f"{spec.backend}:{spec.id} cannot be drawn: its observations are no images, and of gymnax's environments "
             "only classic control is drawn otherwise"
         )
-    return _image(obs)
+    return _image(images[0])
 
 
 def _image(obs: np.ndarray) -> np.ndarray:

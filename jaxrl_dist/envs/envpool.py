@@ -12,8 +12,10 @@ from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
 
+import jax
 import numpy as np
 
+from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import (
     UNWRAPPED,
     EpisodeCounter,
@@ -25,7 +27,7 @@ from jaxrl_dist.envs.base import (
     parse_options,
     space_of,
 )
-from jaxrl_dist.envs.native import MASKS, plain
+from jaxrl_dist.envs.native import plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory.frames import Frame
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
@@ -105,7 +107,7 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
             raise ConfigError(f"envpool:{env_id} cannot be made on this machine: {error}") from error
     if any(np.any(getattr(space, "start", 0)) for space in spaces):
         raise ConfigError(f"envpool:{env_id} has categories that do not count from 0")
-    kinds = "Discrete", "MultiDiscrete", "Box"
+    kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
     observation, action = (
         space_of(plain(space), f"envpool:{env_id}", what, kinds)
         for space, what in zip(spaces, ("observations", "actions"), strict=True)
@@ -117,8 +119,8 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
     kind = family(env_id)
     frame_stack = native.config.stack_num if kind == "atari" else 1
-    masked = any(key.partition(":")[2] in MASKS for key in native._state_keys)
-    return EnvSpec(env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, masked)
+    unread = masks.of_keys(native._state_keys)
+    return EnvSpec(env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, unread_mask=unread)
 
 
 def options(
@@ -274,14 +276,13 @@ class EnvPool:
             self._worker.stop()
             del self._envs  # EnvPool's own threads end with the last reference
 
-    def _advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def _advance(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps EnvPool once per repeat of the action; environments whose episode has ended wait."""
         obs, reward, terminated, truncated, info = self._envs.step(action)
         if self._action_repeat == 1:
             return obs, reward, terminated, truncated, info
-        obs, reward, terminated, truncated = (
-            x.copy() for x in (obs, reward, terminated, truncated)
-        )  # see _observation
+        both = obs, reward, terminated, truncated
+        obs, reward, terminated, truncated = jax.tree.map(np.copy, both)  # see _observation
         info = {name: x.copy() for name, x in info.items() if isinstance(x, np.ndarray)}
         going = ~self._ended
         for _ in range(self._action_repeat - 1):
@@ -289,15 +290,17 @@ class EnvPool:
             if not going.any():
                 break
             ids = np.flatnonzero(going)
-            obs[ids], more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
+            newest, more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
+            for old, new in zip(jax.tree.leaves(obs), jax.tree.leaves(newest), strict=True):
+                old[ids] = new
             reward[ids] += more
             for name, x in info.items():
                 x[ids] = news[name] + (x[ids] if name == "reward" else 0)  # Atari's unclipped reward adds up
         return obs, reward, terminated, truncated, info
 
-    def _observation(self, obs: np.ndarray, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
+    def _observation(self, obs: PyTree, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
         # Always copy: EnvPool may reuse its buffers while a device still reads them.
-        obs = np.array(obs, dtype=self.spec.observation.dtype)
+        obs = jax.tree.map(lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs)
         check_finite(self.spec, self._steps, "observation", obs)
         if self.spec.frame_stack == 1:
             return obs

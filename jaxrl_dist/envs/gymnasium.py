@@ -15,12 +15,12 @@ import numpy as np
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import BACKENDS, LIBRARIES
-from jaxrl_dist.envs import vector
+from jaxrl_dist.envs import masks, vector
 from jaxrl_dist.envs import worker as env_worker
 from jaxrl_dist.envs.base import Wrappers, awaited, parse_option, space_of
 from jaxrl_dist.envs.native import Description, construct, creator, describe
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box
+from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import EnvSpec
 
 
@@ -70,6 +70,9 @@ def look(
         description = describe(first)
         if description.gymnasium:
             made.append(first)
+            description = description._replace(
+                mask=masks.of_gymnasium(first, description.observation, description.action)
+            )
         return adapt(first) if description.gymnax else description
 
     def close() -> None:
@@ -129,10 +132,14 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
     """
     name = f"gymnasium:{env_id}"
     observation, action = space_of(made.observation, name, "observations"), space_of(made.action, name, "actions")
-    if isinstance(action, Box) and not np.issubdtype(action.dtype, np.floating):
-        raise ConfigError(f"{name} has Box actions of {action.dtype}; a Box of floats works")
+    for part in leaves(action).values():
+        if isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
+            raise ConfigError(f"{name} has Box actions of {part.dtype}; a Box of floats works")
+    observation, mask = masks.with_mask(observation, action, made.mask)
     limit = wrappers.limit(made.time_limit)
-    return EnvSpec(env_id, "gymnasium", made.family, observation, action, limit, masked=made.masked)
+    return EnvSpec(
+        env_id, "gymnasium", made.family, observation, action, limit, mask=mask, unread_mask=made.mask.unread
+    )
 
 
 def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:

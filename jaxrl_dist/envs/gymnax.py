@@ -15,21 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.envs import libraries
+from jaxrl_dist.envs import libraries, masks
 from jaxrl_dist.envs.base import (
     UNWRAPPED,
     DeviceEnv,
     Wrappers,
     check_finite,
     checked_action,
+    clipped,
     outcome,
     parse_options,
     space_of,
 )
 from jaxrl_dist.envs.drawing import draw
-from jaxrl_dist.envs.native import MASKS, plain
+from jaxrl_dist.envs.native import PlainSpace, named, plain, unnamed
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box, Space
+from jaxrl_dist.spaces import Space, zeros
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -117,14 +118,17 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
         params = env.default_params if params is None else params
         found = from_gymnax(env, params, env_id, _family(env), wrappers)
         _trace(found)
-        spec = dataclasses.replace(found.spec, masked=masked(env, params, found.spec.action))
-    return found._replace(spec=spec)
+        if not found.spec.mask and not found.spec.unread_mask:
+            one = jax.tree.map(lambda x: x[0], unnamed(env.action_space(params), zeros(found.spec.action, 1)))
+            late = masks.of_info(env, params, one)
+            found = found._replace(spec=dataclasses.replace(found.spec, unread_mask=late.unread))
+    return found
 
 
 def _trace(env: DeviceEnv) -> None:
     """Traces a first step without compiling it."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
-    action = jax.ShapeDtypeStruct((2, *env.spec.action.shape), env.spec.action.dtype)
+    action = zeros(env.spec.action, 2)
     jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, action)
 
 
@@ -140,20 +144,6 @@ def _compiling(name: str) -> Iterator[None]:
         raise EnvError(f"{name} cannot run in a compiled program: {line}", traceback.format_exc()) from error
 
 
-def masked(env: Any, params: Any, action: Space) -> bool:
-    """Returns True if a gymnax-style environment has an action mask: as a method, in its state or in its info."""
-    names = {name for name in MASKS if hasattr(env, name)}
-
-    def step(key: jax.Array, action: jax.Array) -> None:
-        _, state, _, _, info = env.step_env(key, env.reset_env(key, params)[1], action, params)
-        for path, _ in jax.tree.leaves_with_path((state, info)):
-            names.update(str(getattr(part, "name", getattr(part, "key", ""))) for part in path)
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    jax.eval_shape(step, key, jax.ShapeDtypeStruct(action.shape, action.dtype))
-    return not names.isdisjoint(MASKS)
-
-
 def from_gymnax(
     env: Any, params: Any, env_id: str, family: str, wrappers: Wrappers = UNWRAPPED, backend: str = "gymnax"
 ) -> DeviceEnv:
@@ -167,16 +157,20 @@ def from_gymnax(
       ConfigError: no policy here supports the spaces.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    obs, _ = jax.eval_shape(lambda k: env.reset_env(k, params), key)
+    obs, state = jax.eval_shape(lambda k: env.reset_env(k, params), key)
     name = f"{backend}:{env_id}"
-    observation = space(env.observation_space(params), name, "observations", obs)
-    action_space = space(env.action_space(params), name, "actions")
+    native_obs, native_action = env.observation_space(params), env.action_space(params)
+    observation, action_space = space(native_obs, name, "observations", obs), space(native_action, name, "actions")
+    found = masks.of_gymnax(env, state, plain(native_obs), plain(native_action))
+    observation, mask = masks.with_mask(observation, action_space, found)
+    observe = masks.observer(found, native_obs)
     limit = getattr(params, "max_steps_in_episode", None)
     limit = wrappers.limit(None if limit is None else int(limit))
-    spec = EnvSpec(env_id, backend, family, observation, action_space, limit)
+    spec = EnvSpec(env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread)
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
+        obs = jax.vmap(observe)(obs, state)
         # Some environments start from Python numbers: give every leaf a dtype and a row per environment.
         return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
 
@@ -186,12 +180,11 @@ def from_gymnax(
         return State(state, obs, zeros > 0, zeros, zeros.astype(jnp.int32)), obs
 
     def step_once(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
-        obs, env_state, reward, terminated, _ = env.step_env(key, env_state, action, params)
-        return obs, env_state, jnp.float32(reward), terminated, env.is_truncated(env_state, params)
+        obs, env_state, reward, terminated, _ = env.step_env(key, env_state, unnamed(native_action, action), params)
+        return observe(obs, env_state), env_state, jnp.float32(reward), terminated, env.is_truncated(env_state, params)
 
     def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
-        if isinstance(action_space, Box):
-            action = jnp.clip(action, action_space.low, action_space.high)
+        action = clipped(action_space, action)
         if wrappers.action_repeat == 1:
             return step_once(key, env_state, action)
         keys = jax.random.split(key, wrappers.action_repeat)
@@ -259,7 +252,7 @@ def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
 
 
 def space(native: Any, name: str, what: str, value: Any = None) -> Space:
-    """Converts a gymnax space to the form that policies see; dtype and shape of ``value`` override the space's own.
+    """Converts a gymnax space to the form that policies see; dtypes and shapes of ``value`` override the space's own.
 
     Args:
       name: the environment's name, with its backend.
@@ -268,10 +261,18 @@ def space(native: Any, name: str, what: str, value: Any = None) -> Space:
     Raises:
       ConfigError: no policy supports this kind of space.
     """
+
+    def overridden(known: PlainSpace, value: Any) -> PlainSpace:
+        if known.parts is not None:
+            return known._replace(parts={name: overridden(part, value[name]) for name, part in known.parts.items()})
+        if known.kind != "Box":
+            return known
+        return known._replace(shape=tuple(value.shape), dtype=np.dtype(value.dtype).name)
+
     known = plain(native)
-    if value is not None and known.kind == "Box":
-        known = known._replace(shape=tuple(value.shape), dtype=np.dtype(value.dtype).name)
-    return space_of(known, name, what, ("Discrete", "MultiDiscrete", "Box"))
+    if value is not None:
+        known = overridden(known, named(native, value))
+    return space_of(known, name, what)
 
 
 class HostGymnax:
@@ -293,14 +294,14 @@ class HostGymnax:
         self._key, self._first = key, np.int32(first)
         self._reset, self._step = _programs(env.reset, env.step, num_envs)
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> PyTree:
         self._state, obs = self._reset(self._key, self._first, rng.rollout_step(self._resets))
         self._resets += 1
-        obs = np.array(obs)
+        obs = jax.tree.map(np.array, obs)
         check_finite(self.spec, self._steps, "observation", obs)
         return obs
 
-    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+    def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         action = checked_action(self.spec, action, self._steps)
         self._state, step, episodes = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
         step, episodes = jax.tree.map(np.array, (step, episodes))

@@ -1,6 +1,6 @@
 """Finds, makes and describes the user's environments.
 
-This module imports neither JAX nor the rest of the package, because worker processes import it.
+This module imports no JAX, because worker processes import it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-
-MASKS = (
-    *("action_mask", "action_masks", "legal_actions", "legal_action_mask", "avail_actions"),
-    *("get_action_mask", "get_legal_actions", "get_avail_actions"),
-)
-"""Names under which environments offer action masks: keys of infos, methods, or fields of states."""
-
-
-MASKS_IGNORED = "it says which actions are legal, and action masks are not supported yet: illegal ones will be tried"
 
 
 def creator(env: str) -> tuple[Any, str]:
@@ -58,11 +49,27 @@ class PlainSpace(NamedTuple):
     high: Any = None
     sizes: Any = None
     """Number of values of each component of a discrete space."""
+    parts: Any = None
+    """``PlainSpace`` of each part of a ``Dict`` or ``Tuple``, by name."""
+
+    @classmethod
+    def restored(cls, stored: Any) -> PlainSpace:
+        """Returns the space that JSON has stored as a list."""
+        space = cls(*stored)
+        parts = space.parts and {name: cls.restored(part) for name, part in space.parts.items()}
+        return space._replace(shape=tuple(space.shape), parts=parts)
+
+    @property
+    def num_choices(self) -> int:
+        """Returns the length of an action mask; 0 for actions that are not discrete."""
+        return sum(self.sizes or ())
 
 
 def plain(space: Any) -> PlainSpace:
     """Converts a space; of kinds that no policy supports, keeps only the name."""
     kind = type(space).__name__
+    if (parts := parts_of(space)) is not None:
+        return PlainSpace(kind, parts={name: plain(part) for name, part in parts.items()})
     if kind == "Box":
         return PlainSpace(kind, tuple(space.shape), np.dtype(space.dtype).name, space.low, space.high)
     if kind == "Discrete":
@@ -72,6 +79,61 @@ def plain(space: Any) -> PlainSpace:
     if kind == "MultiBinary":
         return PlainSpace(kind, sizes=[2] * math.prod(space.shape))
     return PlainSpace(kind)
+
+
+def parts_of(space: Any) -> dict[str, Any] | None:
+    """Returns the spaces of the parts of a ``Dict`` or ``Tuple``, by name; None for other spaces."""
+    kind, inner = type(space).__name__, getattr(space, "spaces", None)
+    if kind == "Tuple" and inner is not None:
+        return {str(index): part for index, part in enumerate(inner)}
+    return {str(name): part for name, part in inner.items()} if kind == "Dict" and inner is not None else None
+
+
+def named(space: Any, value: Any) -> Any:
+    """Returns a value of a space as nested dicts: a tuple becomes a dict with the names "0", "1" and so on.
+
+    Raises:
+      ValueError: a part is missing.
+    """
+    parts = parts_of(space)
+    if parts is None:
+        return value
+    if isinstance(value, tuple | list):
+        value = dict(enumerate(value))
+    there = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else {}
+    if missing := [name for name in parts if name not in there]:
+        raise ValueError(f"the observation has no part {missing[0]!r}, which its space has")
+    return {name: named(part, there[name]) for name, part in parts.items()}
+
+
+def named_spaces(space: Any) -> Any:
+    """Returns nested dicts of the spaces of the parts of a ``Dict`` or ``Tuple``; other spaces stay as they are."""
+    parts = parts_of(space)
+    return space if parts is None else {name: named_spaces(part) for name, part in parts.items()}
+
+
+def unnamed(space: Any, value: Any) -> Any:
+    """The inverse of ``named``."""
+    parts = parts_of(space)
+    if parts is None:
+        return value
+    inner = {name: unnamed(part, value[name]) for name, part in parts.items()}
+    if type(space).__name__ == "Tuple":
+        return tuple(inner.values())
+    return {key: inner[str(key)] for key in space.spaces}
+
+
+class Mask(NamedTuple):
+    """Where an environment says which actions are legal."""
+
+    where: str = ""
+    """A ``part`` of its observation, ``info``, a ``method``, or a gymnax-style ``state``; empty: nowhere."""
+    name: str = ""
+    unread: str = ""
+    """Why policies cannot use it; empty: they can."""
+
+
+NO_MASK = Mask()
 
 
 class Description(NamedTuple):
@@ -88,8 +150,8 @@ class Description(NamedTuple):
     family: str = ""
     time_limit: int | None = None
     """In the environment's unrepeated steps."""
-    masked: bool = False
-    """Whether it has a method for action masks."""
+    mask: Mask = NO_MASK
+    """Found by ``masks.of_gymnasium``."""
 
 
 def describe(made: Any) -> Description:
@@ -101,8 +163,7 @@ def describe(made: Any) -> Description:
         return Description(kind, gymnasium=False, gymnax=is_gymnax(made))
     observation, action = (plain(getattr(made, name, None)) for name in ("observation_space", "action_space"))
     limit = made.get_wrapper_attr("_max_episode_steps") if made.has_wrapper_attr("_max_episode_steps") else None
-    masked = any(made.has_wrapper_attr(name) for name in MASKS)
-    return Description(kind, True, False, observation, action, _family(made), limit, masked)
+    return Description(kind, True, False, observation, action, _family(made), limit)
 
 
 def is_gymnax(made: Any) -> bool:

@@ -11,8 +11,9 @@ from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import envpool, gymnasium, gymnax, libraries, stacks, vector
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
-from jaxrl_dist.envs.native import is_gymnax
+from jaxrl_dist.envs.native import NO_MASK, Mask, is_gymnax
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import leaves
 from jaxrl_dist.types import EnvSpec
 
 __all__ = ["BACKENDS", "DeviceEnv", "DrawnEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
@@ -33,6 +34,8 @@ class EnvSource(NamedTuple):
     wrappers: Wrappers = UNWRAPPED
     pure: DeviceEnv | None = None
     """The environment as pure functions with all wrappers; None if it runs on the host only."""
+    mask: Mask = NO_MASK
+    """Where a Gymnasium environment says which actions are legal."""
 
     @property
     def is_pure(self) -> bool:
@@ -72,7 +75,7 @@ class EnvSource(NamedTuple):
         env_id, wrappers = self.spec.id, self.wrappers
         if self.spec.backend == "gymnasium":
             keywords = gymnasium.options(env_id, self.options)
-            how = self.workers, self.timeout, wrappers, training and share.first == 0
+            how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
             env: DrawnEnv = make(stacks.unstacked(self.spec), share.seeds(seed), keywords, *how)
         else:
@@ -111,8 +114,9 @@ def find(
       EnvError: an environment's own code failed.
       TimeoutError: a Gymnasium environment has not answered in time.
     """
+    mask = NO_MASK
     if isinstance(env, str):
-        found = _of_name(env, options, atari_preset, workers, timeout, wrappers)
+        found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
         found = _of_object(env, options, wrappers)
     if wrappers.frame_stack is not None:
@@ -126,7 +130,7 @@ def find(
         atari_preset = atari_preset or envpool.default_preset(spec.id)
     elif atari_preset is not None:
         raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {name} is none")
-    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure)
+    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask)
 
 
 class Located(NamedTuple):
@@ -172,20 +176,23 @@ def _of_name(
     workers: Literal["threads", "processes"],
     timeout: float,
     wrappers: Wrappers,
-) -> EnvSpec | DeviceEnv:
+) -> tuple[EnvSpec | DeviceEnv, Mask]:
     backend, name, made_by = locate(env)
     if backend == "gymnax":
-        return gymnax.make(name, options, wrappers)
+        return gymnax.make(name, options, wrappers), NO_MASK
     if backend in LIBRARIES:
-        return gymnax.from_library(backend, name, options, wrappers)
+        return gymnax.from_library(backend, name, options, wrappers), NO_MASK
     if backend == "envpool":
         preset = atari_preset or envpool.default_preset(name)
-        return envpool.spec(name, envpool.options(name, options, preset, wrappers, training=True), wrappers)
+        keywords = envpool.options(name, options, preset, wrappers, training=True)
+        return envpool.spec(name, keywords, wrappers), NO_MASK
 
     found = gymnasium.look(name, options, timeout, workers, lambda made: gymnax.from_object(name, made, wrappers))
     if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
         raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
-    return found if isinstance(found, DeviceEnv) else gymnasium.spec(name, found, wrappers)
+    if isinstance(found, DeviceEnv):
+        return found, NO_MASK
+    return gymnasium.spec(name, found, wrappers), found.mask
 
 
 def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
@@ -211,6 +218,8 @@ def _checked(spec: EnvSpec) -> EnvSpec:
     """
     if spec.max_episode_steps is not None and spec.max_episode_steps < 1:
         raise ConfigError(f"{spec.backend}:{spec.id}: a time limit of {spec.max_episode_steps} steps; 1 or more works")
-    if any(size < 1 for size in spec.observation.shape):
-        raise ConfigError(f"{spec.backend}:{spec.id}: observations of shape {spec.observation.shape} hold nothing")
+    for path, part in leaves(spec.observation).items():
+        if any(size < 1 for size in part.shape):
+            where = f" at {path}" if path else ""
+            raise ConfigError(f"{spec.backend}:{spec.id}: observations of shape {part.shape}{where} hold nothing")
     return spec

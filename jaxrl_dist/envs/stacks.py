@@ -12,7 +12,7 @@ from jaxrl_dist.envs.base import DeviceEnv, DrawnEnv
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
 from jaxrl_dist.memory.frames import Frame
-from jaxrl_dist.spaces import Box
+from jaxrl_dist.spaces import Box, Part, describe
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -31,31 +31,40 @@ def unstacked(spec: EnvSpec) -> EnvSpec:
     """Returns the spec before ``stacked``."""
     if spec.frame_stack == 1:
         return spec
-    space = spec.observation
-    assert isinstance(space, Box)
-    axis = frames.channel_axis(space.shape)
-    low, high = (np.split(bound, spec.frame_stack, axis)[0] for bound in (space.low, space.high))
-    return dataclasses.replace(spec, observation=Box(low.shape, space.dtype, low, high), frame_stack=1)
+
+    def newest(space: Box) -> Box:
+        axis = frames.channel_axis(space.shape)
+        low, high = (np.split(bound, spec.frame_stack, axis)[0] for bound in (space.low, space.high))
+        return Box(low.shape, space.dtype, low, high)
+
+    return dataclasses.replace(spec, observation=jax.tree.map(newest, spec.observation), frame_stack=1)
 
 
 def _spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
-    space, name = spec.observation, f"{spec.backend}:{spec.id}"
-    if not isinstance(space, Box) or not space.shape:
-        raise ConfigError(f"--frame-stack {frame_stack} needs observations that are arrays of numbers, unlike {name}'s")
-    axis = frames.channel_axis(space.shape)
-    low, high = (np.concatenate([bound] * frame_stack, axis) for bound in (space.low, space.high))
-    if frames.channel_axis(low.shape) != axis:
-        raise ConfigError(
-            f"--frame-stack {frame_stack} makes images of shape {low.shape} of {name}'s {space.shape}, of which nobody "
-            "can say where the channels are; fewer frames work"
-        )
-    return dataclasses.replace(spec, observation=Box(low.shape, space.dtype, low, high), frame_stack=frame_stack)
+    name = f"{spec.backend}:{spec.id}"
+
+    def stack(space: Part) -> Box:
+        if not isinstance(space, Box) or not space.shape:
+            raise ConfigError(
+                f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
+                f"{describe(space)}"
+            )
+        axis = frames.channel_axis(space.shape)
+        low, high = (np.concatenate([bound] * frame_stack, axis) for bound in (space.low, space.high))
+        if frames.channel_axis(low.shape) != axis:
+            raise ConfigError(
+                f"--frame-stack {frame_stack} makes images of shape {low.shape} of {name}'s {space.shape}, of which "
+                "nobody can say where the channels are; fewer frames work"
+            )
+        return Box(low.shape, space.dtype, low, high)
+
+    return dataclasses.replace(spec, observation=jax.tree.map(stack, spec.observation), frame_stack=frame_stack)
 
 
 def _pure(env: DeviceEnv, spec: EnvSpec) -> DeviceEnv:
     def reset(keys: jax.Array) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(keys)
-        stacks, obs = frames.push(frames.blank(spec, len(obs)), Frame(obs, jnp.ones(keys.shape, bool)))
+        stacks, obs = frames.push(frames.blank(spec, len(keys)), Frame(obs, jnp.ones(keys.shape, bool)))
         return (state, stacks), obs
 
     def step(state: PyTree, action: PyTree, keys: jax.Array) -> tuple[PyTree, Timestep, EpisodeStats]:

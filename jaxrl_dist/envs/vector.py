@@ -17,14 +17,15 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_dist.envs import worker as env_worker
 from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, awaited, check_finite, checked_action, outcome
-from jaxrl_dist.envs.native import MASKS_IGNORED, Description, PlainSpace, creator
+from jaxrl_dist.envs.native import NO_MASK, Description, Mask, PlainSpace, creator
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
-from jaxrl_dist.spaces import Box, Discrete
-from jaxrl_dist.types import EnvSpec, EpisodeStats, Timestep
+from jaxrl_dist.spaces import Box, Discrete, leaves, paths
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 START_SECONDS = 60.0
 """Time limit for the start of a worker process on a busy machine; ``timeout`` counts from then on."""
@@ -78,8 +79,8 @@ def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description
         raise EnvError(f"{name} cannot be made: {what['error']}", what["traceback"])
     warn_of_closing(name, closing)
     description = Description(*what)
-    observation, action = (PlainSpace(*space) for space in (description.observation, description.action))
-    return description._replace(observation=observation, action=action)
+    observation, action = map(PlainSpace.restored, (description.observation, description.action))
+    return description._replace(observation=observation, action=action, mask=Mask(*description.mask))
 
 
 def warn_of_closing(name: str, answer: bytes | None) -> None:
@@ -172,7 +173,7 @@ class Gymnasium:
         workers: Literal["threads", "processes"] = "threads",
         timeout: float = 120.0,
         wrappers: Wrappers = UNWRAPPED,
-        warns: bool = False,
+        mask: Mask = NO_MASK,
     ) -> None:
         """Makes the environments.
 
@@ -181,7 +182,7 @@ class Gymnasium:
           options: keyword arguments of the environment.
           timeout: seconds within which each call of an environment must return.
           wrappers: applied here, except ``frame_stack``.
-          warns: whether to warn of action masks in the info of the first reset.
+          mask: where the environment says which actions are legal.
 
         Raises:
           EnvError: an environment cannot be made.
@@ -189,7 +190,7 @@ class Gymnasium:
         """
         self.spec = spec
         self.num_envs = num_envs = len(seeds)
-        self._timeout, self._warns = timeout, warns and not spec.masked
+        self._timeout = timeout
         self._steps = 0
         self._ended = np.zeros(num_envs, bool)
         self._episodes = EpisodeCounter(num_envs)
@@ -204,7 +205,7 @@ class Gymnasium:
             for part in np.array_split(np.arange(num_envs), min(num_envs, cores)):
                 indices = range(int(part[0]), int(part[-1]) + 1)
                 own = [seeds[i] for i in indices]
-                extra = wrappers.action_repeat, wrappers.own_limit
+                extra = wrappers.action_repeat, wrappers.own_limit, NO_MASK if mask.where == "part" else mask
                 task = env_worker.Task(spec.id, options, indices.start, own, fields, *extra)
                 runner = self._thread(task) if workers == "threads" else _process(task._asdict(), descriptor)
                 self._workers.append(_Worker(indices, *runner))
@@ -227,25 +228,26 @@ class Gymnasium:
     def _name(self) -> str:
         return f"{self.spec.backend}:{self.spec.id}"
 
-    def reset(self) -> np.ndarray:
+    def _observations(self) -> PyTree:
+        return jax.tree.map(lambda path: self._records[path].copy(), paths(self.spec.observation, "obs"))
+
+    def reset(self) -> PyTree:
         self._ended[:] = True
         self._advance()
-        if self._warns and self._records["masked"].any():
-            warnings.warn(f"{self._name}: {MASKS_IGNORED}", EnvWarning, stacklevel=2)
-            self._warns = False
         self._ended = np.zeros(self.num_envs, bool)
         self._episodes = EpisodeCounter(self.num_envs)
-        return self._records["obs"].copy()
+        return self._observations()
 
-    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
-        self._records["action"][:] = checked_action(self.spec, action, self._steps)
+    def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
+        for path, part in leaves(checked_action(self.spec, action, self._steps), "action").items():
+            self._records[path][:] = part
         self._advance()
         self._steps += 1
-        obs, reward, *flags = (self._records[name].copy() for name in ("obs", "reward", "terminated", "truncated"))
+        reward, *flags = (self._records[name].copy() for name in ("reward", "terminated", "truncated"))
         valid, terminated, truncated = outcome(self._ended, *flags)
         self._ended = terminated | truncated
         episodes = self._episodes.add(reward, valid, self._ended)
-        return Timestep(obs, reward, terminated, truncated, valid), episodes
+        return Timestep(self._observations(), reward, terminated, truncated, valid), episodes
 
     def render(self, index: int) -> np.ndarray:
         worker = next(worker for worker in self._workers if index in worker.indices)
@@ -334,17 +336,14 @@ class Gymnasium:
         return EnvError(f"{self._name}: {text}")
 
     def _check(self) -> None:
-        """Checks observations and rewards.
-
-        Raises:
-          EnvError: a number is not finite, or an observation is outside a discrete space.
-        """
-        obs, space = self._records["obs"], self.spec.observation
-        check_finite(self.spec, self._steps, "observation", obs)
+        """Raises ``EnvError`` if a number is not finite, or an observation is outside a discrete space."""
         check_finite(self.spec, self._steps, "reward", self._records["reward"])
-        if not isinstance(space, Box):
-            wrong = (obs < 0) | (obs >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec))
-            if wrong.any():
-                index = int(np.argwhere(wrong)[0, 0])
-                where = f"environment {index} at step {self._steps}"
-                raise EnvError(f"{self._name}: {where} gave the observation {obs[index]}, outside {space}")
+        for path, space in leaves(self.spec.observation, "obs").items():
+            obs, part = self._records[path], path.removeprefix("obs").removeprefix("/")
+            check_finite(self.spec, self._steps, "observation", {part: obs} if part else obs)
+            if isinstance(space, Box):
+                continue
+            wrong = np.argwhere((obs < 0) | (obs >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec)))
+            if len(wrong):
+                gave = f"environment {wrong[0, 0]} at step {self._steps} gave the observation {part and f'{part} '}"
+                raise EnvError(f"{self._name}: {gave}{obs[wrong[0, 0]]}, outside {space}")

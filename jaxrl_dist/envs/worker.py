@@ -14,13 +14,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_dist.envs.native import MASKS, construct, describe
+from jaxrl_dist.envs import masks
+from jaxrl_dist.envs.native import (
+    NO_MASK,
+    Mask,
+    construct,
+    describe,
+    named,
+    named_spaces,
+    unnamed,
+)
+from jaxrl_dist.spaces import leaves
 
 GO = b"go"
 """Message that steps every environment; any message except this and ``DRAW`` closes them all."""
@@ -43,28 +53,29 @@ class Task(NamedTuple):
     action_repeat: int = 1
     time_limit: int | None = None
     """In the environment's unrepeated steps."""
+    mask: Sequence[str] = NO_MASK
+    """The ``Mask`` of an environment whose mask is no part of its observation."""
 
 
 Records = Mapping[str, np.ndarray]
 """The memory shared by caller and worker, one row per environment of the vector.
 
-The caller writes ``action`` and ``reset``. The worker writes the outcome of the step, ``masked`` (whether the info of a
-reset holds an action mask) and ``since`` (when it started on this environment, by ``time.monotonic``, a clock that all
-processes share).
+The caller writes ``action`` and ``reset``. The worker writes the outcome of the step and ``since`` (when it started on
+this environment, by ``time.monotonic``, a clock that all processes share). A part of an observation or action has a
+column of its name, such as ``obs/camera``.
 """
 
 
 def record_fields(observation: Any, action: Any) -> list[Any]:
-    """Returns names, dtypes and shapes of an environment's record, for spaces with ``dtype`` and ``shape``."""
+    """Returns names, dtypes and shapes of an environment's record, for spaces as policies see them."""
+    parts = leaves({"obs": observation, "action": action}).items()
     return [
+        *([path, part.dtype.str, list(part.shape)] for path, part in parts),
         ["since", "f8", []],
-        ["obs", observation.dtype.str, list(observation.shape)],
-        ["action", action.dtype.str, list(action.shape)],
         ["reward", "f4", []],
         ["reset", "?", []],
         ["terminated", "?", []],
         ["truncated", "?", []],
-        ["masked", "?", []],
     ]
 
 
@@ -103,27 +114,35 @@ def _flag(what: str, value: Any) -> bool:
 class _Env:
     """One environment, which resets when its record requests it."""
 
-    def __init__(self, env: Any, seed: int, index: int, records: Records, action_repeat: int) -> None:
+    def __init__(self, env: Any, seed: int, index: int, records: Records, action_repeat: int, mask: Mask) -> None:
         self._env, self._index, self._records, self._action_repeat = env, index, records, action_repeat
         self._seed: int | None = seed
-        self._observation, self._action = env.observation_space, env.action_space
+        self._observation, self._action, self._mask = env.observation_space, env.action_space, mask
+        wrapped = (
+            bool(mask.where) and f"obs/{masks.PART}" in records and named_spaces(self._observation) is self._observation
+        )
+        self._spaces = leaves(named_spaces(self._observation), "obs/observation" if wrapped else "obs")
+        self._actions = leaves(named_spaces(self._action), "action")
 
     def advance(self) -> None:
         index, records = self._index, self._records
         if records["reset"][index]:
             observation, info = self._env.reset(seed=self._seed)
             self._seed = None
-            records["masked"][index] |= isinstance(info, dict) and any(name in info for name in MASKS)
             reward, terminated, truncated = 0.0, False, False
         else:
-            action, total = self._native(records["action"][index]), 0.0
+            action, total = self._native(index), 0.0
             for _ in range(self._action_repeat):
-                observation, reward, terminated, truncated, _ = self._env.step(action)
+                observation, reward, terminated, truncated, info = self._env.step(action)
                 reward = total = total + _number("the reward", reward)
                 terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
                 if terminated or truncated:
                     break
-        records["obs"][index] = self._checked(np.asarray(observation)).reshape(records["obs"].shape[1:])
+        values = leaves(named(self._observation, observation))
+        for (path, space), value in zip(self._spaces.items(), values.values(), strict=True):
+            records[path][index] = _checked(path, np.asarray(value), space).reshape(records[path].shape[1:])
+        if self._mask.where:
+            records[f"obs/{masks.PART}"][index] = self._legal(info)
         records["reward"][index] = reward
         records["terminated"][index], records["truncated"][index] = terminated, truncated
 
@@ -140,27 +159,56 @@ class _Env:
             raise TypeError(f"render() gave a {type(drawn).__name__}{shape} and not an array [H, W, 3] of uint8")
         return json.dumps({"shape": drawn.shape}).encode() + b"\n" + drawn.tobytes()
 
-    def _native(self, action: Any) -> Any:
+    def _native(self, index: int) -> Any:
         """Returns a copy of the action, converted to the environment's action space."""
-        space = self._action
-        action = action.astype(space.dtype).reshape(space.shape)
-        return action + space.start if hasattr(space, "start") else action  # discrete spaces may start at any number
+        parts = {}
+        for path, space in self._actions.items():
+            part = self._records[path][index].astype(space.dtype).reshape(space.shape)
+            parts[path] = part + space.start if hasattr(space, "start") else part  # it may start at any number
+        return parts["action"] if "action" in parts else unnamed(self._action, _nested(parts)["action"])
 
-    def _checked(self, observation: np.ndarray) -> np.ndarray:
-        """Returns the observation; discrete ones count from 0.
+    def _legal(self, info: Any) -> np.ndarray:
+        """Returns which actions are legal, ``[n]`` bool.
 
         Raises:
-          ValueError: shape or dtype differ from the environment's observation space.
+          ValueError: the environment does not say so as it did at the start.
         """
-        space, dtype = self._observation, observation.dtype
-        if observation.shape != space.shape or (
-            dtype is not space.dtype and not np.can_cast(dtype, space.dtype, "same_kind")
-        ):
-            raise ValueError(
-                f"the observation has shape {observation.shape} and dtype {dtype}, where its space has {space.shape} "
-                f"and {space.dtype}"
-            )
-        return observation - space.start if hasattr(space, "start") else observation
+        name, record = self._mask.name, self._records[f"obs/{masks.PART}"]
+        mask = self._env.get_wrapper_attr(name)() if self._mask.where == "method" else info.get(name)
+        if mask is None or masks.size_of(mask) != record.shape[1]:
+            what = f"the method {name}" if self._mask.where == "method" else f"info[{name!r}]"
+            raise ValueError(f"{what} gave {mask!r:.80}, not {record.shape[1]} zeros and ones that say what is legal")
+        return masks.flat(mask)
+
+
+def _nested(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested dicts of parts by their path, the inverse of ``leaves``."""
+    tree: dict[str, Any] = {}
+    for path, part in parts.items():
+        *folders, name = path.split("/")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = part
+    return tree
+
+
+def _checked(path: str, observation: np.ndarray, space: Any) -> np.ndarray:
+    """Returns an observation, or a part of one; discrete ones count from 0.
+
+    Raises:
+      ValueError: shape or dtype differ from the environment's observation space.
+    """
+    dtype = observation.dtype
+    if observation.shape != space.shape or (
+        dtype is not space.dtype and not np.can_cast(dtype, space.dtype, "same_kind")
+    ):
+        part = path.removeprefix("obs").removeprefix("/")
+        raise ValueError(
+            f"the observation{part and f' part {part}'} has shape {observation.shape} and dtype {dtype}, where its "
+            f"space has {space.shape} and {space.dtype}"
+        )
+    return observation - space.start if hasattr(space, "start") else observation
 
 
 def serve(connection: Connection, task: Task, records: Records) -> None:
@@ -193,7 +241,7 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
             raise TypeError(f"{task.env} made a {description.kind}, not a gymnasium.Env")
         if task.time_limit is not None:
             env = made[-1] = TimeLimit(env, task.time_limit)
-        envs[index] = _Env(env, task.seeds[index - task.first], index, records, task.action_repeat)
+        envs[index] = _Env(env, task.seeds[index - task.first], index, records, task.action_repeat, Mask(*task.mask))
 
     # The caller may close its end at any time: then errors have no recipient.
     with connection:
@@ -248,6 +296,10 @@ def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
         try:
             made = construct(env, options)
             description = describe(made)
+            if description.gymnasium:
+                description = description._replace(
+                    mask=masks.of_gymnasium(made, description.observation, description.action)
+                )
         except BaseException as error:  # SystemExit too
             missing = isinstance(error, (ImportError, gymnasium.error.Error))
             connection.send_bytes(failure_of(error, missing=missing))

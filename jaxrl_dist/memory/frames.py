@@ -7,19 +7,20 @@ channels last. For other observations the first axis counts as the channels.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist.spaces import channels_first
+from jaxrl_dist.spaces import channels_first, zeros
 from jaxrl_dist.types import Array, EnvSpec, PyTree
 
 
 class Frame(NamedTuple):
     """The newest part of an observation that is a stack of frames."""
 
-    pixels: Array  # [B, c, ...]
+    pixels: PyTree  # [B, c, ...], or a dict of such parts
     fresh: Array  # [B] bool  a new stack starts here: the frame also stands for all frames before it
 
 
@@ -49,7 +50,7 @@ def blank(spec: EnvSpec, num_envs: int) -> PyTree:
 
     ``()`` for environments whose observations are not stacks.
     """
-    return jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype) if spec.frame_stack > 1 else ()
+    return jax.tree.map(jnp.asarray, zeros(spec.observation, num_envs)) if spec.frame_stack > 1 else ()
 
 
 def push(stacks: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
@@ -64,12 +65,16 @@ def push(stacks: PyTree, obs: PyTree) -> tuple[PyTree, PyTree]:
     """
     if not isinstance(obs, Frame):
         return stacks, obs
-    num_envs, *shape = obs.pixels.shape
-    axis = 1 + channel_axis(tuple(shape))
-    older = _split(stacks, stacks.shape[axis] // obs.pixels.shape[axis], axis)[1:]
-    # Frames before the stack's start are already filled in, so no older frame counts as fresh.
-    fresh = jnp.zeros_like(obs.fresh, shape=(len(older), num_envs))
-    stacks = stack(jnp.concatenate([older, obs.pixels[None]]), jnp.concatenate([fresh, obs.fresh[None]]))
+
+    def pushed(stacks: jax.Array, pixels: jax.Array) -> jax.Array:
+        num_envs, *shape = pixels.shape
+        axis = 1 + channel_axis(tuple(shape))
+        older = _split(stacks, stacks.shape[axis] // pixels.shape[axis], axis)[1:]
+        # Frames before the stack's start are already filled in, so no older frame counts as fresh.
+        fresh = jnp.zeros_like(obs.fresh, shape=(len(older), num_envs))
+        return stack(jnp.concatenate([older, pixels[None]]), jnp.concatenate([fresh, obs.fresh[None]]))
+
+    stacks = jax.tree.map(pushed, stacks, obs.pixels)
     return stacks, stacks
 
 
@@ -78,13 +83,17 @@ def _split(stacks: jax.Array, frame_stack: int, axis: int) -> jax.Array:
     return jnp.stack(jnp.split(stacks, frame_stack, axis))
 
 
-def newest(stacks: jax.Array, frame_stack: int) -> Frame:
+def newest(stacks: PyTree, frame_stack: int) -> Frame:
     """The newest frame ``[T, B, c, ...]`` of each of the stacks ``[T, B, k * c, ...]``, and whether it is fresh.
 
     A stack whose frames are all equal counts as fresh. This is exact: a fresh frame makes such a stack, and any other
     stack of equal frames is what its newest frame would make if it were fresh. Each later stack depends only on the
-    stack before it and on the new frame.
+    stack before it and on the new frame. Of an observation with several parts, all must be such stacks.
     """
-    frames = _split(stacks, frame_stack, 2 + channel_axis(stacks.shape[2:]))
-    pixels = frames[-1]
-    return Frame(pixels, jnp.all(frames == pixels[None], axis=(0, *range(3, frames.ndim))))
+
+    def split(stacks: jax.Array) -> jax.Array:
+        return _split(stacks, frame_stack, 2 + channel_axis(stacks.shape[2:]))
+
+    frames = jax.tree.map(split, stacks)
+    still = [jnp.all(x == x[-1:], axis=(0, *range(3, x.ndim))) for x in jax.tree.leaves(frames)]
+    return Frame(jax.tree.map(lambda x: x[-1], frames), functools.reduce(jnp.logical_and, still))

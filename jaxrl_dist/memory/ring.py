@@ -285,6 +285,7 @@ def gather(memory: Memory, index: Index, window: int, frame_stack: int = 1) -> R
     obs = jax.tree.map(lambda x: read(x, 0, before + window + 1), memory.steps.obs)
     if frame_stack > 1:
         parts = jnp.arange(window + 1)[:, None] + jnp.arange(frame_stack)[None]
-        obs = jax.vmap(frames.stack)(obs.pixels[parts], obs.fresh[parts])
+        fresh = obs.fresh[parts]
+        obs = jax.tree.map(lambda x: jax.vmap(frames.stack)(x[parts], fresh), obs.pixels)
     rest: PyTree = jax.tree.map(lambda x: read(x, before, before + window), memory.steps._replace(obs=()))
     return rest._replace(obs=obs)

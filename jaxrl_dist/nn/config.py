@@ -36,6 +36,20 @@ class TorsoConfig(Inherits):
 
 
 @dataclasses.dataclass(frozen=True)
+class CriticConfig(Inherits):
+    """Flags of algorithms whose critic may see more than their policy; they inherit them."""
+
+    critic_sees: str | None = None
+    """Parts of a Dict observation, separated by commas, that the critic reads and the policy does not; a trained policy
+    acts without them (Pinto et al. 2018, arXiv:1710.06542)."""
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Returns the parts that the policy does not read."""
+        return tuple(name.strip() for name in (self.critic_sees or "").split(",") if name.strip())
+
+
+@dataclasses.dataclass(frozen=True)
 class NetworkConfig(TorsoConfig):
     """Flags of an actor-critic's network, which may have a recurrent core."""
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxrl_dist.mesh import vary_as
 from jaxrl_dist.nn.config import NetworkConfig
-from jaxrl_dist.types import PyTree, reset_core
+from jaxrl_dist.types import Array, PyTree
 
 
 class Core(NamedTuple):
@@ -37,6 +37,17 @@ NO_CORE = Core(
     initial=lambda num_envs: (),
 )
 """Passes features on and remembers nothing; its state is ``()``."""
+
+
+def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
+    """Returns ``core [B, ...]`` where ``valid [B]`` is True, elsewhere ``initial [B, ...]``.
+
+    An environment resets on the step after its episode's end. That step has ``valid`` False, and its policy still reads
+    the old episode's last observation, so the core that it returns must not reach the new episode.
+    """
+    return jax.tree.map(
+        lambda x, start: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, start), core, initial
+    )
 
 
 def gru(size: int, dtype: DTypeLike) -> Core:
@@ -70,6 +81,27 @@ def gru(size: int, dtype: DTypeLike) -> Core:
         return output, core
 
     return Core(init, step, unroll, initial)
+
+
+def beside(core: Core) -> Core:
+    """Gives a core two features: it reads the first and passes the second on, beside its output, for a critic."""
+
+    def init(key: jax.Array, features: PyTree) -> tuple[dict[str, PyTree], PyTree]:
+        params, output = core.init(key, features[0])
+        return params, join(output, features[1])
+
+    def join(output: PyTree, further: PyTree) -> PyTree:
+        return output, jnp.concatenate([output, further.astype(output.dtype)], axis=-1)
+
+    def step(params: PyTree, features: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        output, state = core.step(params, features[0], state)
+        return join(output, features[1]), state
+
+    def unroll(params: PyTree, features: PyTree, state: PyTree, valid: jax.Array) -> tuple[PyTree, PyTree]:
+        output, state = core.unroll(params, features[0], state, valid)
+        return join(output, features[1]), state
+
+    return Core(init, step, unroll, core.initial)
 
 
 def make_core(config: NetworkConfig, dtype: DTypeLike) -> Core:

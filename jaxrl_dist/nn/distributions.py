@@ -7,10 +7,11 @@ the batch (with JAX's default generator, threefry). Discrete actions are int32, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import chex
 import jax
@@ -19,21 +20,26 @@ import numpy as np
 
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn.observations import masked
+from jaxrl_dist.types import PyTree
 
 
 class Distribution(Protocol):
-    """A distribution over actions for each element of a batch ``[...]``; ``A`` is the shape of one action."""
+    """A distribution over actions for each element of a batch ``[...]``; ``A`` is the shape of one action.
 
-    def sample(self, keys: jax.Array) -> jax.Array:
+    Actions of named parts are dicts of such arrays.
+    """
+
+    def sample(self, keys: jax.Array) -> PyTree:
         """Draws actions ``[..., *A]`` from one key each: ``keys [...]``."""
 
-    def log_prob(self, action: jax.Array) -> jax.Array:
+    def log_prob(self, action: PyTree) -> jax.Array:
         """Log probability (density, if continuous) ``[...]`` of ``action [..., *A]``."""
 
     def entropy(self) -> jax.Array:
         """Entropy ``[...]`` in nats."""
 
-    def mode(self) -> jax.Array:
+    def mode(self) -> PyTree:
         """The greedy action ``[..., *A]``."""
 
 
@@ -81,6 +87,25 @@ class MultiCategorical(NamedTuple):
 
     def _parts(self) -> list[Categorical]:
         return [Categorical(logits) for logits in self.logits]
+
+
+class Joint(NamedTuple):
+    """Dicts of independent parts; log probability and entropy are those of the whole dict."""
+
+    parts: Mapping[str, Any]  # distributions, of which the discrete ones have probabilities and the others densities
+
+    def sample(self, keys: jax.Array) -> dict[str, PyTree]:
+        fold = functools.reduce(lambda fold, _: jax.vmap(fold, (0, None)), keys.shape, jax.random.fold_in)
+        return {name: part.sample(fold(keys, i)) for i, (name, part) in enumerate(self.parts.items())}
+
+    def log_prob(self, action: Mapping[str, PyTree]) -> jax.Array:
+        return jnp.stack([part.log_prob(action[name]) for name, part in self.parts.items()]).sum(axis=0)
+
+    def entropy(self) -> jax.Array:
+        return jnp.stack([part.entropy() for part in self.parts.values()]).sum(axis=0)
+
+    def mode(self) -> dict[str, PyTree]:
+        return {name: part.mode() for name, part in self.parts.items()}
 
 
 class Normal(NamedTuple):
@@ -164,6 +189,7 @@ class EpsilonGreedy(NamedTuple):
 
     q: jax.Array  # [..., n] float32
     epsilon: jax.Array | float  # scalar or [...], in 0 .. 1
+    legal: jax.Array | None = None  # [..., n] bool, True in every row; None: all actions are legal
 
     def sample(self, keys: jax.Array) -> jax.Array:
         return self._categorical().sample(keys)
@@ -175,13 +201,16 @@ class EpsilonGreedy(NamedTuple):
         return self._categorical().entropy()
 
     def mode(self) -> jax.Array:
-        return jnp.argmax(self.q, axis=-1).astype(jnp.int32)
+        return jnp.argmax(masked(self.q, self.legal), axis=-1).astype(jnp.int32)
 
     def _categorical(self) -> Categorical:
         num_actions = self.q.shape[-1]
         epsilon = jnp.broadcast_to(self.epsilon, self.q.shape[:-1])[..., None]
         greedy = jax.nn.one_hot(self.mode(), num_actions, dtype=self.q.dtype)
-        return Categorical(jnp.log(epsilon / num_actions + (1.0 - epsilon) * greedy))
+        if self.legal is None:
+            return Categorical(jnp.log(epsilon / num_actions + (1.0 - epsilon) * greedy))
+        count = jnp.sum(self.legal, axis=-1, keepdims=True, dtype=self.q.dtype)
+        return Categorical(masked(jnp.log(epsilon / count + (1.0 - epsilon) * greedy), self.legal))
 
 
 class PolicyHead(NamedTuple):
@@ -191,12 +220,14 @@ class PolicyHead(NamedTuple):
     """Number of logits or means."""
     log_std_size: int
     """Number of log standard deviations, which do not depend on the observation; 0 for discrete actions."""
-    distribution: Callable[[jax.Array], Distribution]
-    """``(outputs [..., num_outputs + log_std_size]) -> distribution``; the log standard deviations come last."""
+    distribution: Callable[..., Distribution]
+    """``(outputs [..., num_outputs + log_std_size], legal = None) -> distribution``; the log standard deviations come
+    last. ``legal [..., num_outputs]`` says which discrete actions may be drawn; see ``observations.legal``."""
 
 
 def policy_head(action_space: spaces.Space) -> PolicyHead:
-    """Discrete -> ``Categorical``, MultiDiscrete -> ``MultiCategorical``, Box of one axis -> ``Normal``.
+    """Discrete -> ``Categorical``, MultiDiscrete -> ``MultiCategorical``, Box of one axis -> ``Normal``, and a dict ->
+    ``Joint``.
 
     Where a component of a Box has two finite bounds, the outputs are in units in which these bounds are -1 and 1, and
     the ``Normal`` is in the environment's units, as with RLlib's ``normalize_actions``. It is not truncated:
@@ -206,14 +237,21 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
     Raises:
       ConfigError: for any other action space.
     """
+    if isinstance(action_space, dict):
+        return _joint_head({name: policy_head(part) for name, part in action_space.items()})
+
     if isinstance(action_space, spaces.Discrete):
-        return PolicyHead(action_space.n, 0, lambda outputs: Categorical(outputs.astype(jnp.float32)))
+
+        def categorical(outputs: jax.Array, legal: jax.Array | None = None) -> Categorical:
+            return Categorical(masked(outputs.astype(jnp.float32), legal))
+
+        return PolicyHead(action_space.n, 0, categorical)
 
     if isinstance(action_space, spaces.MultiDiscrete):
         ends = list(itertools.accumulate(action_space.nvec))
 
-        def multi_categorical(outputs: jax.Array) -> MultiCategorical:
-            return MultiCategorical(tuple(jnp.split(outputs.astype(jnp.float32), ends[:-1], axis=-1)))
+        def multi_categorical(outputs: jax.Array, legal: jax.Array | None = None) -> MultiCategorical:
+            return MultiCategorical(tuple(jnp.split(masked(outputs.astype(jnp.float32), legal), ends[:-1], axis=-1)))
 
         return PolicyHead(ends[-1], 0, multi_categorical)
 
@@ -229,13 +267,30 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
     half = np.where(bounded, half, np.float32(1.0))
     centre = np.where(bounded, low, -half) + half
 
-    def normal(outputs: jax.Array) -> Normal:
+    def normal(outputs: jax.Array, legal: None = None) -> Normal:
+        del legal
         mean, log_std = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
         shift, scale, log_scale = (jnp.broadcast_to(x, mean.shape) for x in (centre, half, np.log(half)))
         return Normal(shift + scale * mean, log_std + log_scale)
 
     (size,) = action_space.shape
     return PolicyHead(size, size, normal)
+
+
+def _joint_head(heads: Mapping[str, PolicyHead]) -> PolicyHead:
+    """Puts the heads of a dict's parts side by side: first all outputs, then all log standard deviations."""
+    sizes = [(head.num_outputs, head.log_std_size) for head in heads.values()]
+    outputs_end, stds_end = (list(itertools.accumulate(size)) for size in zip(*sizes, strict=True))
+    num_outputs = outputs_end[-1]
+
+    def joint(outputs: jax.Array, legal: None = None) -> Joint:
+        del legal
+        own = jnp.split(outputs[..., :num_outputs], outputs_end[:-1], axis=-1)
+        stds = jnp.split(outputs[..., num_outputs:], stds_end[:-1], axis=-1)
+        pairs = zip(heads.items(), own, stds, strict=True)
+        return Joint({name: head.distribution(jnp.concatenate(two, axis=-1)) for (name, head), *two in pairs})
+
+    return PolicyHead(num_outputs, stds_end[-1], joint)
 
 
 def _per_key(draw: Callable[..., jax.Array], keys: jax.Array, *params: jax.Array) -> jax.Array:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import ArrayLike
 
+from jaxrl_dist import spaces
 from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
-from jaxrl_dist.nn.cores import NO_CORE, Core, gru, make_core
+from jaxrl_dist.nn.cores import NO_CORE, Core, beside, gru, make_core
 from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
-from jaxrl_dist.nn.torsos import choose_torso, flatten, make_torso, observation_rank, preprocess
+from jaxrl_dist.nn.observations import preprocess, side_by_side
+from jaxrl_dist.nn.torsos import choose_torso, make_torso
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.types import PyTree
 
@@ -51,41 +51,54 @@ class RecurrentNetwork(NamedTuple):
 
 
 def make_network(
-    config: TorsoConfig, observation: Space, core: Core, heads: Heads, torsos: Sequence[str] = ("torso",)
+    config: TorsoConfig,
+    observation: Space,
+    core: Core,
+    heads: Heads,
+    torsos: Sequence[str] = ("torso",),
+    critic_sees: Space | None = None,
 ) -> RecurrentNetwork:
     """Joins the torso that ``config`` selects for ``observation``, a core and heads.
 
     Args:
+      observation: may lack parts of what ``step`` and ``unroll`` are given.
       torsos: names of the torsos' parameters. The heads get the features of one torso as an array ``[..., D]``, those
         of several as a tuple of arrays, and without a torso the preprocessed observation, flattened.
+      critic_sees: what the last torso reads in place of ``observation``.
     """
     dtype = jnp.dtype(config.precision)
-    torso = make_torso(config, observation, dtype)
+    reads = [observation] * max(1, len(torsos))
+    if critic_sees is not None:
+        reads[-1] = critic_sees
+    made = [make_torso(config, space, dtype) for space in reads]
     # Keys in this order: torsos (one even for none), core, heads.
     first_head = max(1, len(torsos)) + (core is not NO_CORE)
 
-    def encode(params: PyTree, obs: ArrayLike) -> PyTree:
+    def inputs(obs: PyTree) -> list[PyTree]:
         x = preprocess(obs, observation, dtype)
+        return [x if space is observation else preprocess(obs, space, dtype) for space in reads]
+
+    def encode(params: PyTree, obs: PyTree) -> PyTree:
         if not torsos:
-            return flatten(x, observation_rank(observation))
-        features = tuple(torso.apply(params[name], x) for name in torsos)
+            return side_by_side(inputs(obs)[0], observation)
+        features = tuple(torso.apply(params[name], x) for torso, name, x in zip(made, torsos, inputs(obs), strict=True))
         return features if len(torsos) > 1 else features[0]
 
     def init(key: jax.Array) -> PyTree:
         keys = jax.random.split(key, first_head + heads.num_keys)
-        obs = np.zeros((1, *observation.shape), observation.dtype)
-        x = preprocess(obs, observation, dtype)
-        params = {name: torso.init(keys[index], x) for index, name in enumerate(torsos)}
+        obs = spaces.zeros(observation if critic_sees is None else critic_sees, 1)
+        each = list(zip(made, inputs(obs), keys[: len(made)], strict=True))
+        params = {name: torso.init(own, x) for name, (torso, x, own) in zip(torsos, each, strict=False)}
         core_params, features = core.init(keys[first_head - 1], encode(params, obs))
         return params | core_params | heads.init(keys[first_head:], features)
 
-    def step(params: PyTree, obs: jax.Array, state: PyTree, *inputs: Any) -> tuple[Any, ...]:
+    def step(params: PyTree, obs: PyTree, state: PyTree, *further: Any) -> tuple[Any, ...]:
         features, state = core.step(params, encode(params, obs), state)
-        return *heads.apply(params, features, *inputs), state
+        return *heads.apply(params, features, *further), state
 
-    def unroll(params: PyTree, obs: jax.Array, state: PyTree, valid: jax.Array, *inputs: Any) -> tuple[Any, ...]:
+    def unroll(params: PyTree, obs: PyTree, state: PyTree, valid: jax.Array, *further: Any) -> tuple[Any, ...]:
         features, state = core.unroll(params, encode(params, obs), state, valid)
-        return *heads.apply(params, features, *inputs), state
+        return *heads.apply(params, features, *further), state
 
     return RecurrentNetwork(init, step, unroll, core.initial)
 
@@ -166,7 +179,12 @@ def critic_network(
 
 
 def actor_critic(
-    config: NetworkConfig, observation: Space, num_outputs: int, shared_torso: bool, log_std: int = 0
+    config: NetworkConfig,
+    observation: Space,
+    num_outputs: int,
+    shared_torso: bool,
+    log_std: int = 0,
+    critic_sees: Space | None = None,
 ) -> RecurrentNetwork:
     """A policy and a value function for policy gradient methods.
 
@@ -177,8 +195,13 @@ def actor_critic(
       shared_torso: one torso for policy and value, else one for each; with a recurrent core always one.
       log_std: if ``A > 0``, ``P = num_outputs + A``: the last ``A`` parameters are log standard deviations, a trained
         vector that starts at ``log(config.initial_std)`` and does not depend on the observation.
+      critic_sees: what the value function reads, by its own torso, if that is more than ``observation`` (Pinto et al.
+        2018, arXiv:1710.06542, section 3); with a core, beside what the core remembers of ``observation``.
     """
     core = make_core(config, jnp.dtype(config.precision))
     heads = actor_critic_heads(num_outputs, log_std, config.initial_std)
-    torsos = ("torso",) if shared_torso or core is not NO_CORE else ("policy_torso", "value_torso")
-    return make_network(config, observation, core, heads, torsos)
+    shared = critic_sees is None and (shared_torso or core is not NO_CORE)
+    if critic_sees is not None and core is not NO_CORE:
+        core = beside(core)
+    torsos = ("torso",) if shared else ("policy_torso", "value_torso")
+    return make_network(config, observation, core, heads, torsos, critic_sees)

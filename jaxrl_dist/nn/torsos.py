@@ -1,4 +1,4 @@
-"""Torsos read observations: preprocessing, flax layers, and the torsos made of them.
+"""Torsos read preprocessed observations: flax layers, and the torsos made of them.
 
 Weights start orthogonal (Saxe et al. 2014, arXiv:1312.6120) and biases zero. Layers compute in ``dtype`` and keep
 their parameters in float32.
@@ -6,6 +6,7 @@ their parameters in float32.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -14,42 +15,18 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
+from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.convolution import conv2d, max_pool
 from jaxrl_dist.nn.matmul import dot_general
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space, channels_first
+from jaxrl_dist.nn.observations import flatten, rank, side_by_side
+from jaxrl_dist.spaces import Space, channels_first, is_image
 from jaxrl_dist.types import PyTree
 
 _RELU_GAIN = math.sqrt(2)  # keeps the second moment of activations from layer to layer (He et al. 2015, eq. 10)
-
-
-# --- Observations -------------------------------------------------------------------------------------
-
-
-def preprocess(obs: ArrayLike, space: Space, dtype: DTypeLike) -> jax.Array:
-    """Turns observations ``[..., *space.shape]`` into the input of a torso, as ``dtype``.
-
-    Discrete: one-hot ``[..., n]``. MultiDiscrete: one-hots side by side, ``[..., sum(nvec)]``. Box: the same shape,
-    divided by 255 if the space is uint8; channels of an image (rank 3) move to the last axis.
-    """
-    if isinstance(space, Discrete):
-        return jax.nn.one_hot(jnp.asarray(obs, jnp.int32), space.n, dtype=dtype)
-    if isinstance(space, MultiDiscrete):
-        digits = jnp.asarray(obs, jnp.int32)
-        return jnp.concatenate([jax.nn.one_hot(digits[..., i], n, dtype=dtype) for i, n in enumerate(space.nvec)], -1)
-    x = jnp.asarray(obs, dtype)
-    if space.dtype == np.uint8:
-        x = x / 255
-    return jnp.moveaxis(x, -3, -1) if channels_first(space.shape) else x
-
-
-def observation_rank(space: Space) -> int:
-    """Returns the rank of one preprocessed observation."""
-    return len(space.shape) if isinstance(space, Box) else 1
 
 
 # --- Layers -------------------------------------------------------------------------------------------
@@ -82,12 +59,6 @@ class Conv(nn.Module):
 def dense(features: int, scale: float = _RELU_GAIN, dtype: DTypeLike = jnp.float32) -> nn.Dense:
     """A dense layer: ``[..., D]`` to ``[..., features]``. ``scale`` is the gain of the orthogonal initial weights."""
     return nn.Dense(features, dtype=dtype, kernel_init=nn.initializers.orthogonal(scale), dot_general=dot_general)
-
-
-def flatten(x: jax.Array, axes: int) -> jax.Array:
-    """Merges the last ``axes`` axes into one; with ``axes`` 0, adds one of length 1."""
-    batch = x.shape[: x.ndim - axes]
-    return x.reshape(*batch, math.prod(x.shape[len(batch) :]))
 
 
 class LayerNorm(nn.Module):
@@ -183,7 +154,9 @@ _CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # (shortest side of 
 
 
 def choose_torso(torso: Any, observation: Space) -> str:
-    """Resolves ``TorsoConfig.torso`` for a space: ``mlp``, ``minatar``, ``nature``, ``impala`` or ``own``.
+    """Resolves ``TorsoConfig.torso`` for a space: ``mlp``, ``minatar``, ``nature``, ``impala``, ``parts`` or ``own``.
+
+    ``parts`` reads named parts of which one at least is an image for a CNN; other named parts are one long vector.
 
     Raises:
       ConfigError: if the name is unknown, or names a CNN and observations are not images, or too small for it.
@@ -192,11 +165,15 @@ def choose_torso(torso: Any, observation: Space) -> str:
         return "own"
     if torso not in ("auto", "mlp", *_CNNS):
         raise ConfigError(f"unknown --torso {torso!r}; these work: {', '.join(['auto', 'mlp', *_CNNS])}")
-    shape = observation.shape
-    side = 0
-    if isinstance(observation, Box) and len(shape) == 3:
-        side = min(shape[1:] if channels_first(shape) else shape[:2])
-    fits = [cnn for cnn, (shortest, _) in _CNNS.items() if side >= shortest]
+    if isinstance(observation, dict):
+        chosen = [_of_part(torso, part) for part in spaces.leaves(observation).values()]
+        if torso not in ("auto", "mlp", *chosen):
+            raise ConfigError(
+                f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, and no part of the "
+                f"observations {spaces.describe(observation)} is one; --torso auto or mlp can read them"
+            )
+        return "mlp" if set(chosen) <= {"mlp"} else "parts"
+    shape, fits = observation.shape, _fitting(observation)
     if torso == "auto":
         return next((cnn for cnn in ("nature", "minatar") if cnn in fits), "mlp")
     if torso not in ("mlp", *fits):
@@ -205,6 +182,19 @@ def choose_torso(torso: Any, observation: Space) -> str:
             f"{shape}; --torso {' or '.join(['auto', 'mlp', *fits])} can read them"
         )
     return torso
+
+
+def _fitting(observation: spaces.Part) -> list[str]:
+    """Returns the CNNs that can read an observation."""
+    if not is_image(observation):
+        return []
+    side = min(observation.shape[1:] if channels_first(observation.shape) else observation.shape[:2])
+    return [cnn for cnn, (shortest, _) in _CNNS.items() if side >= shortest]
+
+
+def _of_part(torso: str, part: spaces.Part) -> str:
+    """Chooses the torso of one of several parts: the one that the user names, if it can read the part."""
+    return torso if torso in _fitting(part) else choose_torso("mlp" if torso == "mlp" else "auto", part)
 
 
 def make_mlp(config: TorsoConfig, axes: int, dtype: DTypeLike) -> MLP:
@@ -216,29 +206,77 @@ def make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any
     """The torso for an observation space, a flax module or an object with the same methods.
 
     It has ``init(key, x) -> params``, ``apply(params, x) -> features`` and ``init_with_output(key, x) -> (features,
-    params)`` for preprocessed observations ``x [..., *shape]`` and features ``[..., D]``.
+    params)`` for preprocessed observations ``x [..., *shape]``, or a dict of them, and features ``[..., D]``.
 
     Raises:
       ConfigError: if ``config.torso`` cannot read the observations.
     """
     name = choose_torso(config.torso, observation)
-    axes = observation_rank(observation)
     if name == "own":
-        return _OwnTorso(config.torso, axes)
+        return _OwnTorso(config.torso, observation)
+    if isinstance(observation, dict):
+        return _Parts(config, observation, dtype)
     if name == "mlp":
-        return make_mlp(config, axes, dtype)
+        return make_mlp(config, rank(observation), dtype)
     return _CNNS[name][1](layer_norm=config.layer_norm, dtype=dtype)
+
+
+class _Parts:
+    """Reads named parts: each image by a CNN, all others side by side by an MLP; one more dense layer joins these.
+
+    Without that layer, linear heads could not combine what the parts say. It has the methods of a flax module.
+    """
+
+    def __init__(self, config: TorsoConfig, space: Space, dtype: DTypeLike) -> None:
+        self._space = spaces.leaves(space)
+        chosen = {path: _of_part(config.torso, part) for path, part in self._space.items()}
+        self._flat = [path for path, name in chosen.items() if name == "mlp"]
+        self._torsos: dict[str, Any] = {
+            path: _CNNS[name][1](layer_norm=config.layer_norm, dtype=dtype)
+            for path, name in chosen.items()
+            if name != "mlp"
+        }
+        if self._flat:
+            self._torsos["mlp"] = make_mlp(config, 1, dtype)
+        self._join: Any = None
+        if len(self._torsos) > 1:
+            self._join = make_mlp(dataclasses.replace(config, hidden_sizes=config.hidden_sizes[-1:]), 1, dtype)
+
+    def _inputs(self, x: PyTree) -> dict[str, jax.Array]:
+        parts = spaces.leaves(x)
+        if not self._flat:
+            return parts
+        flat, kinds = ({path: each[path] for path in self._flat} for each in (parts, self._space))
+        return {**parts, "mlp": side_by_side(flat, kinds)}
+
+    def init(self, key: jax.Array, x: PyTree) -> PyTree:
+        return self.init_with_output(key, x)[1]
+
+    def apply(self, params: PyTree, x: PyTree) -> jax.Array:
+        inputs = self._inputs(x)
+        features = [torso.apply(params[name], inputs[name]) for name, torso in self._torsos.items()]
+        return features[0] if self._join is None else self._join.apply(params["join"], jnp.concatenate(features, -1))
+
+    def init_with_output(self, key: jax.Array, x: PyTree) -> tuple[jax.Array, PyTree]:
+        inputs, keys = self._inputs(x), jax.random.split(key, len(self._torsos) + 1)
+        params, features = {}, []
+        for name, own in zip(self._torsos, keys[1:], strict=True):
+            output, params[name] = self._torsos[name].init_with_output(own, inputs[name])
+            features.append(output)
+        if self._join is not None:
+            params["join"] = self._join.init(keys[0], jnp.concatenate(features, -1))
+        return self.apply(params, x), params
 
 
 class _OwnTorso:
     """Gives the user's pair ``(init, apply)`` the methods of a flax module, for any leading axes.
 
-    The pair reads preprocessed observations: ``init(key, x [1, ...]) -> params`` and ``apply(params, x [N, ...]) ->
-    features [N, width]``.
+    The pair reads preprocessed observations, or a dict of them: ``init(key, x [1, ...]) -> params`` and ``apply(params,
+    x [N, ...]) -> features [N, width]``.
     """
 
-    def __init__(self, pair: Any, axes: int) -> None:
-        """``axes`` is the rank of one preprocessed observation.
+    def __init__(self, pair: Any, space: Space) -> None:
+        """``space`` is that of the observations.
 
         Raises:
           ConfigError: if ``pair`` is not such a pair.
@@ -250,18 +288,21 @@ class _OwnTorso:
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
             raise ConfigError(f"torso must be a name, or a pair of functions (init, apply), not {pair!r}")
         self.init, self._apply = pair
-        self._axes = axes
+        self._rank = rank(next(iter(spaces.leaves(space).values())))
 
-    def apply(self, params: PyTree, x: jax.Array) -> jax.Array:
-        batch = x.shape[: x.ndim - self._axes]
-        x = x.reshape(math.prod(batch), *x.shape[len(batch) :])
-        features = self._apply(params, x)
-        if jnp.ndim(features) != 2 or len(features) != len(x):
+    def apply(self, params: PyTree, x: PyTree) -> jax.Array:
+        first = next(iter(spaces.leaves(x).values()))
+        batch = first.shape[: first.ndim - self._rank]
+        size = math.prod(batch)
+        rows = jax.tree.map(lambda part: part.reshape(size, *part.shape[len(batch) :]), x)
+        features = self._apply(params, rows)
+        if jnp.ndim(features) != 2 or len(features) != size:
+            shapes = jax.tree.map(jnp.shape, rows)
             raise ConfigError(
-                f"the torso's apply has made {jnp.shape(features)} of observations {x.shape}; ({len(x)}, width) works"
+                f"the torso's apply has made {jnp.shape(features)} of observations {shapes}; ({size}, width) works"
             )
         return features.reshape(*batch, features.shape[-1])
 
-    def init_with_output(self, key: jax.Array, x: jax.Array) -> tuple[jax.Array, PyTree]:
+    def init_with_output(self, key: jax.Array, x: PyTree) -> tuple[jax.Array, PyTree]:
         params = self.init(key, x)
         return self.apply(params, x), params

@@ -45,7 +45,7 @@ def export(
         raise ConfigError("an export needs a package that is not installed: pip install flatbuffers")
     from jax import export as jax_export
 
-    def act(obs: jax.Array, core: PyTree, start: jax.Array) -> tuple[jax.Array, PyTree]:
+    def act(obs: PyTree, core: PyTree, start: jax.Array) -> tuple[jax.Array, PyTree]:
         first = policy.initial_core(start.shape[0])
 
         def begin(initial: jax.Array, now: jax.Array) -> jax.Array:
@@ -56,8 +56,11 @@ def export(
     observation = policy.source.spec.observation
     try:
         size = jax_export.symbolic_shape("b")[0] if batch is None else batch
-        obs = jax.ShapeDtypeStruct((size, *observation.shape), observation.dtype)
-        core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), obs)
+        hidden = getattr(policy.config.algorithm, "hidden", ())
+        if isinstance(observation, dict):
+            observation = {name: part for name, part in observation.items() if name not in hidden}
+        obs = jax.tree.map(lambda part: jax.ShapeDtypeStruct((size, *part.shape), part.dtype), observation)
+        core = jax.eval_shape(lambda x: policy.initial_core(len(x)), jax.tree.leaves(obs)[0])
         start = jax.ShapeDtypeStruct((size,), jnp.bool_)
         chosen = platforms or (jax.local_devices()[0].platform,)
         exported = jax_export.export(jax.jit(act), platforms=chosen)(obs, core, start)

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.config import Train, check_run_dir
+from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import checkpoint
-from jaxrl_dist.spaces import Box
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.training.stored import stored_config
@@ -60,12 +61,38 @@ class Policy:
         Raises:
           ValueError: ``obs`` is no batch of the environment's observations, or ``key`` is no key.
         """
-        shape, wanted = np.shape(obs), self.source.spec.observation.shape
-        if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
-            raise ValueError(f"observations have shape [{', '.join(map(str, ('B', *wanted)))}] here, not {list(shape)}")
-        core = self.initial_core(shape[0]) if core is None else core
-        keys = None if key is None else jax.random.split(_checked_key(key), shape[0])
+        obs, num_envs = self._checked(obs)
+        core = self.initial_core(num_envs) if core is None else core
+        keys = None if key is None else jax.random.split(_checked_key(key), num_envs)
         return self._act(self.variables, obs, core, keys)
+
+    def _checked(self, obs: PyTree) -> tuple[PyTree, int]:
+        """Returns the observations and their number B; parts that only the critic sees may be missing, and become 0.
+
+        Raises:
+          ValueError: as ``__call__``.
+        """
+        space = self.source.spec.observation
+        hidden: tuple[str, ...] = getattr(self.config.algorithm, "hidden", ())
+        if isinstance(space, dict):
+            missing = [
+                name for name in space if name not in hidden and name not in (obs if isinstance(obs, dict) else ())
+            ]
+            if missing:
+                raise ValueError(
+                    f"observations are dicts with the parts {', '.join(space)} here; {missing[0]} is missing"
+                )
+            size = len(jax.tree.leaves(obs)[0])
+            absent = {name: spaces.zeros(space[name], size) for name in hidden if name not in obs}
+            obs = {name: (obs | absent)[name] for name in space}
+        for path, part in spaces.leaves(space).items():
+            shape, wanted = np.shape(spaces.leaves(obs)[path]), part.shape
+            if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
+                raise ValueError(
+                    f"observations{path and f' {path}'} have shape [{', '.join(map(str, ('B', *wanted)))}] here, not "
+                    f"{list(shape)}"
+                )
+        return obs, shape[0]
 
     def evaluate(
         self,
@@ -85,10 +112,7 @@ class Policy:
     ) -> tuple[jax.Array, PyTree]:
         context = Context(keys, jnp.float32(self.config.total_env_steps))
         action, core, _ = self.algorithm.policy(variables, obs, core, context)
-        space = self.source.spec.action
-        if isinstance(space, Box):
-            action = jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))
-        return action, core
+        return clipped(self.source.spec.action, action), core
 
 
 def _restored(config: Train[Any], variables: Variables) -> Policy:

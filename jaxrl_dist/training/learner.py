@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jaxrl_dist import packing
+from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
@@ -37,7 +36,7 @@ def make_learner(
         return on_policy.on_policy(algorithm, packed=packed)
 
     def shapes(key: jax.Array) -> Rollout:
-        obs = jnp.zeros((num_envs, *spec.observation.shape), spec.observation.dtype)
+        obs = spaces.zeros(spec.observation, num_envs)
         return blank_rollout(algorithm, algorithm.init(key), obs, algorithm.initial_core(num_envs), length)
 
     like = jax.eval_shape(shapes, jax.random.key(0))

@@ -8,21 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
 import jax
-import numpy as np
 
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import parse_bounds
 from jaxrl_dist.config import Train
-from jaxrl_dist.envs.native import MASKS_IGNORED
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, EnvWarning
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
-from jaxrl_dist.spaces import Box
 from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.training.members import Member, is_population, members, programs
 from jaxrl_dist.training.population import PopulationRun
@@ -47,8 +44,8 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
     if config.compile_cache:
         keep_programs()
     prepared = _population(config, source) if is_population(config) else _run(config, make_job(config, source))
-    if source.spec.masked:
-        warnings.warn(f"{source.spec.backend}:{source.spec.id}: {MASKS_IGNORED}", EnvWarning, stacklevel=2)
+    if source.spec.unread_mask:
+        warnings.warn(f"{source.spec.backend}:{source.spec.id}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
     return prepared
 
 
@@ -118,11 +115,6 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
     """
     algorithm = config.algorithm.make(spec)
     if config.normalize_observations:
-        if not isinstance(spec.observation, Box) or spec.observation.dtype == np.uint8:
-            raise ConfigError(
-                f"--normalize-observations needs observations of numbers; those of {spec.id} are images or categories, "
-                "which the networks scale by themselves"
-            )
         algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:
         if algorithm.episodic:

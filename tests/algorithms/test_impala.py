@@ -17,7 +17,8 @@ from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.nn import networks
-from jaxrl_dist.types import Context, Rollout, Variables, reset_core
+from jaxrl_dist.nn.cores import reset_core
+from jaxrl_dist.types import Context, Rollout, Variables
 
 SPEC = spec()
 T, B = 9, 8

@@ -22,7 +22,8 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.nn import networks
-from jaxrl_dist.types import Context, EnvSpec, Rollout, reset_core
+from jaxrl_dist.nn.cores import reset_core
+from jaxrl_dist.types import Context, EnvSpec, Rollout
 
 SPEC = spec()
 N = 16

@@ -8,12 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import faulty
 import numpy as np
 import own
 import pytest
@@ -23,8 +21,7 @@ from test_gymnasium import WORKERS, act, children, release
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.envs import envpool, vector
-from jaxrl_dist.envs.base import Share, awaited
-from jaxrl_dist.envs.native import MASKS_IGNORED
+from jaxrl_dist.envs.base import awaited
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 from jaxrl_dist.training import setup
@@ -197,31 +194,15 @@ def test_numbers_that_stand_for_none_are_taken() -> None:
 # --- Action masks -------------------------------------------------------------------------------------
 
 
-def test_action_masks_in_infos_are_warned_of_once() -> None:
-    source = find("faulty:Scripted", {"mask": "info"})
-    told = []
-    for share, training in ((Share(0, 2, 4), True), (Share(2, 2, 4), True), (2, False)):
-        host = source.host(share, 0, training=training)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            host.reset()
-            host.reset()
-        host.close()
-        told.append([str(each.message) for each in caught])
-    assert told == [[f"{SCRIPTED}: {MASKS_IGNORED}"], [], []]
-
-
 @pytest.mark.parametrize("env", ["faulty:Scripted", "own:Masked"])
-def test_action_masks_that_show_before_are_warned_of_by_training(env: str) -> None:
-    options = {"mask": "method"} if env.startswith("faulty") else {}
+@pytest.mark.parametrize("mask", ["method", "info"])
+def test_masks_that_policies_cannot_read_are_warned_of_by_training(env: str, mask: str) -> None:
+    options = {"mask": mask} if env.startswith("faulty") else {}
     config = jaxrl_dist.preset("a2c", env, env_options=options, hidden_sizes=(4,))
-    with pytest.warns(EnvWarning, match=f"{env}: {MASKS_IGNORED}"):
-        run = setup.prepare(config)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        if run.job.source.pure is None:
-            host = run.job.source.host(1, 0)
-            host.reset()
-            host.close()
-    assert not find(own.Walk()).spec.masked and not find("faulty:Scripted").spec.masked
-    assert faulty.Scripted(mask="method").action_masks().all()
+    with pytest.warns(EnvWarning, match=rf"{env}: (its|info).* which actions are legal.*: illegal ones will be tried"):
+        setup.prepare(config)
+
+
+def test_environments_without_masks_have_none() -> None:
+    for env in (own.Walk(), "faulty:Scripted", "CartPole-v1", "gymnasium:CartPole-v1"):
+        assert (find(env).spec.mask, find(env).spec.unread_mask) == (None, "")

@@ -230,7 +230,9 @@ def test_python_numbers_will_do(action_repeat: int) -> None:
 
 @pytest.mark.parametrize("env", ["gymnax:FrozenLake-misc", "gymnasium:FrozenLake-v1", "envpool:FrozenLake-v1"])
 def test_what_cannot_be_stacked(env: str) -> None:
-    with pytest.raises(ConfigError, match=f"frame_stack 2 needs observations that are arrays of numbers, unlike {env}"):
+    with pytest.raises(
+        ConfigError, match=f"frame_stack 2 needs observations that are arrays of numbers, and {env} has Disc"
+    ):
         find(env, wrappers=Wrappers(frame_stack=2))
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_dist.envs.native import MASKS, MASKS_IGNORED
+from jaxrl_dist.envs.native import Mask, named, named_spaces
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import leaves
 
 STEPS = 1000
 """Env steps to play; a slow environment plays fewer, and stops after ``SECONDS``."""
@@ -71,8 +72,16 @@ class Check:
     # --- Checks of returned values ----------------------------------------------------------------------
 
     def observation(self, where: str, obs: Any, space: Any) -> None:
-        """Checks that an observation belongs to its space, which has ``shape`` and ``dtype``."""
-        x, what = np.asarray(obs), f"the observation of {where}"
+        """Checks that an observation, or each of its parts, belongs to its space."""
+        try:
+            parts = leaves(named(space, obs))
+        except ValueError as error:
+            return self.fault("parts", f"{where}: {error}")
+        for path, own in leaves(named_spaces(space)).items():
+            self._part(f"the observation of {where}{path and f' at {path}'}", parts[path], own)
+
+    def _part(self, what: str, obs: Any, space: Any) -> None:
+        x = np.asarray(obs)
         if x.dtype == object or x.dtype.kind in "US":
             self.fault("observation", f"{what} is a {type(obs).__name__}, not an array of numbers")
         elif x.shape != tuple(space.shape):
@@ -92,14 +101,22 @@ class Check:
         elif not np.isfinite(float(x)):
             self.fault("finite reward", f"{what} is {float(x)}")
 
-    def masked(self, masked: bool) -> None:
-        """Adds the note on action masks, once."""
-        if masked and MASKS_IGNORED not in self.notes:
-            self.notes.append(MASKS_IGNORED)
+    def masked(self, mask: Mask) -> None:
+        """Adds the note on action masks."""
+        if mask.unread:
+            self.notes.append(mask.unread)
+        elif mask.where:
+            names = {"part": f"part {mask.name!r} of its observation", "info": f"info[{mask.name!r}]"}
+            where = names.get(mask.where, f"{mask.name!r} of its {mask.where}")
+            self.notes.append(f"{where} says which actions are legal, and policies will take only those")
+
+    def legal(self, where: str, mask: Any) -> None:
+        """Checks that an action mask allows an action while the episode goes on."""
+        if not np.any(mask):
+            self.fault("legal", f"the action mask of {where} allows no action, though the episode goes on")
 
     def info(self, where: str, info: Any) -> None:
-        """Checks that an info is a dict, and looks for action masks in it."""
-        self.masked(isinstance(info, dict) and any(name in info for name in MASKS))
+        """Checks that an info is a dict."""
         if not isinstance(info, dict):
             self.fault(f"info {where}", f"{where}'s info is a {type(info).__name__}, not a dict")
 

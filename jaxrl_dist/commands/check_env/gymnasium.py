@@ -12,10 +12,11 @@ import jax
 import numpy as np
 
 from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check, Stop
+from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import space_of
-from jaxrl_dist.envs.native import describe, plain
+from jaxrl_dist.envs.native import Mask, plain
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.spaces import Box
+from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import PyTree
 
 RETURNS = "(observation, reward, terminated, truncated, info)"
@@ -43,18 +44,22 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
         except ConfigError as error:
             check.fault(what, error.with_flags)
             continue
-        if what == "action" and isinstance(found, Box) and not np.issubdtype(found.dtype, np.floating):
-            check.fault(what, f"its action_space is a Box of {found.dtype}; a Box of floats works")
+        for part in leaves(found).values():
+            if what == "action" and isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
+                check.fault(what, f"its action_space is a Box of {part.dtype}; a Box of floats works")
     if check.faults:
         raise Stop
 
-    check.masked(describe(env).masked)
-    player = _Player(check, env)
+    scout = make()  # which is reset once more than the others
+    mask = check.call("reset", masks.of_gymnasium, scout, plain(env.observation_space), plain(env.action_space))
+    check.call("close", scout.close)
+    check.masked(mask)
+    player = _Player(check, env, mask)
     played = player.play(SEEDS[0], STEPS)
     check.steps = len(played) - 1
     check.ends(player.lengths, player.both)
     begun = player.reset(SEEDS[0])
-    twin = _Player(check, make())
+    twin = _Player(check, make(), mask)
     again = twin.play(SEEDS[0], min(len(played) - 1, 200))
     if not _same(played[0].obs, again[0].obs):
         check.fault("seed", "two environments with the same seed begin differently: reset ignores its seed")
@@ -83,8 +88,10 @@ def _same(x: PyTree, y: PyTree) -> bool:
 class _Player:
     """Plays a Gymnasium environment with random actions, the same ones each time."""
 
-    def __init__(self, check: Check, env: Any) -> None:
+    def __init__(self, check: Check, env: Any, mask: Mask) -> None:
         self.env = env
+        self._mask = Mask() if mask.unread else mask
+        self._legal: np.ndarray | None = None
         self.firsts: list[Any] = []  # the first observation of each episode
         self.lengths: list[int] = []
         self.both = 0
@@ -100,7 +107,7 @@ class _Player:
         self.firsts.append(played[0].obs)
         length = 0
         for _ in range(steps):
-            step = self._step(actions.sample())
+            step = self._step(self._sample(actions))
             length += 1
             played.append(step)
             if step.ended:
@@ -111,6 +118,32 @@ class _Player:
                 break
         return played
 
+    def _sample(self, actions: Any) -> Any:
+        """Draws a legal action."""
+        if self._legal is None or not self._legal.any():
+            return actions.sample()
+        flags = self._legal.astype(np.int8)
+        if type(actions).__name__ == "Discrete":
+            return actions.sample(mask=flags)
+        sizes = [int(n) for n in actions.nvec.flat] if hasattr(actions, "nvec") else [2] * int(np.prod(actions.shape))
+        chosen = [np.flatnonzero(part if part.any() else part + 1) for part in np.split(flags, np.cumsum(sizes)[:-1])]
+        drawn = np.array([actions.np_random.choice(part) for part in chosen]).reshape(actions.shape)
+        return (drawn + getattr(actions, "start", 0)).astype(actions.dtype)
+
+    def _read_mask(self, where: str, obs: Any, info: Any, *, ended: bool) -> None:
+        """Reads which actions are legal now."""
+        name = self._mask.name
+        if not self._mask.where:
+            return
+        values: dict[str, Callable[[], Any]] = {
+            "part": lambda: obs[name],
+            "info": lambda: info[name],
+            "method": lambda: self.env.get_wrapper_attr(name)(),
+        }
+        self._legal = masks.flat(self._check.call(f"the action mask of {where}", values[self._mask.where]))
+        if not ended:
+            self._check.legal(where, self._legal)
+
     def reset(self, seed: int | None) -> Any:
         """Resets the environment and returns its first observation."""
         check = self._check
@@ -119,7 +152,9 @@ class _Player:
         if not (isinstance(out, tuple) and len(out) == 2):
             raise check.stop("reset", f"reset returns a {type(out).__name__}, not (observation, info)")
         check.info("reset", out[1])
-        return self._seen("reset", out[0])
+        seen = self._seen("reset", out[0])
+        self._read_mask("reset", *out, ended=False)
+        return seen
 
     def _step(self, action: Any) -> _Step:
         check = self._check
@@ -139,7 +174,10 @@ class _Player:
         check.info("step", info)
         self.both += bool(np.all(terminated)) and bool(np.all(truncated))
         number = float(np.asarray(reward, float).sum()) if "reward" not in check.faults else 0.0
-        return _Step(self._seen("step", obs), number, bool(np.any(terminated)) or bool(np.any(truncated)))
+        ended = bool(np.any(terminated)) or bool(np.any(truncated))
+        seen = self._seen("step", obs)
+        self._read_mask("step", obs, info, ended=ended)
+        return _Step(seen, number, ended)
 
     def _seen(self, where: str, obs: Any) -> Any:
         """Checks an observation, and that the previous one has not changed since; returns a copy."""

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist.commands.check_env.findings import STEPS, Check, Stop, shown
-from jaxrl_dist.envs import gymnax
+from jaxrl_dist.envs import gymnax, masks
+from jaxrl_dist.envs.native import named_spaces, plain, unnamed
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.spaces import Box, Discrete, Space
+from jaxrl_dist.nn.observations import legal, masked
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space, leaves
 from jaxrl_dist.types import PyTree
 
 
@@ -49,7 +51,7 @@ def check_gymnax(check: Check, made: Any, name: str) -> None:
             check.fault("leaf", f"its state holds a {type(leaf).__name__} at {where}, which is no array")
     if check.faults:
         raise Stop
-    action = _an_action(spaces["action"], key)
+    action = unnamed(natives["action"], _an_action(spaces["action"], key))
     out = _twice(check, env, "step_env", lambda *args: env.step_env(*args, params), key, state, action)
     if not isinstance(out, tuple) or len(out) != 5:
         count = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
@@ -66,7 +68,8 @@ def check_gymnax(check: Check, made: Any, name: str) -> None:
     _compare(check, "the observation", obs, next_obs)
     _compare(check, "the state", state, next_state)
     if not check.faults:
-        check.masked(gymnax.masked(env, params, spaces["action"]))
+        found = masks.of_gymnax(env, state, plain(natives["observation"]), plain(natives["action"]))
+        check.masked(found if found.where else masks.of_info(env, params, action))
         _roll(check, env, params, name, natives["observation"])
 
 
@@ -116,13 +119,22 @@ def _compare(check: Check, what: str, first: PyTree, later: PyTree) -> None:
                 check.fault(f"{what} {kind}", f"{what}{at} has {kind} {y} after step_env and {x} after reset_env")
 
 
-def _an_action(space: Space, key: jax.Array) -> jax.Array:
+def _an_action(space: Space, key: jax.Array) -> PyTree:
     """Returns a random action; components without bounds are within 1000 of 0."""
+    if isinstance(space, dict):
+        return {name: _an_action(part, jax.random.fold_in(key, i)) for i, (name, part) in enumerate(space.items())}
+    if isinstance(space, MultiDiscrete):
+        return jax.random.randint(key, space.shape, 0, np.asarray(space.nvec))
     if isinstance(space, Box):
         low, high = (np.clip(bound, -1e3, 1e3) for bound in (space.low, space.high))
         return jax.random.uniform(key, space.shape, jnp.float32, low, high).astype(space.dtype)
     most = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
     return jax.random.randint(key, space.shape, 0, most)
+
+
+def _without_mask(obs: PyTree, space: PyTree) -> PyTree:
+    """Returns the observation as the environment made it, before the mask of its state became a part."""
+    return {name: obs[name] for name in space} if isinstance(space, dict) else obs["observation"]
 
 
 def _roll(check: Check, env: Any, params: Any, name: str, native: Any, num_envs: int = 4) -> None:
@@ -135,6 +147,8 @@ def _roll(check: Check, env: Any, params: Any, name: str, native: Any, num_envs:
         def step(state: PyTree, key: jax.Array) -> tuple[PyTree, Any]:
             keys = jax.random.split(key, num_envs)
             action = jax.vmap(lambda key: _an_action(pure.spec.action, key))(keys)
+            if (allowed := legal(pure.spec, state.obs)) is not None and isinstance(pure.spec.action, Discrete):
+                action = jax.vmap(jax.random.categorical)(keys, masked(jnp.zeros(allowed.shape), allowed))
             state, timestep, _ = pure.step(state, action, keys)
             over = jax.vmap(lambda each: env.is_truncated(each, params))(state.env)
             return state, (timestep, timestep.terminated & over, state.episode_length)
@@ -146,8 +160,11 @@ def _roll(check: Check, env: Any, params: Any, name: str, native: Any, num_envs:
         "a compiled loop of steps", lambda: jax.device_get(jax.jit(run)(jax.random.key(1)))
     )
     check.steps = int(steps.valid.sum())
-    for t, index in itertools.product(range(len(steps.obs)), range(num_envs)):
-        check.observation("step_env", steps.obs[t, index], native)
+    space = named_spaces(native)
+    obs = steps.obs if pure.spec.mask is None or pure.spec.mask in leaves(space) else _without_mask(steps.obs, space)
+    for t, index in itertools.product(range(len(steps.reward)), range(num_envs)):
+        for path, part in leaves(jax.tree.map(lambda x, t=t, index=index: x[t, index], obs)).items():
+            check.observation(f"step_env{path and f' at {path}'}", part, leaves(space)[path])
     if not np.isfinite(steps.reward).all():
         check.number("the reward", float(steps.reward[~np.isfinite(steps.reward)][0]))
     ended = steps.terminated | steps.truncated

@@ -1,0 +1,173 @@
+"""Action masks: finds where an environment says which actions are legal.
+
+This module imports no JAX until it is used, because worker processes import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl_dist.envs.native import NO_MASK as NONE
+from jaxrl_dist.envs.native import Mask, PlainSpace, named
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxrl_dist.types import PyTree
+
+NAMES = (
+    *("action_mask", "action_masks", "legal_action_mask", "legal_actions", "avail_actions"),
+    *("get_action_mask", "get_legal_actions", "get_avail_actions"),
+)
+"""Names of action masks, as parts of observations, keys of infos, methods or fields of states."""
+PART = "mask"
+"""Name of the part of the observation in which policies find a mask that came in another way."""
+
+
+def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
+    """Finds the action mask among the parts of an observation.
+
+    A part ``mask`` that has another size is something else, such as the mask of an image.
+    """
+    for name in (PART, *NAMES):
+        if (part := (observation.parts or {}).get(name)) is None:
+            continue
+        size = len(part.sizes) if part.sizes else math.prod(part.shape) if part.kind == "Box" else 0
+        flags = part.kind == "MultiBinary" or (part.kind == "Box" and np.dtype(part.dtype).kind in "biu")
+        zero_one = part.kind == "Box" and np.all(np.asarray(part.low) == 0) and np.all(np.asarray(part.high) == 1)
+        if action.num_choices == size and (flags or zero_one) and len(part.shape) <= 1:
+            return Mask("part", name)
+        if name != PART:
+            return Mask("part", name, _misfit(f"part {name!r} of its observation", size, action))
+    return NONE
+
+
+def _misfit(what: str, size: int, action: PlainSpace) -> str:
+    if not action.num_choices:
+        return f"{what} looks like an action mask, which {action.kind} actions cannot use: illegal ones will be tried"
+    return (
+        f"{what} looks like an action mask, but has {size} numbers where {action.num_choices} zeros and ones would say "
+        "which actions are legal: illegal ones will be tried"
+    )
+
+
+def size_of(value: Any) -> int:
+    """Returns the length of an action mask; of a tuple of masks, one for each component, their sum."""
+    parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
+    return sum(np.size(part) for part in parts) if all(np.isin(part, (0, 1)).all() for part in parts) else 0
+
+
+def flat(value: Any) -> np.ndarray:
+    """Returns a mask, or one for each component, as one vector of bools."""
+    parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
+    return np.concatenate([np.asarray(part, bool).reshape(-1) for part in parts])
+
+
+def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
+    """Finds the action mask of a Gymnasium environment; resets it once to see its info and its methods' answers."""
+    found = of_parts(observation, action)
+    methods = [name for name in NAMES if env.has_wrapper_attr(name)]
+    if found.where or not (methods or action.num_choices):
+        return found
+    with contextlib.suppress(Exception):  # training will show an error of reset, and where it came from
+        _, info = env.reset(seed=0)
+        offered = {("info", name): info[name] for name in NAMES if name in info}
+        offered |= {("method", name): env.get_wrapper_attr(name)() for name in methods}
+        for (where, name), value in offered.items():
+            if size_of(value) == action.num_choices > 0:
+                return Mask(where, name)
+        for (where, name), value in offered.items():
+            what = f"info[{name!r}]" if where == "info" else f"its method {name}"
+            return Mask(where, name, _misfit(what, np.size(value), action))
+    return found
+
+
+def of_keys(keys: Sequence[str]) -> str:
+    """Returns why the mask among the keys of EnvPool's infos cannot be used; empty without a mask."""
+    names = [name for key in keys if (name := key.partition(":")[2]) in NAMES]
+    return f"info[{names[0]!r}] says which actions are legal; illegal ones will be tried" if names else ""
+
+
+def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str | None]:
+    """Returns the observation with the action mask as a part, and the part's name, None without a mask.
+
+    Where the mask is no part yet, it becomes ``PART``, and an observation without parts becomes ``observation``.
+    """
+    if not mask.where or mask.unread:
+        return observation, None
+    if mask.where == "part":
+        return observation, mask.name
+    size = sum([action.n] if isinstance(action, Discrete) else action.nvec if isinstance(action, MultiDiscrete) else [])
+    flags = Box((size,), np.dtype(np.bool_), np.zeros(size, np.bool_), np.ones(size, np.bool_))
+    parts = observation if isinstance(observation, dict) else {"observation": observation}
+    return {**parts, PART: flags}, PART
+
+
+# --- gymnax-style environments --------------------------------------------------------------------------
+
+
+def of_gymnax(env: Any, state: PyTree, observation: PlainSpace, action: PlainSpace) -> Mask:
+    """Finds the action mask of a gymnax-style environment: a part of its observation, or a field of its state.
+
+    Args:
+      state: shapes and dtypes suffice.
+    """
+    import jax
+
+    found = of_parts(observation, action)
+    if found.where:
+        return found
+    names = [name for name in NAMES if hasattr(env, name)]
+    for path, leaf in jax.tree.leaves_with_path(state):
+        name = _name(path)
+        if name in NAMES and leaf.shape == (action.num_choices,):
+            return Mask("state", name)
+        names += [name] if name in NAMES else []
+    return _unread(f"its {names[0]}") if names else found
+
+
+def _unread(what: str) -> Mask:
+    text = (
+        f"{what} seems to say which actions are legal, and policies read it from a part {PART!r} of the observation or "
+        "a field of the state with a bool for each action: illegal ones will be tried"
+    )
+    return Mask("method", what, text)
+
+
+def _name(path: Sequence[Any]) -> str:
+    """Returns the last name of a path in a tree; empty for an index, or no path."""
+    return str(getattr(path[-1], "name", getattr(path[-1], "key", ""))) if path else ""
+
+
+def observer(found: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
+    """Returns ``(obs, state) -> obs``: as policies see it, with the mask of one environment's state as a part."""
+
+    import jax
+
+    def observe(obs: PyTree, state: PyTree) -> PyTree:
+        obs = named(native, obs)
+        if found.where != "state":
+            return obs
+        mask = next(leaf for path, leaf in jax.tree.leaves_with_path(state) if _name(path) == found.name)
+        return {**(obs if isinstance(obs, dict) else {"observation": obs}), PART: mask.astype(bool)}
+
+    return observe
+
+
+def of_info(env: Any, params: Any, action: PyTree) -> Mask:
+    """Finds an action mask in the info of a step, which comes too late for the first action of an episode."""
+
+    import jax
+
+    def info(key: jax.Array, action: PyTree) -> Any:
+        return env.step_env(key, env.reset_env(key, params)[1], action, params)[4]
+
+    traced = jax.eval_shape(info, jax.eval_shape(lambda: jax.random.key(0)), action)
+    names = [_name(path) for path, _ in jax.tree.leaves_with_path(traced) if _name(path) in NAMES]
+    return _unread(f"info[{names[0]!r}]") if names else NONE

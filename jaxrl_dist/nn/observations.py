@@ -1,0 +1,116 @@
+"""Observations as networks read them, and the actions that they allow."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxrl_dist import spaces
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Discrete, MultiDiscrete, Part, Space, channels_first
+from jaxrl_dist.types import EnvSpec, PyTree
+
+ILLEGAL = -1e30
+"""Logit or value of an illegal action: its probability is exactly 0, and unlike -inf it never makes a NaN."""
+
+
+# --- What networks read -------------------------------------------------------------------------------
+
+
+def seen(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
+    """Returns the space of the observations that a network reads: without the mask and the ``hidden`` parts.
+
+    Raises:
+      ConfigError: there is no such part, or none is left.
+    """
+    space = spec.observation
+    parts = [name for name in space if name != spec.mask] if isinstance(space, dict) else []
+    for name in hidden:
+        if name not in parts:
+            there = f"its parts are {', '.join(parts)}" if parts else "its observation has no parts"
+            raise ConfigError(f"--critic-sees {name}: {spec.id} has no such part to observe; {there}")
+    left = [name for name in parts if name not in hidden]
+    if not isinstance(space, dict):
+        return space
+    if not left:
+        raise ConfigError(f"--critic-sees {','.join(hidden)} leaves the policy of {spec.id} nothing to observe")
+    return {name: space[name] for name in left}
+
+
+def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
+    """Turns observations ``[..., *space.shape]`` into the input of a torso, as ``dtype``.
+
+    Discrete: one-hot ``[..., n]``. MultiDiscrete: one-hots side by side, ``[..., sum(nvec)]``. Box: the same shape,
+    divided by 255 if the space is uint8; channels of an image (rank 3) move to the last axis. Named parts: a dict of
+    those that ``space`` has.
+    """
+    if isinstance(space, dict):
+        return {name: preprocess(obs[name], part, dtype) for name, part in space.items()}
+    return _preprocess_part(obs, space, dtype)
+
+
+def _preprocess_part(obs: ArrayLike, space: Part, dtype: DTypeLike) -> jax.Array:
+    if isinstance(space, Discrete):
+        return jax.nn.one_hot(jnp.asarray(obs, jnp.int32), space.n, dtype=dtype)
+    if isinstance(space, MultiDiscrete):
+        digits = jnp.asarray(obs, jnp.int32)
+        return jnp.concatenate([jax.nn.one_hot(digits[..., i], n, dtype=dtype) for i, n in enumerate(space.nvec)], -1)
+    x = jnp.asarray(obs, dtype)
+    if space.dtype == np.uint8:
+        x = x / 255
+    return jnp.moveaxis(x, -3, -1) if channels_first(space.shape) else x
+
+
+def rank(space: Part) -> int:
+    """Returns the rank of one preprocessed observation."""
+    return len(space.shape) if isinstance(space, spaces.Box) else 1
+
+
+def flatten(x: jax.Array, axes: int) -> jax.Array:
+    """Merges the last ``axes`` axes into one; with ``axes`` 0, adds one of length 1."""
+    batch = x.shape[: x.ndim - axes]
+    return x.reshape(*batch, math.prod(x.shape[len(batch) :]))
+
+
+def side_by_side(x: PyTree, space: Space) -> jax.Array:
+    """Flattens preprocessed observations and joins their parts, ``[..., D]``."""
+    parts = spaces.leaves(space)
+    return jnp.concatenate([flatten(leaf, rank(parts[path])) for path, leaf in spaces.leaves(x).items()], axis=-1)
+
+
+# --- Legal actions ------------------------------------------------------------------------------------
+
+
+def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
+    """Returns which actions are legal, bool, laid out as ``EnvSpec.mask``; None: all are.
+
+    Where a mask allows nothing, as some environments report after an episode's end, all actions count as legal; for
+    ``MultiDiscrete`` this holds for each component.
+
+    Args:
+      obs: ``[..., *shape]``.
+    """
+    if spec.mask is None:
+        return None
+    sizes = mask_sizes(spec.action)
+    mask = jnp.asarray(obs[spec.mask], bool)[..., -sum(sizes) :]  # the newest of a stack comes last
+    parts = jnp.split(mask, list(itertools.accumulate(sizes))[:-1], axis=-1)
+    return jnp.concatenate([part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1)
+
+
+def mask_sizes(action: Space) -> list[int]:
+    """Returns the number of values of each component of a discrete action; of other actions, none."""
+    if isinstance(action, Discrete):
+        return [action.n]
+    return list(action.nvec) if isinstance(action, MultiDiscrete) else []
+
+
+def masked(values: jax.Array, legal: jax.Array | None) -> jax.Array:
+    """Returns logits or action values ``[..., n]`` with ``ILLEGAL`` where ``legal [..., n]`` is False."""
+    return values if legal is None else jnp.where(legal, values, ILLEGAL)

@@ -1,0 +1,161 @@
+"""Environments whose observations have parts, and that say which actions are legal."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from gymnax.environments import spaces as jax_spaces
+
+SIDE = 4
+MOVES = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]], np.int32)
+OPTIMUM = 1.0 - 0.1 * (2 * (SIDE - 1) - 1)
+"""Return of the shortest way from one corner to the other."""
+
+
+class State(NamedTuple):
+    place: jax.Array
+    time: jax.Array
+    illegal: jax.Array  # illegal actions so far
+    legal_action_mask: jax.Array
+
+
+class Grid:
+    """A walk to the far corner: each move but the last costs 0.1, and moves off the grid are illegal.
+
+    The observation has the place as numbers, as a picture and as a number, and ``mask``; with ``where="state"`` it is
+    the place alone, and the mask is in the state. An illegal action ends the episode with a reward of -10.
+    """
+
+    default_params = 30
+
+    def __init__(self, where: str = "part", goal_in: str = "") -> None:
+        self.where, self.goal_in = where, goal_in
+
+    def reset_env(self, key: jax.Array, params: int) -> tuple[Any, State]:
+        state = State(jnp.zeros(2, jnp.int32), jnp.int32(0), jnp.int32(0), legal(jnp.zeros(2, jnp.int32)))
+        return self.shown(state), state
+
+    def step_env(self, key: jax.Array, state: State, action: jax.Array, params: int) -> Any:
+        allowed = state.legal_action_mask[action]
+        place = jnp.where(allowed, state.place + jnp.asarray(MOVES)[action], state.place)
+        there = jnp.all(place == SIDE - 1)
+        illegal = state.illegal + (1 - allowed.astype(jnp.int32))
+        state = State(place, state.time + 1, illegal, legal(place))
+        reward = jnp.where(allowed, jnp.where(there, 1.0, -0.1), -10.0)
+        return self.shown(state), state, reward, there | ~allowed, {}
+
+    def is_truncated(self, state: State, params: int) -> jax.Array:
+        return state.time >= params
+
+    def shown(self, state: State) -> Any:
+        numbers = state.place.astype(jnp.float32) / SIDE
+        if self.where == "state":
+            return numbers
+        picture = jnp.zeros((6, 6, 1), jnp.uint8).at[state.place[0], state.place[1], 0].set(255)
+        inner = {"row": state.place[0], "picture": picture}
+        return {"numbers": numbers, "inner": inner, "mask": state.legal_action_mask}
+
+    def observation_space(self, params: int) -> Any:
+        numbers = jax_spaces.Box(0.0, 1.0, (2,), jnp.float32)
+        if self.where == "state":
+            return numbers
+        picture = jax_spaces.Box(0, 255, (6, 6, 1), jnp.uint8)
+        inner = jax_spaces.Dict({"row": jax_spaces.Discrete(SIDE), "picture": picture})
+        return jax_spaces.Dict({"numbers": numbers, "inner": inner, "mask": jax_spaces.Box(0, 1, (4,), jnp.bool_)})
+
+    def action_space(self, params: int) -> jax_spaces.Discrete:
+        return jax_spaces.Discrete(4)
+
+
+def legal(place: jax.Array) -> jax.Array:
+    """Which moves stay on the grid, ``[4]`` bool."""
+    after = place[None] + jnp.asarray(MOVES)
+    return jnp.all((after >= 0) & (after < SIDE), axis=1)
+
+
+class HostGrid(gymnasium.Env):
+    """``Grid`` for Gymnasium, with the mask as ``part``, in ``info`` or by ``method``, or as MultiDiscrete moves."""
+
+    def __init__(self, where: str = "part", wide: bool = False) -> None:
+        self.where, self.wide = where, wide
+        numbers = spaces.Box(0.0, 1.0, (2,), np.float64)
+        inner = spaces.Tuple((spaces.Discrete(SIDE, start=2), spaces.Box(0, 255, (6, 6, 1), np.uint8)))
+        parts = {"numbers": numbers, "inner": inner}
+        self.observation_space: Any = numbers
+        if where == "part":
+            self.observation_space = spaces.Dict({**parts, "action_mask": spaces.MultiBinary(4)})
+        self.action_space: Any = spaces.MultiDiscrete([2, 2]) if wide else spaces.Discrete(4)
+        if where == "method":
+            self.action_masks = self.mask
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place, self.time = np.zeros(2, np.int32), 0
+        return self.shown()
+
+    def step(self, action: Any) -> Any:
+        if self.wide:  # component 0: along which axis, component 1: forth or back
+            action = int(action[0] + 2 * action[1]) if action[0] else int(2 * action[1])
+        after = self.place + MOVES[action]
+        if (after < 0).any() or (after >= SIDE).any():
+            raise AssertionError(f"illegal move {action} at {self.place}")
+        self.place, self.time = after, self.time + 1
+        there = bool((self.place == SIDE - 1).all())
+        obs, info = self.shown()
+        return obs, 1.0 if there else -0.1, there, self.time >= 30, info
+
+    def mask(self) -> np.ndarray:
+        after = self.place[None] + MOVES
+        return ((after >= 0) & (after < SIDE)).all(axis=1).astype(np.int8)
+
+    def shown(self) -> Any:
+        numbers = self.place / SIDE
+        info = {"action_mask": self.mask()} if self.where == "info" else {}
+        if self.where != "part":
+            return numbers, info
+        picture = np.zeros((6, 6, 1), np.uint8)
+        picture[self.place[0], self.place[1]] = 255
+        inner = (np.int64(self.place[0] + 2), picture)
+        return {"numbers": numbers, "inner": inner, "action_mask": self.mask()}, info
+
+
+class Secret:
+    """One step an episode: ``state`` holds the number to guess, which the policy cannot see; ``hint`` is its sign."""
+
+    default_params = 1
+
+    def reset_env(self, key: jax.Array, params: int) -> tuple[Any, Any]:
+        secret = jax.random.uniform(key, (1,), minval=-1.0)
+        return {"state": secret, "hint": jnp.sign(secret)}, (secret, jnp.int32(0))
+
+    def step_env(self, key: jax.Array, state: Any, action: Any, params: int) -> Any:
+        secret, time = state
+        error = jnp.abs(action["guess"][0] - secret[0]) + (action["sign"] != (secret[0] > 0)).astype(jnp.float32)
+        state = secret, time + 1
+        return {"state": secret, "hint": jnp.sign(secret)}, state, -error, jnp.array(True), {}
+
+    def is_truncated(self, state: Any, params: int) -> jax.Array:
+        return state[1] >= 1
+
+    def observation_space(self, params: int) -> Any:
+        return jax_spaces.Dict(
+            {"state": jax_spaces.Box(-1, 1, (1,), jnp.float32), "hint": jax_spaces.Box(-1, 1, (1,), jnp.float32)}
+        )
+
+    def action_space(self, params: int) -> Any:
+        return jax_spaces.Dict({"guess": jax_spaces.Box(-2, 2, (1,), jnp.float32), "sign": jax_spaces.Discrete(2)})
+
+
+class Forgetful(HostGrid):
+    """Says at the start which actions are legal, and then no more."""
+
+    def __init__(self) -> None:
+        super().__init__("info")
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {}
