@@ -79,7 +79,10 @@ def legal(place: jax.Array) -> jax.Array:
 
 
 class HostGrid(gymnasium.Env):
-    """``Grid`` for Gymnasium, with the mask as ``part``, in ``info`` or by ``method``, or as MultiDiscrete moves."""
+    """``Grid`` for Gymnasium, with the mask as ``part``, in ``info`` or by ``method``.
+
+    With ``wide``, an action says for each axis whether to move on, which is illegal at its end.
+    """
 
     def __init__(self, where: str = "part", wide: bool = False) -> None:
         self.where, self.wide = where, wide
@@ -89,7 +92,7 @@ class HostGrid(gymnasium.Env):
         self.observation_space: Any = numbers
         if where == "part":
             self.observation_space = spaces.Dict({**parts, "action_mask": spaces.MultiBinary(4)})
-        self.action_space: Any = spaces.MultiDiscrete([2, 2]) if wide else spaces.Discrete(4)
+        self.action_space: Any = spaces.MultiDiscrete([2, 2], start=[3, 0]) if wide else spaces.Discrete(4)
         if where == "method":
             self.action_masks = self.mask
 
@@ -99,9 +102,7 @@ class HostGrid(gymnasium.Env):
         return self.shown()
 
     def step(self, action: Any) -> Any:
-        if self.wide:  # component 0: along which axis, component 1: forth or back
-            action = int(action[0] + 2 * action[1]) if action[0] else int(2 * action[1])
-        after = self.place + MOVES[action]
+        after = self.place + (action - [3, 0] if self.wide else MOVES[action])
         if (after < 0).any() or (after >= SIDE).any():
             raise AssertionError(f"illegal move {action} at {self.place}")
         self.place, self.time = after, self.time + 1
@@ -110,6 +111,8 @@ class HostGrid(gymnasium.Env):
         return obs, 1.0 if there else -0.1, there, self.time >= 30, info
 
     def mask(self) -> np.ndarray:
+        if self.wide:
+            return np.array([[1, place < SIDE - 1] for place in self.place], np.int8).reshape(-1)
         after = self.place[None] + MOVES
         return ((after >= 0) & (after < SIDE)).all(axis=1).astype(np.int8)
 

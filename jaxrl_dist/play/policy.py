@@ -18,6 +18,7 @@ from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import checkpoint
+from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.training.stored import stored_config
@@ -75,15 +76,11 @@ class Policy:
         space = self.source.spec.observation
         hidden: tuple[str, ...] = getattr(self.config.algorithm, "hidden", ())
         if isinstance(space, dict):
-            missing = [
-                name for name in space if name not in hidden and name not in (obs if isinstance(obs, dict) else ())
-            ]
-            if missing:
-                raise ValueError(
-                    f"observations are dicts with the parts {', '.join(space)} here; {missing[0]} is missing"
-                )
-            size = len(jax.tree.leaves(obs)[0])
-            absent = {name: spaces.zeros(space[name], size) for name in hidden if name not in obs}
+            there = obs if isinstance(obs, dict) else {}
+            if missing := [name for name in space if name not in hidden and name not in there]:
+                raise ValueError(f"observations are dicts here, with {', '.join(space)}; {missing[0]} is missing")
+            size = np.shape(jax.tree.leaves(obs)[0])[0]
+            absent = {name: _blank(space[name], size) for name in hidden if name not in obs}
             obs = {name: (obs | absent)[name] for name in space}
         for path, part in spaces.leaves(space).items():
             shape, wanted = np.shape(spaces.leaves(obs)[path]), part.shape
@@ -118,6 +115,11 @@ class Policy:
 def _restored(config: Train[Any], variables: Variables) -> Policy:
     """Makes the policy that ``__reduce__`` describes."""
     return Policy(*resolved(config), jax.device_put(variables, jax.local_devices()[0]))
+
+
+def _blank(space: Space, num_envs: int) -> PyTree:
+    """Returns zeros ``[num_envs, ...]``; an export knows their number by a symbol only."""
+    return jax.tree.map(lambda part: jnp.zeros((num_envs, *part.shape), part.dtype), space)
 
 
 def _checked_key(key: Any) -> jax.Array:
