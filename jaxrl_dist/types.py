@@ -30,8 +30,7 @@ class EnvSpec:
     """The properties of an environment that an algorithm may use."""
 
     id: str
-    """The environment's id without the backend's prefix, such as ``CartPole-v1``, ``my_module:make`` or, for an object
-    from Python, ``object:MyEnv``."""
+    """Its id without the backend's prefix: ``CartPole-v1``, ``my_module:make``, or ``object:MyEnv`` from Python."""
     backend: str
     """``gymnax``, ``envpool``, ``gymnasium``, or one of ``config.LIBRARIES``."""
     family: str
@@ -45,10 +44,9 @@ class EnvSpec:
     """Frames in an observation, concatenated along the channels of an image or else the first axis, newest last; if
     there are several, host environments return single frames (``frames.Frame``)."""
     mask: str | None = None
-    """Part of the observation that says which actions are legal: ``[n]`` bool for ``Discrete(n)``, ``[sum(nvec)]`` for
-    ``MultiDiscrete(nvec)``; with stacked frames, that of the newest comes last. None: all actions are always legal."""
+    """Part of the observation that says which actions are legal, as ``observations.legal`` reads it; None: all are."""
     unread_mask: str = ""
-    """Why policies cannot use the action masks that the environment seems to have; empty: nothing is wrong."""
+    """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
 
 
 # --- Experience ---------------------------------------------------------------------------------------

@@ -88,10 +88,10 @@ def side_by_side(x: PyTree, space: Space) -> jax.Array:
 
 
 def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
-    """Returns which actions are legal, bool, laid out as ``EnvSpec.mask``; None: all are.
+    """Returns which actions are legal, bool: ``[..., n]`` of ``Discrete(n)``, ``[..., sum(nvec)]`` of ``MultiDiscrete``.
 
-    Where a mask allows nothing, as some environments report after an episode's end, all actions count as legal; for
-    ``MultiDiscrete`` this holds for each component.
+    None: all are. Where a mask allows nothing, as some environments report after an episode's end, all actions count as
+    legal; for ``MultiDiscrete`` this holds for each component.
 
     Args:
       obs: ``[..., *shape]``.

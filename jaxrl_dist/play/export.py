@@ -60,7 +60,7 @@ def export(
         if isinstance(observation, dict):
             observation = {name: part for name, part in observation.items() if name not in hidden}
         obs = jax.tree.map(lambda part: jax.ShapeDtypeStruct((size, *part.shape), part.dtype), observation)
-        core = jax.eval_shape(lambda x: policy.initial_core(len(x)), jax.tree.leaves(obs)[0])
+        core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), jax.tree.leaves(obs)[0])
         start = jax.ShapeDtypeStruct((size,), jnp.bool_)
         chosen = platforms or (jax.local_devices()[0].platform,)
         exported = jax_export.export(jax.jit(act), platforms=chosen)(obs, core, start)
