@@ -34,8 +34,7 @@ class EnvSpec:
     backend: str
     """``gymnax``, ``envpool``, ``gymnasium``, or one of ``config.LIBRARIES``."""
     family: str
-    """The environment's group in its backend: ``classic_control``, ``bsuite``, ``minatar``, ``atari``, ``mujoco`` ...;
-    presets depend on it."""
+    """Its group in its backend, such as ``classic_control``, ``minatar`` or ``mujoco``; presets depend on it."""
     observation: Space
     action: Space
     max_episode_steps: int | None

@@ -134,7 +134,7 @@ def space_of(
         }
     if space.kind not in kinds or space.parts == {}:
         others = "wrappers such as FlattenObservation make a Box of others"
-        if what == "actions":
+        if "actions" in what:
             others = "a gymnasium.ActionWrapper can offer one of these instead"
         advice = f", and {others}" if "MultiBinary" in kinds else ""
         has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"

@@ -88,7 +88,7 @@ def side_by_side(x: PyTree, space: Space) -> jax.Array:
 
 
 def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
-    """Returns which actions are legal, bool: ``[..., n]`` of ``Discrete(n)``, ``[..., sum(nvec)]`` of ``MultiDiscrete``.
+    """Returns which actions are legal, bool: ``[..., n]``, or ``[..., sum(nvec)]`` for several components.
 
     None: all are. Where a mask allows nothing, as some environments report after an episode's end, all actions count as
     legal; for ``MultiDiscrete`` this holds for each component.
