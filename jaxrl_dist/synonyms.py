@@ -53,6 +53,7 @@ SYNONYMS: dict[str, str] = {
     "temperature priority_exponent": "alpha init_alpha init_temperature initial_alpha",
     "value_coefficient": "vf_coef vf_coeff vf_loss_coeff value_coef value_loss_coef value_loss_coeff baseline_cost",
     "clip_epsilon": "clip_range clip_coef clip_param clip_eps eps_clip clip_ratio ppo_clip ppo_clip_ratio cliprange",
+    "target_kl": "kl_target desired_kl target_kl_div max_kl",
     "value_clip_epsilon": "clip_vloss clip_range_vf vf_clip_param value_clip ppo_clip_value",
     "normalize_advantages": "norm_adv adv_norm normalize_advantage advantage_normalization",
     "max_gradient_norm": "max_grad_norm grad_clip clip_grad_norm gradient_clip grad_clip_norm max_norm",

@@ -221,22 +221,17 @@ class Algorithm:
 
     init: Callable[[jax.Array], Variables]
     """``(key) -> variables``."""
-
     policy: Callable[..., Acted]
     """``(variables, obs [B, ...], core [B, ...], context) -> (action [B, ...], core, extras)``."""
-
     postprocess: Callable[..., PyTree]
     """``(variables, rollout, context) -> batch``, whose leading axis holds ``N`` independent examples
     in environment-major order: all examples of environment 0, then all of environment 1, and so on."""
-
     loss: Callable[..., tuple[jax.Array, jax.Array, Aux]]
     """``(variables, batch, context) -> (losses, mask, aux)``, all per example (leading axis ``N``).
     The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it
     with respect to ``variables.params``."""
-
     optimizer: optax.GradientTransformation
     """Its ``update`` also gets ``env_step``, as in ``Context``, if it takes extra arguments."""
-
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None
@@ -245,6 +240,8 @@ class Algorithm:
     """Passes of the learner over the batch of one rollout."""
     num_minibatches: int = 1
     """Updates into which the learner divides each pass."""
+    done: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
+    """``(means of an update's metrics) -> bool``: True leaves it and the rollout's later updates out; None: never."""
     corrects_lag: bool = False
     """Whether the loss allows for experience of older policy versions, as replayed experience always is."""
 

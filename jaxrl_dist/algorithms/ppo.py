@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_dist.algorithms import presets
@@ -26,12 +27,15 @@ class PPO(ActorCriticConfig):
     """Clip range of the probability ratio around 1 (equation 7)."""
     value_clip_epsilon: float | None = None
     """Clip range of a value around its estimate while acting; None: no clipping."""
+    target_kl: float | None = None
+    """Stop learning from a rollout before the first minibatch whose approximate KL divergence from the acting policy
+    exceeds 1.5 times this value (Stable-Baselines3, PPO.train); None: never."""
     normalize_advantages: bool = True
     """Shift and scale the advantages of each rollout to mean 0 and standard deviation 1."""
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "clip_epsilon", "value_clip_epsilon", above=0)
+        check_range(self, "clip_epsilon", "value_clip_epsilon", "target_kl", above=0)
         check_range(self, "gae_lambda", low=0, high=1)
         check_range(self, "num_epochs", "num_minibatches", low=1)
 
@@ -78,6 +82,10 @@ class PPO(ActorCriticConfig):
             }
             return total, batch["valid"], Aux(metrics)
 
+        def too_far(metrics: Mapping[str, jax.Array]) -> jax.Array:
+            assert self.target_kl is not None
+            return metrics["policy/approx_kl"] > 1.5 * self.target_kl
+
         return Algorithm(
             init=net.init,
             policy=net.policy,
@@ -86,6 +94,7 @@ class PPO(ActorCriticConfig):
             optimizer=self.clipped_optimizer("adam", eps=1e-5),
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
+            done=None if self.target_kl is None else too_far,
             initial_core=net.initial_core,
             window=net.window,
         )

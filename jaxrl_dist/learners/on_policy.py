@@ -14,7 +14,7 @@ from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.checks import check_divides, divisors_near
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.types import Algorithm, Learner, Rollout, TrainState
+from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
 
 
 def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
@@ -22,6 +22,10 @@ def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
 
     Examples are shuffled within groups of environments (see ``envs_per_group``). The keys depend on the group's global
     index, so the minibatches hold the same examples on any number of devices. ``packed`` is as in ``packing.scan``.
+
+    With ``Algorithm.done``, the metrics are means over the updates until it was True, and ``learner/left_out`` is the
+    part of the rollout's updates that were left out. Nothing waits for the host: updates that are left out are computed
+    and change nothing.
     """
 
     def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -41,18 +45,25 @@ def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
         group_index = mesh.global_index(num_envs // group)
 
         def one_update(
-            state: TrainState, step: tuple[jax.Array, jax.Array, jax.Array | None]
-        ) -> tuple[TrainState, Mapping[str, jax.Array]]:
-            index, epoch, rows = step
+            carry: tuple[TrainState, PyTree], step: tuple[jax.Array, jax.Array, jax.Array | None]
+        ) -> tuple[tuple[TrainState, PyTree], Mapping[str, jax.Array]]:
+            (state, done), (index, epoch, rows) = carry, step
             flat = examples.reshape(-1)
             minibatch = batch
             if rows is not None:
                 flat, minibatch = jax.tree.map(partial(_take, rows=rows), (flat, batch))
             keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 2 + epoch), index), flat)
             grads, metrics, _ = sgd.gradient(algorithm, state, minibatch, keys)
-            return sgd.apply(algorithm, state, grads), metrics
+            new = sgd.apply(algorithm, state, grads)
+            if algorithm.done is None:
+                return (new, done), metrics
+            counted, done = ~done, done | algorithm.done(metrics)
+            new = jax.tree.map(lambda new, old: jnp.where(done, old, new), new, state)
+            return (new, done), {**metrics, COUNTED: counted, "learner/left_out": done.astype(jnp.float32)}
 
-        def one_epoch(state: TrainState, epoch: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        def one_epoch(
+            state: tuple[TrainState, PyTree], epoch: jax.Array
+        ) -> tuple[tuple[TrainState, PyTree], Mapping[str, jax.Array]]:
             rows = None
             if minibatches > 1:
                 shuffle_keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 1), epoch), group_index)
@@ -63,21 +74,36 @@ def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
             with jax.named_scope("update"):
                 return packing.scan(one_update, state, (index, jnp.full_like(index, epoch), rows), packed=packed)
 
+        carry = state, () if algorithm.done is None else jnp.zeros((), bool)
         if epochs == minibatches == 1:
             zero = jnp.zeros((), jnp.int32)
             with jax.named_scope("update"):
-                state, metrics = one_update(state, (zero, zero, None))
+                (state, _), metrics = one_update(carry, (zero, zero, None))
         else:
             with jax.named_scope("epoch"):
-                state, metrics = packing.scan(one_epoch, state, jnp.arange(epochs), packed=packed)
+                (state, _), metrics = packing.scan(one_epoch, carry, jnp.arange(epochs), packed=packed)
         state = state._replace(
             variables=state.variables._replace(stats=stats),
             iteration=state.iteration + 1,
             env_step=sgd.nominal_env_step(state, num_steps * num_envs * jax.lax.axis_size(mesh.DATA)),
         )
-        return state, jax.tree.map(jnp.mean, metrics)
+        return state, _means(metrics)
 
     return Learner(partial(sgd.init, algorithm), update)
+
+
+COUNTED = "counted"
+"""Marks the updates over which metrics are means; not reported."""
+
+
+def _means(metrics: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
+    """Returns the means over a rollout's updates, or over those that count."""
+    if COUNTED not in metrics:
+        return jax.tree.map(jnp.mean, metrics)
+    counted = metrics[COUNTED]
+    means = {name: jnp.sum(jnp.where(counted, x, 0.0)) / jnp.sum(counted) for name, x in metrics.items()}
+    left_out = jnp.mean(metrics["learner/left_out"])
+    return {name: x for name, x in means.items() if name != COUNTED} | {"learner/left_out": left_out}
 
 
 def _take(x: jax.Array, rows: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from probes import assert_close, box, learner_of, make_mesh, random_rollout, spe
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.ars import ARS
 from jaxrl_dist.algorithms.dqn import DQN
@@ -465,3 +466,28 @@ def test_ten_in_a_row_are_the_end() -> None:
     initial, _ = compiled(made, 1, DISCRETE)
     for old, new in zip(*(jax.tree.leaves(state.variables) for state in (initial, ten)), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+# --- Stopping early -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_target_kl_leaves_out_the_update_that_exceeds_it_and_all_later_ones(num_devices: int) -> None:
+    """As fewer epochs do, each of one update; the first is that of the acting policy, from which it cannot diverge."""
+    config = PPO(**NET, learning_rate=0.05, num_epochs=6, num_minibatches=1)
+    whole, net = config.make(DISCRETE), actor_critic(config, DISCRETE)
+    variables = jax.device_get(whole.init(jax.random.key(3)))
+    rollout = random_rollout(whole, DISCRETE, NUM_STEPS, NUM_ENVS)
+    log_prob = net.unroll(variables.params, rollout)[0].log_prob(rollout.action)
+    rollout = rollout._replace(extras={**rollout.extras, "log_prob": np.asarray(log_prob)})
+    made = []
+    for limit in (1e-9, 0.01, 1e9):
+        algorithm = dataclasses.replace(config, target_kl=limit).make(DISCRETE)
+        state, metrics = updated(algorithm, [rollout], num_devices, variables)
+        made.append(int(state.updates))
+        epochs = dataclasses.replace(config, num_epochs=made[-1]).make(DISCRETE)
+        expected, theirs = updated(epochs, [rollout], num_devices, variables)
+        assert_close(state.variables, expected.variables)
+        assert float(metrics["learner/left_out"]) == pytest.approx(1 - made[-1] / 6)
+        assert "learner/left_out" not in theirs and np.isfinite(list(metrics.values())).all()
+    assert made[0] == 1 < made[1] < made[2] == 6
