@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import probes  # noqa: F401  # registers Clock-v0
+import probes
 import pytest
 
 import jaxrl_dist
 from jaxrl_dist import Train, preset
-from jaxrl_dist.algorithms import ALGORITHMS
+from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
@@ -174,6 +174,45 @@ def test_every_other_float_varies_within_a_program(name: str) -> None:
     assert varying and compiled.traces(job._replace(hyper=varying))
     for x in STATIC & floats.keys():
         assert not compiled.traces(job._replace(hyper={x: floats[x]}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_members_of_every_algorithm_are_their_lone_runs(name: str) -> None:
+    """Two seeds with two values of every float: parameters to 1e-5 and metrics to 1e-4 after 20 iterations and more.
+
+    The episodes are short or the actions continuous: an action that rounding decides would lead elsewhere.
+    """
+    env = "Pendulum-v1" if name in ("ddpg", "td3") else "Catch-bsuite"
+    small = {
+        "hidden_sizes": (8,),
+        "learning_starts": 256,
+        "batch_size": 16,
+        "replay_capacity": 2048,
+        "replay_ratio": 1 / 8,
+    }
+    hyperparameters = {field.name for field in dataclasses.fields(config_class(name))}
+    own = {x: value for x, value in small.items() if x in hyperparameters}
+    own |= {"plan": "on_device", "num_envs": 8, "rollout_length": 16, "num_devices": 1, "evaluation_episodes": 0}
+    own |= {"report_interval": 4 * 8 * 16, "total_env_steps": 20 * 8 * 16}
+    whole, varied = preset(name, env, **own), {}
+    for x, value in vars(whole.algorithm).items():
+        with contextlib.suppress(ConfigError):  # some do nothing here
+            if isinstance(value, float) and x not in STATIC and preset(name, env, **own, **{x: 0.9 * value}):
+                varied[x] = [value, 0.9 * value]
+    reports = list(jaxrl_dist.train(dataclasses.replace(whole, seeds=2, vary=varied, zip=True)))
+    assert reports[-1].members[0].iteration >= 20 and "learning_rate" in varied
+    for number in (1, 2):  # the other values of the first seed, and the first values of the other one
+        algorithm = dataclasses.replace(whole.algorithm, **{x: values[number % 2] for x, values in varied.items()})
+        alone = list(jaxrl_dist.train(dataclasses.replace(whole, algorithm=algorithm, seed=number // 2)))
+        for report, other in zip(reports, alone, strict=True):
+            one = report.members[number]
+            here, there = (
+                {x: y for x, y in z.metrics.items() if "time" not in x and y is not None} for z in (one, other)
+            )
+            assert (one.env_steps, one.updates) == (other.env_steps, other.updates)
+            assert here == pytest.approx(there, rel=1e-4, abs=1e-4)
+        probes.assert_close(reports[-1].members[number].variables(), alone[-1].variables(), 1e-5)
 
 
 def test_scores_of_settings() -> None:
