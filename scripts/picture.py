@@ -1,4 +1,4 @@
-"""Draws docs/overview.png, the picture of the README, from the measurements that are kept in docs/."""
+"""Draws docs/overview.png and docs/learning/ppo-es.png from the measurements that are kept in docs/."""
 
 from __future__ import annotations
 
@@ -66,5 +66,21 @@ def draw(out: pathlib.Path) -> None:
     drawing.save(fig, out)
 
 
+def draw_ppo_es(out: pathlib.Path) -> None:
+    """Draws what scripts/ppo_es.py measured: the returns of PPO-ES and of PPO, by env steps of all members."""
+    found = json.loads((DOCS / "learning" / "ppo-es.json").read_text(encoding="utf-8"))
+    fig, (ax,) = drawing.figure("one", 1)
+    for color, (name, seeds) in zip(drawing.COLORS, found.items(), strict=False):
+        lines = [np.array([point for point in seed if point[1] is not None], float).T for seed in seeds]
+        drawing.band(ax, [Curve(x, y) for x, y in lines], color)
+        ax.plot([], color=color, label=name)
+    ax.legend(loc="lower right", fontsize=7)
+    ax.set_title(f"Acrobot, {len(seeds)} seeds", fontsize=7)
+    ax.set_xlabel("environment steps of all members")
+    ax.set_ylabel("episode return")
+    drawing.save(fig, out)
+
+
 if __name__ == "__main__":
     draw(DOCS / "overview.png")
+    draw_ppo_es(DOCS / "learning" / "ppo-es.png")

@@ -187,14 +187,15 @@ def test_the_readme_is_short_and_its_numbers_are_those_that_were_measured() -> N
         assert f"| {ours} |" in speed and f"| {other} |" in speed
 
 
-def test_the_picture_of_the_readme_is_that_of_the_measurements(tmp_path: Path) -> None:
+def test_pictures_are_those_of_the_measurements(tmp_path: Path) -> None:
     script = runpy.run_path(str(runs.ROOT / "scripts" / "picture.py"))
-    script["draw"](tmp_path / "overview.png")
-    now, kept = (
-        np.asarray(Image.open(path).convert("L").resize((230, 57), Image.Resampling.BOX), float)
-        for path in (tmp_path / "overview.png", runs.ROOT / "docs" / "overview.png")
-    )
-    assert np.sqrt(np.mean((now - kept) ** 2)) < 4  # fonts differ a little between versions of matplotlib
+    for draw, name in (("draw", "overview.png"), ("draw_ppo_es", "learning/ppo-es.png")):
+        script[draw](tmp_path / "now.png")
+        now, kept = (
+            np.asarray(Image.open(path).convert("L").resize((230, 57), Image.Resampling.BOX), float)
+            for path in (tmp_path / "now.png", runs.ROOT / "docs" / name)
+        )
+        assert np.sqrt(np.mean((now - kept) ** 2)) < 4, name  # fonts differ a little between versions of matplotlib
     speeds = script["rates"]((runs.ROOT / "docs" / "speed.md").read_text(encoding="utf-8"))
     assert set(speeds) == set(script["PEERS"]) and all(0.5 < ratio < 5 for ratio in speeds.values())
 
