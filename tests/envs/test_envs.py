@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import threading
@@ -61,7 +62,12 @@ def check_contract(steps: list[tuple[Timestep, EpisodeStats]], spec: EnvSpec, nu
 
 
 def check_observation(obs: Any, spec: EnvSpec, num_envs: int) -> None:
-    """An array of the space, or one frame of its stack."""
+    """An array of the space, or one frame of its stack; of several parts, one of each."""
+    if isinstance(spec.observation, dict):
+        assert obs.keys() == spec.observation.keys()
+        for name, part in spec.observation.items():
+            check_observation(obs[name], dataclasses.replace(spec, observation=part), num_envs)
+        return
     shape = spec.observation.shape
     if spec.frame_stack > 1:
         (obs, fresh), shape = obs, (shape[0] // spec.frame_stack, *shape[1:])

@@ -188,16 +188,43 @@ def craftax_loop(env_id: str, limit: int) -> Loop:
 def jumanji_loop(env_id: str, limit: int) -> Loop:
     import jumanji
 
-    env = jumanji.make(env_id, time_limit=limit)
+    env, endless = jumanji.make(env_id, time_limit=limit), jumanji.make(env_id, time_limit=10**6)
+
+    def seen(timestep: Any) -> Any:
+        obs = timestep.observation
+        if env_id.startswith("Rubiks"):
+            return obs.cube
+        return {"grid": obs.grid, "tetromino": obs.tetromino, "mask": obs.action_mask.reshape(-1)}
 
     def reset(key: jax.Array) -> Any:
         state, timestep = env.reset(key)
-        return timestep.observation.cube, state
+        return seen(timestep), state
 
     def step(key: jax.Array, state: Any, action: Any, number: Any) -> Any:
+        if env_id.startswith("Tetris"):  # its mask is over rotations and columns together
+            action = jnp.stack([action // 10, action % 10])
+        terminated = endless.step(state, action)[1].last()
         state, timestep = env.step(state, action)
-        cut = number >= limit  # where the task ends in the last step, nothing of the library says so
-        return timestep.observation.cube, state, timestep.reward, timestep.last() & ~cut, timestep.last() & cut
+        return seen(timestep), state, timestep.reward, terminated, timestep.last() & ~terminated
+
+    return Loop(reset, step)
+
+
+def pgx_loop(env_id: str, limit: int) -> Loop:
+    import pgx
+
+    env: Any = pgx.make(env_id)
+
+    def seen(state: Any) -> Any:
+        return {"observation": state.observation, "mask": state.legal_action_mask}
+
+    def reset(key: jax.Array) -> Any:
+        state = env.init(jax.random.split(key)[0])
+        return seen(state), state
+
+    def step(key: jax.Array, state: Any, action: Any, number: Any) -> Any:
+        state = env.step(state, action, jax.random.split(key)[0])
+        return seen(state), state, state.rewards[0], state.terminated, state.truncated
 
     return Loop(reset, step)
 
@@ -243,35 +270,38 @@ def xminigrid_loop(env_id: str, limit: int) -> Loop:
     return Loop(reset, step)
 
 
-LOOPS: dict[str, tuple[Callable[[str, int], Loop], str, str, int, str]] = {
-    # library: (loop, id, option of the limit, limit, which ends random actions meet)
-    "brax": (brax_loop, "inverted_pendulum", "episode_length", 6, "both"),
-    "craftax": (craftax_loop, "Craftax-Classic-Symbolic-v1", "max_timesteps", 7, "truncated"),
-    "jumanji": (jumanji_loop, "RubiksCube-partly-scrambled-v0", "time_limit", 6, "truncated"),
-    "navix": (navix_loop, "Navix-Empty-Random-5x5-v0", "max_steps", 30, "both"),
-    "xminigrid": (xminigrid_loop, "MiniGrid-EmptyRandom-5x5", "max_steps", 30, "both"),
+LOOPS: dict[str, tuple[Callable[[str, int], Loop], dict[str, str], set[str]]] = {
+    # name: (loop, options with the limit, ends that random actions meet)
+    "brax:inverted_pendulum": (brax_loop, {"episode_length": "6"}, {"terminated", "truncated"}),
+    "craftax:Craftax-Classic-Symbolic-v1": (craftax_loop, {"max_timesteps": "7"}, {"truncated"}),
+    "jumanji:RubiksCube-partly-scrambled-v0": (jumanji_loop, {"time_limit": "6"}, {"truncated"}),
+    "jumanji:Tetris-v0": (jumanji_loop, {"time_limit": "6"}, {"terminated", "truncated"}),
+    "navix:Navix-Empty-Random-5x5-v0": (navix_loop, {"max_steps": "30"}, {"terminated", "truncated"}),
+    "pgx:2048": (pgx_loop, {}, {"terminated"}),
+    "xminigrid:MiniGrid-EmptyRandom-5x5": (xminigrid_loop, {"max_steps": "30"}, {"terminated", "truncated"}),
 }
 NUM_STEPS, NUM_ENVS = 40, 3
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("library", LOOPS)
-def test_a_library_is_stepped_as_its_own_loop_steps_it(library: str) -> None:
-    needs(library)
-    make, env_id, option, limit, ends = LOOPS[library]
-    env = find(f"{library}:{env_id}", {option: str(limit)}).device()
-    assert env.spec.max_episode_steps == limit
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_library_is_stepped_as_its_own_loop_steps_it(name: str) -> None:
+    needs(name.split(":")[0])
+    make, options, ends = LOOPS[name]
+    limit = int(next(iter(options.values()), 0))
+    env = find(name, options).device()
+    assert env.spec.max_episode_steps == (limit or None)
     actions = random_actions(env.spec.action, np.random.default_rng(0), NUM_STEPS, NUM_ENVS)
     keys = jax.random.split(jax.random.key(1), (NUM_STEPS, NUM_ENVS))
     first = jax.random.split(KEY, NUM_ENVS)
     first_obs, _, steps = run_gymnax(env, actions, keys, first)
     rows = unstack(steps)
     check_contract(rows, env.spec, NUM_ENVS)
-    met = {name for name in ("terminated", "truncated") if np.any(getattr(steps[0], name))}
-    assert met == ({"terminated", "truncated"} if ends == "both" else {ends})
+    assert {name for name in ("terminated", "truncated") if np.any(getattr(steps[0], name))} == ends
 
     with libraries.theirs():
-        compare(make(env_id, limit), actions, jax.random.key_data(keys), jax.random.key_data(first), first_obs, rows)
+        loop = make(name.split(":")[1], limit)
+        compare(loop, actions, jax.random.key_data(keys), jax.random.key_data(first), first_obs, rows)
 
 
 def compare(loop: Loop, actions: np.ndarray, keys: jax.Array, first: jax.Array, first_obs: Any, rows: Any) -> None:
@@ -279,7 +309,7 @@ def compare(loop: Loop, actions: np.ndarray, keys: jax.Array, first: jax.Array, 
     loop = Loop(jax.jit(loop.reset), jax.jit(loop.step))
     for index in range(NUM_ENVS):
         obs, state = loop.reset(first[index])
-        np.testing.assert_allclose(first_obs[index], obs, rtol=1e-4, atol=1e-5)
+        assert_close(jax.tree.map(lambda x: x[index], first_obs), obs)
         ended, number = False, 0
         for t, (step, _) in enumerate(rows):
             if ended:
@@ -291,9 +321,43 @@ def compare(loop: Loop, actions: np.ndarray, keys: jax.Array, first: jax.Array, 
                 expected = (float(flags[0]), bool(flags[1]), bool(flags[2]), True)
             ended = expected[1] or expected[2]
             now = jax.tree.map(lambda x: x[index], step)
-            np.testing.assert_allclose(now.obs, obs, rtol=1e-4, atol=1e-4)
+            assert_close(now.obs, obs)
             np.testing.assert_allclose(now.reward, expected[0], rtol=1e-5, atol=1e-6)
             assert (now.terminated, now.truncated, now.valid) == expected[1:]
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_players_answer_with_legal_actions_at_random() -> None:
+    """Tic-tac-toe: each step adds a stone of ours and, unless the game is over, one of theirs."""
+    needs("pgx")
+    env = find("pgx:tic_tac_toe").device()
+
+    def play(key: jax.Array) -> Any:
+        def step(carry: Any, key: jax.Array) -> Any:
+            state, obs = carry
+            action = jax.vmap(lambda key, mask: jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf)))(
+                jax.random.split(key, 32), obs["mask"]
+            )
+            state, now, _ = env.step(state, action, jax.random.split(key, 32))
+            return (state, now.obs), (obs, now)
+
+        return jax.lax.scan(step, env.reset(jax.random.split(key, 32)), jax.random.split(key, 60))[1]
+
+    before, now = jax.device_get(jax.jit(play)(KEY))
+    over = now.terminated
+    ours, theirs = (after["observation"][..., i].sum((2, 3)) for after in (now.obs,) for i in (0, 1))
+    ours_before, theirs_before = (before["observation"][..., i].sum((2, 3)) for i in (0, 1))
+    going = now.valid & ~over
+    assert (ours[going] == ours_before[going] + 1).all() and (theirs[going] == theirs_before[going] + 1).all()
+    fresh = ~now.valid
+    assert set(np.unique(ours[fresh])) == {0} and set(np.unique(theirs[fresh])) == {0, 1}, "either player begins"
+    empty = 1 - now.obs["observation"].sum(-1).reshape(*over.shape, 9)
+    np.testing.assert_array_equal(now.obs["mask"][going], empty[going] > 0)
+    assert set(np.unique(now.reward[over])) == {-1, 0, 1} and not now.reward[~over].any()
 
 
 def needs(library: str) -> None:

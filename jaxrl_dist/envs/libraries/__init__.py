@@ -201,6 +201,6 @@ def one_hot(obs: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
     return jnp.concatenate(channels, axis=-1)
 
 
-def image_space(shape: tuple[int, ...]) -> spaces.Box:
-    """Returns the space of images of bool."""
+def bool_space(shape: tuple[int, ...]) -> spaces.Box:
+    """Returns the space of arrays of bool: images of categories, and action masks."""
     return spaces.Box(0, 1, shape, np.bool_)  # type: ignore[arg-type]

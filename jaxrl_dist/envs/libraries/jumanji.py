@@ -16,7 +16,7 @@ from jumanji.registration import _REGISTRY, load
 from jumanji.specs import jumanji_specs_to_gym_spaces
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.libraries import Adapted, Step
+from jaxrl_dist.envs.libraries import Adapted, Step, bool_space
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
@@ -90,7 +90,7 @@ def _observation(obs: Any) -> PyTree:
 def _space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if not isinstance(space, spaces.Dict):
         return space
-    flat = {name: spaces.MultiBinary(int(np.prod(part.shape or ()))) for name, part in space.items() if name == MASK}
+    flat = {name: bool_space((int(np.prod(part.shape or ())),)) for name, part in space.items() if name == MASK}
     parts = _parts({name: _space(part) for name, part in space.items()} | flat)
     return spaces.Dict(parts) if isinstance(parts, dict) else parts
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from navix.entities import EntityIds
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.libraries import Adapted, Step, image_space, one_hot
+from jaxrl_dist.envs.libraries import Adapted, Step, bool_space, one_hot
 from jaxrl_dist.types import PyTree
 
 CATEGORIES = 1 + max(int(value) for value in vars(EntityIds).values() if hasattr(value, "dtype"))
@@ -44,6 +44,6 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         ends = timestep.is_termination(), timestep.is_truncation()
         return Step(one_hot(timestep.observation, sizes), timestep, timestep.reward, *ends)
 
-    observations = image_space((*grid, sum(sizes)))
+    observations = bool_space((*grid, sum(sizes)))
     actions: Any = spaces.Discrete(int(env.action_space.maximum) + 1)
     return Adapted(reset, step, observations, actions, "grid", env.max_steps)

@@ -12,7 +12,7 @@ import pgx
 from gymnasium import spaces
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.libraries import Adapted, Step
+from jaxrl_dist.envs.libraries import Adapted, Step, bool_space
 from jaxrl_dist.types import PyTree
 
 PLAYER = 0
@@ -65,5 +65,5 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0]["observation"]
     low, high = (0, 1) if shape.dtype == bool else (-np.inf, np.inf)
     observation = spaces.Box(low, high, shape.shape, np.dtype(shape.dtype).type)
-    parts = {"observation": observation, "mask": spaces.MultiBinary(env.num_actions)}
+    parts: dict[str, spaces.Space[Any]] = {"observation": observation, "mask": bool_space((env.num_actions,))}
     return Adapted(reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), "pgx")

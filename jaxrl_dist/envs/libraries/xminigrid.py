@@ -12,7 +12,7 @@ from gymnasium import spaces
 from xminigrid.core.constants import NUM_COLORS, NUM_TILES
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.libraries import Adapted, Step, image_space, one_hot
+from jaxrl_dist.envs.libraries import Adapted, Step, bool_space, one_hot
 from jaxrl_dist.types import PyTree
 
 SIZES = (NUM_TILES, NUM_COLORS)
@@ -39,5 +39,5 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         ends = over & terminated, over & ~terminated
         return Step(one_hot(timestep.observation, SIZES), timestep, timestep.reward, *ends)
 
-    observations = image_space((params.view_size, params.view_size, sum(SIZES)))
+    observations = bool_space((params.view_size, params.view_size, sum(SIZES)))
     return Adapted(reset, step, observations, spaces.Discrete(env.num_actions(params)), "grid", params.max_steps)
