@@ -198,7 +198,9 @@ class Train(Named, Generic[Config]):
     report_interval: int = PRESET
     """Environment steps between two reports."""
     evaluation_episodes: int = PRESET
-    """Greedy episodes of each evaluation, at the end and at the evaluation interval; 0: none."""
+    """Episodes of each evaluation, at the end and at the evaluation interval; 0: none."""
+    evaluation_policy: Literal["greedy", "sampled"] = "greedy"
+    """Actions of evaluations: the best ones, or drawn as in training where schedules of exploration have ended."""
     evaluation_interval: int | None = None
     """Environment steps between two evaluations, each run with the next report; None: only at the end."""
     evaluation_max_steps: int | None = None
@@ -281,7 +283,7 @@ class Train(Named, Generic[Config]):
         check_range(self, "evaluation_interval", low=1, high=10**15)
         check_range(self, "evaluation_max_steps", low=1, high=10**9)
         evaluates = self.evaluation_episodes != 0
-        names = ("evaluation_interval", "evaluation_max_steps")
+        names = ("evaluation_policy", "evaluation_interval", "evaluation_max_steps")
         check_used(self, *names, there=evaluates, needed="--evaluation-episodes")
         if self.num_envs is not None and self.rollout_length is not None:
             steps = self.num_envs * self.rollout_length
@@ -323,7 +325,8 @@ def _texts(vary: Any) -> Any:
 
 RESUMABLE = (
     *("total_env_steps", "stop_at_return", "report_interval"),
-    *("evaluation_episodes", "evaluation_interval", "evaluation_max_steps", "tensorboard", "wandb"),
+    *("evaluation_episodes", "evaluation_policy", "evaluation_interval", "evaluation_max_steps"),
+    *("tensorboard", "wandb"),
     *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),
     *("num_devices", "actor_devices", "learner_devices", "mem_fraction", "compile_cache"),
     *("env_workers", "env_timeout", "on_actor_error", "max_restarts"),

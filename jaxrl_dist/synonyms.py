@@ -27,6 +27,7 @@ SYNONYMS: dict[str, str] = {
     "num_frames total_frames num_env_steps train_for_env_steps stop_timesteps",
     "stop_at_return": "stop_reward stop_return reward_threshold target_return target_reward",
     "episodes evaluation_episodes": "n_eval_episodes eval_episodes num_eval_episodes n_episodes num_episodes test_num",
+    "evaluation_policy": "stochastic deterministic explore eval_stochastic eval_deterministic",
     "evaluation_interval": "eval_freq eval_interval eval_every evaluation_freq",
     "report_interval": "log_interval log_freq log_every print_freq",
     "checkpoint_interval": "save_freq save_interval save_every checkpoint_freq checkpoint_frequency",
@@ -99,14 +100,12 @@ SYNONYMS: dict[str, str] = {
 _ACCELERATOR = "training uses every accelerator that JAX finds; {num_devices} N uses fewer, and JAX_PLATFORMS=cpu none"
 _OPTIMIZER = "{optimizer} takes optax's defaults; an algorithm file of yours can name others"
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy"
-_GREEDY = "evaluation is greedy; in Python policy(obs, core, key) samples actions"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo {env} CartPole-v1`"
 INSTEAD: dict[str, str] = {
     # what takes the place of a setting that we do not have
     **dict.fromkeys(("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR),
     **dict.fromkeys(("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER),
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
-    **dict.fromkeys(("stochastic", "deterministic", "explore"), _GREEDY),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
     **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` goes on with a run"),
     "torch_deterministic": "a seed gives the same numbers without it",

@@ -336,7 +336,7 @@ class Report:
     checkpoint: Callable[[], Checkpoint]
     """Copies the state that a resumed run starts from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
-    """In the last report, and in those at the evaluation interval: number of greedy episodes played, mean and standard
+    """In the last report, and in those at the evaluation interval: number of episodes played, mean and standard
     deviation of their returns, mean length, and how many were cut off before they ended."""
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: ``total_env_steps`` or ``stop_at_return``."""

@@ -167,6 +167,8 @@ BARS = (
     Bar("impala-pendulum", "impala", "gymnax:Pendulum-v1", 500_000, -300, 4, 5),
     Bar("appo-pendulum", "appo", "gymnax:Pendulum-v1", 500_000, -250, 4, 5),
     Bar("ppo-brax-pendulum", "ppo", "brax:inverted_pendulum", 300_000, 950, 5, 5, held_out=True),
+    # Random legal actions get 1.7.
+    Bar("ppo-jumanji-snake", "ppo", "jumanji:Snake-v1", 500_000, 5.1, 2, 2, {"time_limit": 500}, held_out=True),
 )
 
 

@@ -33,6 +33,7 @@ class Evaluation(NamedTuple):
     returns: np.ndarray  # [episodes] float64
     lengths: np.ndarray  # [episodes] int64
     cut: int = 0  # number of these episodes that were cut at the step limit
+    sampled: bool = False  # whether actions were drawn, not the best ones
 
     def summary(self) -> dict[str, float | int]:
         """Returns the numbers stored in a run's summary."""
@@ -42,6 +43,7 @@ class Evaluation(NamedTuple):
             "return_std": float(self.returns.std()),
             "length_mean": float(self.lengths.mean()),
             "cut": self.cut,
+            **({"sampled": True} if self.sampled else {}),
         }
 
 
@@ -54,16 +56,18 @@ def evaluate(
     *,
     max_steps: int | None = None,
     num_envs: int = MAX_ENVS,
+    sampled: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """Plays ``episodes`` greedy episodes once; for the arguments see ``Evaluator`` and ``Evaluator.play``."""
-    played = Evaluator(algorithm, source, episodes, seed, max_steps, num_envs).play(variables, progress)
+    """Plays ``episodes`` episodes once; for the arguments see ``Evaluator`` and ``Evaluator.play``."""
+    evaluator = Evaluator(algorithm, source, episodes, seed, max_steps, num_envs, sampled=sampled)
+    played = evaluator.play(variables, progress)
     assert played is not None, "nothing stops it"
     return played
 
 
 class Evaluator:
-    """Plays greedy episodes on one device: the same ones each time, with programs compiled on the first call.
+    """Plays episodes on one device: the same ones each time, with programs compiled on the first call.
 
     Each environment plays a number of episodes fixed in advance: counting the first ones to finish would favour short
     episodes. Atari games are played in full, for their unclipped score. Environments that are pure functions are
@@ -79,6 +83,7 @@ class Evaluator:
         max_steps: int | None = None,
         num_envs: int = MAX_ENVS,
         variant: Callable[[Mapping[str, Array]], Algorithm] | None = None,
+        sampled: bool = False,
     ) -> None:
         """Prepares the evaluation; the first ``play`` compiles it.
 
@@ -91,18 +96,23 @@ class Evaluator:
             may not fit into memory. With fewer environments than episodes, each plays several in turn; which episodes
             they play depends on this number.
           variant: returns the algorithm with other hyperparameters, traced scalars, for ``of_member``.
+          sampled: draw actions as in training, where schedules of exploration have ended; else take the best ones.
         """
         self._algorithm, self._source, self._episodes = algorithm, source, episodes
         most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure environments take little memory
         self._num_envs = min(episodes, most)
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
-        self._seed, self._hyper = _seed(seed), dict[str, float]()
+        self._seed, self._hyper, self._sampled = _seed(seed), dict[str, float](), sampled
         variant = variant or (lambda hyper: algorithm)
 
         @jax.jit
-        def act(hyper: Any, variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree) -> tuple[PyTree, ...]:
+        def act(
+            hyper: Any, variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree, key: jax.Array, step: jax.Array
+        ) -> tuple[PyTree, ...]:
             stacks, obs = frames.push(stacks, obs)
-            action, core, _ = variant(hyper).policy(variables, obs, core, Context(env_step=jnp.zeros(())))
+            keys = _keys(key, step, self._num_envs) if sampled else None
+            context = Context(keys, jnp.float32(_END_OF_SCHEDULES if sampled else 0))
+            action, core, _ = variant(hyper).policy(variables, obs, core, context)
             return action, core, stacks
 
         @jax.jit
@@ -165,6 +175,7 @@ class Evaluator:
         done, cut = np.zeros(num_envs, int), 0
         running = np.zeros((2, num_envs))  # return and length of the episodes under way
         counted = np.zeros((2, num_envs))  # return and length that cut episodes have already been credited with
+        steps, key = 0, rng.stream(self._seed, rng.Stream.ACT)
         with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
             obs, core = env.reset(), start
             progress(0)
@@ -173,7 +184,8 @@ class Evaluator:
             while (done < quota).any():
                 if stop():
                     return None
-                action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks)
+                action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks, key, np.uint32(steps))
+                steps += 1
                 step, ended = env.step(jax.tree.map(np.asarray, action))
                 if jax.tree.leaves(start):
                     core = self._learn_outcome(self._hyper, core, start, stacks, action, put(step))
@@ -192,7 +204,7 @@ class Evaluator:
                     progress(int(done.sum()))
                 counted = np.where(over, 0, counted + np.where(endless, running, 0))
                 running[:, over | endless] = 0
-        return Evaluation(np.concatenate(returns), np.concatenate(lengths), cut)
+        return Evaluation(np.concatenate(returns), np.concatenate(lengths), cut, self._sampled)
 
     def _play_compiled(
         self, variables: Variables, progress: Callable[[int], None], stop: Callable[[], bool]
@@ -201,13 +213,13 @@ class Evaluator:
         put = partial(jax.device_put, device=jax.local_devices()[0])
         variables, start = put((variables, self._algorithm.initial_core(self._num_envs)))
         played: _Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
-        steps, done = _FIRST_STEPS, 0
+        steps, done, key = _FIRST_STEPS, 0, rng.stream(self._seed, rng.Stream.ACT)
         progress(0)
         while True:
             if stop():
                 return None
             began = time.perf_counter()
-            played = self._go_on(self._hyper, variables, start, played, np.int32(steps))
+            played = self._go_on(self._hyper, variables, start, played, np.int32(steps), key)
             before, done = done, int(played.done.sum())
             self._check_finite(played)
             if done > before:
@@ -218,7 +230,7 @@ class Evaluator:
                 steps *= 2
         whole = np.arange(played.returns.shape[1]) < self._quota[:, None]
         returns, lengths = np.asarray(played.returns)[whole], np.asarray(played.lengths)[whole]
-        return Evaluation(returns.astype(np.float64), lengths.astype(np.int64), int(played.cut))
+        return Evaluation(returns.astype(np.float64), lengths.astype(np.int64), int(played.cut), self._sampled)
 
     def _check_finite(self, played: _Played) -> None:
         """Raises ``EnvError`` for the first observation or reward that was not finite."""
@@ -229,6 +241,8 @@ class Evaluator:
 
 # --- Environments that are pure functions ---------------------------------------------------------------
 
+_END_OF_SCHEDULES = 1e15
+"""Env steps of training after which schedules of exploration have ended."""
 _FIRST_STEPS = 64
 """Steps of the first dispatch; later ones take twice as many until they last ``_DISPATCH_SECONDS``."""
 _DISPATCH_SECONDS = 0.25
@@ -272,6 +286,7 @@ def _go_on(
     start: PyTree,
     played: _Played,
     steps: jax.Array,
+    key: jax.Array,
 ) -> _Played:
     """Makes up to ``steps`` steps, until all episodes are over or an environment returns NaN or infinity."""
     rows = jnp.arange(len(quota))
@@ -281,7 +296,7 @@ def _go_on(
         return (played.steps < last) & jnp.any(played.done < quota) & (played.fault == NO_FAULT)
 
     def step(played: _Played) -> _Played:
-        action, core, _ = act(hyper, variables, played.obs, played.core, ())
+        action, core, _ = act(hyper, variables, played.obs, played.core, (), key, played.steps)
         state, step, ended = env.step(played.env, action, _keys(played.key, played.steps, len(quota)))
         if jax.tree.leaves(start):
             core = learn_outcome(hyper, core, start, (), action, step)

@@ -28,8 +28,7 @@ class PPO(ActorCriticConfig):
     value_clip_epsilon: float | None = None
     """Clip range of a value around its estimate while acting; None: no clipping."""
     target_kl: float | None = None
-    """Stop learning from a rollout before the first minibatch whose approximate KL divergence from the acting policy
-    exceeds 1.5 times this value (Stable-Baselines3, PPO.train); None: never."""
+    """Stop learning from a rollout once its approximate KL divergence exceeds 1.5 times this (Stable-Baselines3)."""
     normalize_advantages: bool = True
     """Shift and scale the advantages of each rollout to mean 0 and standard deviation 1."""
 

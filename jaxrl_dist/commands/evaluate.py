@@ -1,11 +1,11 @@
-"""``jaxrl-dist evaluate``: plays greedy episodes."""
+"""``jaxrl-dist evaluate``: plays episodes with a trained policy."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Plays greedy episodes with the policy of a finished or unfinished run."""
+    """Plays episodes with the policy of a finished or unfinished run."""
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
     """Directory of the run, such as runs/NAME."""
@@ -36,6 +36,8 @@ class Evaluate:
     """Options of the environment instead of the run's."""
     algorithm: str | None = None
     """File of the algorithm, if the run trained your own."""
+    evaluation_policy: Literal["greedy", "sampled"] | None = None
+    """Take the best actions or draw them; None: as the run's evaluations did."""
     max_steps: int | None = None
     """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
 
@@ -52,7 +54,9 @@ def run(args: Sequence[str]) -> int:
 
     display = Display(asked.episodes)
     with display.live:
-        result = policy.evaluate(asked.episodes, asked.seed, max_steps=asked.max_steps, progress=display.evaluating)
+        sampled = None if asked.evaluation_policy is None else asked.evaluation_policy == "sampled"
+        how: dict[str, Any] = {"max_steps": asked.max_steps, "sampled": sampled}
+        result = policy.evaluate(asked.episodes, asked.seed, **how, progress=display.evaluating)
     display.console.print(played(result.summary()))
     return 0
 

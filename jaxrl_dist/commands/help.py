@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("on_actor_error", "max_restarts"),
     ),
     "population": ("vary", "zip", "evolve", "evolve_interval"),
-    "evaluation": ("evaluation_max_steps",),
+    "evaluation": ("evaluation_policy", "evaluation_max_steps"),
     "checkpoints": ("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay", "init_from"),
 }
 """Settings of a run by group; all others are in the group ``run``."""

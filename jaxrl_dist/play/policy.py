@@ -97,12 +97,19 @@ class Policy:
         seed: int = 0,
         *,
         max_steps: int | None = None,
+        sampled: bool | None = None,
         progress: Callable[[int], None] = lambda done: None,
     ) -> Evaluation:
-        """Plays greedy episodes like the command ``evaluate``; for arguments and errors see ``Evaluator``."""
+        """Plays episodes like the command ``evaluate``; for arguments and errors see ``Evaluator``.
+
+        Args:
+          sampled: draw actions, or take the best ones; None: as the run's ``evaluation_policy``.
+        """
         assert self.config.num_envs is not None, "the preset has it"
         what = self.algorithm, self.variables, self.source, episodes, seed
-        return evaluate(*what, max_steps=max_steps, num_envs=self.config.num_envs, progress=progress)
+        sampled = self.config.evaluation_policy == "sampled" if sampled is None else sampled
+        how: dict[str, Any] = {"max_steps": max_steps, "num_envs": self.config.num_envs, "sampled": sampled}
+        return evaluate(*what, **how, progress=progress)
 
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None

@@ -65,10 +65,11 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
 
 def played(evaluation: Mapping[str, float | int]) -> str:
     """Formats an evaluation as one line."""
+    kind = "sampled" if evaluation.get("sampled") else "greedy"
     cut = f", {evaluation['cut']} of them cut before they had ended" if evaluation["cut"] else ""
     return (
         f"return {evaluation['return_mean']:.4g} +- {evaluation['return_std']:.4g} "
-        f"(mean and standard deviation of {evaluation['episodes']} greedy episodes{cut})"
+        f"(mean and standard deviation of {evaluation['episodes']} {kind} episodes{cut})"
     )
 
 
@@ -157,8 +158,8 @@ class Display:
                 self.live.update(task.id, description="trained", total=task.total or 1, completed=task.total or 1)
             self._evaluation = self.live.add_task("evaluating", total=self._episodes, status="")
             if not self.console.is_terminal:
-                self.print(f"evaluating: {counted(self._episodes, 'greedy episode')}")
-        self.live.update(self._evaluation, completed=done, status=f"{done:,} greedy episodes")
+                self.print(f"evaluating: {counted(self._episodes, 'episode')}")
+        self.live.update(self._evaluation, completed=done, status=f"{done:,} episodes")
 
     def _status(self, report: Report) -> str:
         rate = report.metrics.get("time/env_steps_per_second") or 0.0

@@ -207,7 +207,8 @@ class Run(NamedTuple):
         """Returns what a single run has for itself; ``run_dir`` is that of its population, if it has one."""
         config, job = self.config, self.job
         sizes = config.evaluation_episodes, config.seed, config.evaluation_max_steps, config.num_envs
-        evaluator = Evaluator(job.algorithm, job.source, *sizes, lambda hyper: job.variant(hyper)[0])
+        sampled = config.evaluation_policy == "sampled"
+        evaluator = Evaluator(job.algorithm, job.source, *sizes, lambda hyper: job.variant(hyper)[0], sampled)
         return Shared(evaluator, run_dir or config.run_dir)
 
     def _evaluate(

@@ -177,6 +177,37 @@ def test_evaluations_compile_once() -> None:
     np.testing.assert_array_equal(one[0].returns, others[1][0].returns)
 
 
+def test_sampled_actions_are_those_of_the_policys_keys_in_one_program_and_one_by_one() -> None:
+    """On CartPole, where a coin's episodes last about 22 steps and always the same action about 9."""
+
+    def coin(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
+        if context.keys is None:
+            return jnp.zeros(len(obs), jnp.int32), core, {}
+        assert context.keys.shape == (len(obs),)
+        exploring = context.env_step < 1e9  # schedules have ended
+        side = jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(context.keys)
+        return jnp.where(exploring, 0, side), core, {}
+
+    source = find("gymnax:CartPole-v1")
+    played = {sampled: Evaluator(algorithm(coin), source, 40, 0, sampled=sampled) for sampled in (False, True)}
+    greedy, drawn = (played[sampled].play(VARIABLES) for sampled in (False, True))
+    assert greedy is not None and drawn is not None
+    assert greedy.lengths.max() < 13 and 15 < drawn.lengths.mean() < 35
+    assert "sampled" not in greedy.summary() and drawn.summary()["sampled"] is True
+    again, watched = played[True].play(VARIABLES), played[True].play(VARIABLES, watch=lambda env, indices: None)
+    assert again is not None and watched is not None
+    np.testing.assert_array_equal(again.lengths, drawn.lengths)
+    np.testing.assert_array_equal(watched.lengths, drawn.lengths)
+
+
+def test_a_run_and_the_command_evaluate_as_they_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = runs.train(f"{runs.CARTPOLE} --evaluation-policy sampled", tmp_path / "run")
+    assert runs.read_json(run_dir / "summary.json")["evaluation"]["sampled"] is True
+    for flags, kind in (("", "sampled"), (" --evaluation-policy greedy", "greedy")):
+        assert cli.main(f"evaluate {run_dir} --episodes 3{flags}".split()) == 0
+        assert f"of 3 {kind} episodes)" in capsys.readouterr().out
+
+
 # --- Episodes that never end ----------------------------------------------------------------------------
 
 

@@ -119,7 +119,7 @@ CALLS = {
     PPO_ON + "--no-normalize-advantages 0": "--no-normalize-advantages takes no value, so '0' is too much",
     PPO_ON + "--hidden-sizes 64,x": "--hidden-sizes: 'x' is no whole number",
     # other commands
-    "evaluate runs/x --stochastic": "evaluation is greedy; in Python policy(obs, core, key) samples actions",
+    "evaluate runs/x --stochastic": "it is --evaluation-policy here",
     "evaluate runs/x --n-episodes 5": "it is --episodes here",
     "video runs/x x.gif --frames 9": "unknown flag --frames; --help lists all",
     "evaluate nothing": "nothing is no run directory: it does not exist",
