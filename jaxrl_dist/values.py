@@ -189,10 +189,12 @@ class Inherits(Named):
     def __init_subclass__(cls, **defaults: Any) -> None:
         """Raises ``TypeError`` if there is no such field."""
         super().__init_subclass__()
-        fields = getattr(cls, "__dataclass_fields__", {})  # those of the bases: the class's own are added later
+        hints: dict[str, Any] = {}  # those of the bases: the class's own fields are added later
+        for base in reversed(cls.__bases__) if defaults else ():
+            hints |= get_type_hints(base, include_extras=True)
         for name, default in defaults.items():
-            if name not in fields:
+            if name not in hints:
                 raise TypeError(f"{cls.__name__} inherits no field {name!r}")
             # As a type: the annotation's text may use names that the subclass's module does not import.
-            cls.__annotations__[name] = get_type_hints(cls.__base__, include_extras=True)[name]
+            cls.__annotations__[name] = hints[name]
             setattr(cls, name, default)

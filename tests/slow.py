@@ -25,6 +25,8 @@ CASES = {
     "memory/test_replay.py::test_bytes_are_foretold[8-colours": "8-atari, 1-colours",
     "memory/test_replay.py::test_weighted_estimates_agree_on_any_number_of_devices[2]": "4",
     "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[colours]": "lives, truncated lives",
+    "algorithms/test_cores.py::test_the_loss_of_a_rollout_is_that_of_its_episodes[lstm]": "gru, attention, linear",
+    "algorithms/test_cores.py::test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode[gru]": "lstm",
     "plans/test_plans.py::test_probe[pg-": "a2c",
     "plans/test_plans.py::test_probe[appo-": "ppo",
     "plans/test_plans.py::test_probe[rainbow-": "dqn",

@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "infinity": ({"total_env_steps": float("inf")}, "total_env_steps must be a whole number, not inf"),
     "text for a number": ({"discount": "0.9"}, "discount must be a number, not '0.9'"),
     "a switch for a fraction": ({"discount": True}, "discount must be a number, not True"),
-    "no core": ({"core": "bogus"}, "core must be one of none, gru, not 'bogus'"),
+    "no core": ({"core": "bogus"}, "core must be one of none, gru, lstm, attention, linear, not 'bogus'"),
     "nearly one": ({"activation": "tahn"}, "not 'tahn' (did you mean 'tanh'?)"),
     "no precision": ({"precision": 32}, "precision must be one of float32, bfloat16, not 32"),
     "no torso": ({"torso": "bogus"}, "torso must be one of auto, mlp, minatar, nature, impala, not 'bogus'"),

@@ -8,14 +8,18 @@ from typing import Any
 from jaxrl_dist.algorithms import exploration, presets
 from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_range
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
+from jaxrl_dist.nn.config import CoreConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
 class R2D2(
     ReplayConfig,
+    CoreConfig,
+    core="gru",
     activation="relu",
     hidden_sizes=(64,),
     batch_size=32,
@@ -30,12 +34,10 @@ class R2D2(
     n-step return.
 
     Unlike in the paper, windows may start at any step, not at every 40th, and may cross the end of an episode, where
-    the core is reset. New windows get the largest priority so far. The core is a GRU instead of an LSTM, and reads
-    neither the last action nor the last reward.
+    the core is reset. New windows get the largest priority so far. The core is a GRU instead of an LSTM by default, and
+    reads neither the last action nor the last reward.
     """
 
-    core_size: int = 64
-    """Width of the recurrent core's state."""
     burn_in: int = 8
     """Steps before the training steps that only update the stored recurrent state (section 3)."""
     sequence_length: int = 16
@@ -62,8 +64,10 @@ class R2D2(
         check_range(self, "max_gradient_norm", above=0)
         check_range(self, "max_priority_share", "epsilon_base", low=0, high=1)
         check_range(self, "epsilon_exponent", "burn_in", low=0, high=MAX_SIZE)
-        check_range(self, "core_size", "sequence_length", low=1, high=MAX_SIZE)
+        check_range(self, "sequence_length", low=1, high=MAX_SIZE)
         check_range(self, "target_period", low=1)
+        if self.core == "none":
+            raise ConfigError("--core none: r2d2 learns with a recurrent core; dqn learns without one")
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
@@ -71,9 +75,8 @@ class R2D2(
         return presets.row("r2d2", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        network = networks.recurrent_q_network(
-            self, observations.seen(spec), num_actions(self, spec), core_size=self.core_size, dueling=self.dueling
-        )
+        seen, size = observations.seen(spec), num_actions(self, spec)
+        network = networks.recurrent_q_network(self, seen, size, dueling=self.dueling)
 
         def rescale(values: jax.Array) -> jax.Array:
             return returns.rescale(values) if self.rescale_values else values
@@ -94,7 +97,7 @@ class R2D2(
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
             steps = rollout._replace(extras=(), core=(), final_core=())
-            return {"steps": steps.env_major(), "core": rollout.extras["core"][0]}
+            return {"steps": steps.env_major(), "core": jax.tree.map(lambda x: x[0], rollout.extras["core"])}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             steps, skip, length = batch["steps"].time_major(), self.burn_in, self.sequence_length

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from jaxrl_dist.checks import MAX_SIZE, check_range
+from jaxrl_dist.checks import MAX_SIZE, check_range, check_used
 from jaxrl_dist.values import OR_OBJECT, Inherits
 
 if TYPE_CHECKING:
     Torso = Any
-else:  # the names that a flag accepts; Python also accepts a pair (init, apply)
+    Core = Any
+else:  # the names that a flag accepts; Python also accepts a pair (init, apply), and a triple (init, step, initial)
     Torso = Annotated[Literal["auto", "mlp", "minatar", "nature", "impala"], OR_OBJECT]
+    Core = Annotated[Literal["none", "gru", "lstm", "attention", "linear"], OR_OBJECT]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +52,31 @@ class CriticConfig(Inherits):
 
 
 @dataclasses.dataclass(frozen=True)
-class NetworkConfig(TorsoConfig):
+class CoreConfig(TorsoConfig):
+    """Flags of the recurrent core, which gives a policy a memory; algorithms inherit them."""
+
+    core: Core = "none"
+    """Recurrent core before the heads; each episode resets it. 'attention' sees the last ``core_window`` steps,
+    'linear' is a linear recurrent unit; in Python also your own, three functions (init, step, initial)."""
+    core_size: int = 64
+    """Width of the recurrent core's state."""
+    core_window: int = 32
+    """Earlier steps that the attention core sees."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "core_size", "core_window", low=1, high=MAX_SIZE)
+        check_used(self, "core_window", there=self.core == "attention", needed="--core attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig(CoreConfig):
     """Flags of an actor-critic's network, which may have a recurrent core."""
 
     initial_std: float = 1.0
     """Standard deviation of continuous actions at the start, in units where finite bounds are -1 and 1; training
     changes it."""
-    core: Literal["none", "gru"] = "none"
-    """Recurrent core before the heads; 'gru' gives the policy a memory, which each episode resets."""
-    core_size: int = 64
-    """Width of the recurrent core's state."""
 
     def validate(self) -> None:
         super().validate()
         check_range(self, "initial_std", above=0)
-        check_range(self, "core_size", low=1, high=MAX_SIZE)

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import vary_as
-from jaxrl_dist.nn.config import NetworkConfig
+from jaxrl_dist.nn.blocks import GatedAttention, LinearRecurrence
+from jaxrl_dist.nn.config import CoreConfig
 from jaxrl_dist.types import Array, PyTree
 
 
@@ -50,37 +52,138 @@ def reset_core(core: PyTree, initial: PyTree, valid: Array) -> PyTree:
     )
 
 
+def recurrent(
+    name: str,
+    init: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]],
+    step: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]],
+    initial: Callable[[int], PyTree],
+) -> Core:
+    """Makes a core of functions of its parameters alone, which are then under ``name``; a scan of ``step`` unrolls it.
+
+    ``init``, ``step`` and ``initial`` are as those of ``Core``.
+    """
+
+    def init_named(key: jax.Array, features: PyTree) -> tuple[dict[str, PyTree], PyTree]:
+        params, output = init(key, features)
+        return {name: params}, output
+
+    def unroll(params: PyTree, features: PyTree, core: PyTree, valid: jax.Array) -> tuple[PyTree, PyTree]:
+        # Marking parameters before the scan sums their gradients over devices once, not at every step.
+        weights, core, start = vary_as((params[name], core, initial(valid.shape[1])), features)
+
+        def advance(core: PyTree, inputs: tuple[PyTree, jax.Array]) -> tuple[PyTree, PyTree]:
+            features, valid = inputs
+            output, core = step(weights, features, core)
+            return reset_core(core, start, valid), output
+
+        core, output = jax.lax.scan(advance, core, (features, valid))
+        return output, core
+
+    return Core(init_named, lambda params, features, core: step(params[name], features, core), unroll, initial)
+
+
+def _cell(name: str, cell: Any, initial: Callable[[int], PyTree]) -> Core:
+    """A core of a cell of flax, whose state starts at ``initial``."""
+
+    def init(key: jax.Array, features: jax.Array) -> tuple[PyTree, jax.Array]:
+        (_, output), params = cell.init_with_output(key, initial(1), features)
+        return params, output
+
+    def step(params: PyTree, features: jax.Array, core: PyTree) -> tuple[jax.Array, PyTree]:
+        core, output = cell.apply(params, core, features)
+        return output, core
+
+    return recurrent(name, init, step, initial)
+
+
 def gru(size: int, dtype: DTypeLike) -> Core:
     """A gated recurrent unit (Cho et al. 2014, arXiv:1406.1078), with its parameters under ``gru``.
 
     Its layers compute in ``dtype``; its state and its output ``[..., size]`` are float32.
     """
-    cell: Any = nn.GRUCell(size, dtype=dtype)
+    return _cell("gru", nn.GRUCell(size, dtype=dtype), lambda num_envs: jnp.zeros((num_envs, size), jnp.float32))
 
-    def initial(num_envs: int) -> jax.Array:
-        return jnp.zeros((num_envs, size), jnp.float32)
+
+def lstm(size: int, dtype: DTypeLike) -> Core:
+    """A long short-term memory (Hochreiter and Schmidhuber 1997), with its parameters under ``lstm``.
+
+    Its layers compute in ``dtype``. Its state is the pair of cell and output, float32 ``[..., size]`` each.
+    """
+    cell = nn.OptimizedLSTMCell(size, dtype=dtype)
+    return _cell("lstm", cell, lambda num_envs: (jnp.zeros((num_envs, size)), jnp.zeros((num_envs, size))))
+
+
+def _sequential(name: str, module: Any, initial: Callable[[int], PyTree]) -> Core:
+    """A core of a module that reads sequences, as those of ``blocks`` do; a step is a sequence of one."""
+
+    def valid(features: jax.Array) -> jax.Array:
+        return jnp.ones((1, len(features)), bool)
 
     def init(key: jax.Array, features: jax.Array) -> tuple[dict[str, PyTree], jax.Array]:
-        (_, output), params = cell.init_with_output(key, initial(1), features)
-        return {"gru": params}, output
+        (output, _), params = module.init_with_output(key, features[None], initial(1), valid(features))
+        return {name: params}, output[0]
 
-    def step(params: PyTree, features: jax.Array, core: jax.Array) -> tuple[jax.Array, jax.Array]:
-        core, output = cell.apply(params["gru"], core, features)
-        return output, core
+    def step(params: PyTree, features: jax.Array, core: PyTree) -> tuple[jax.Array, PyTree]:
+        output, core = module.apply(params[name], features[None], core, valid(features))
+        return output[0], core
 
-    def unroll(params: PyTree, features: jax.Array, core: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Marking parameters before the scan sums their gradients over devices once, not at every step.
-        weights, core = vary_as(({"gru": params["gru"]}, core), features)
-
-        def advance(core: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            features, valid = inputs
-            output, core = step(weights, features, core)
-            return reset_core(core, jnp.zeros_like(core), valid), output
-
-        core, output = jax.lax.scan(advance, core, (features, valid))
+    def unroll(params: PyTree, features: jax.Array, core: PyTree, valid: jax.Array) -> tuple[jax.Array, PyTree]:
+        output, core = module.apply(params[name], features, core, valid)
         return output, core
 
     return Core(init, step, unroll, initial)
+
+
+def attention(size: int, window: int, dtype: DTypeLike) -> Core:
+    """A transformer block that sees the last ``window`` steps of the episode, with parameters under ``attention``.
+
+    Its layers compute in ``dtype``. Its state holds the block's inputs at these steps, float32 ``[..., window, size]``,
+    and which of them there are, float32 ``[..., window]`` of 0 and 1.
+    """
+
+    def initial(num_envs: int) -> PyTree:
+        return {"inputs": jnp.zeros((num_envs, window, size)), "there": jnp.zeros((num_envs, window))}
+
+    return _sequential("attention", GatedAttention(size, dtype), initial)
+
+
+def linear(size: int, dtype: DTypeLike) -> Core:
+    """A linear recurrent unit of ``size`` complex numbers, with its parameters under ``linear``.
+
+    Its recurrence computes in float32, other layers in ``dtype``. Its state holds real and imaginary parts, float32
+    ``[..., 2, size]``.
+    """
+    return _sequential("linear", LinearRecurrence(size, dtype), lambda num_envs: jnp.zeros((num_envs, 2, size)))
+
+
+def own(triple: Any) -> Core:
+    """Makes a core of the user's ``(init, step, initial)``, with its parameters under ``core``.
+
+    ``init(key, features [1, D]) -> params``; ``step(params, features [B, D], state [B, ...]) -> (output [B, H],
+    state)``; ``initial(num_envs) -> state [num_envs, ...]``. An object with these methods works too.
+
+    Raises:
+      ConfigError: ``triple`` is no such triple, or ``step`` changes the shapes or dtypes of the state.
+    """
+    if all(hasattr(triple, name) for name in ("init", "step", "initial")):
+        triple = triple.init, triple.step, triple.initial
+    if not (isinstance(triple, tuple) and len(triple) == 3 and all(map(callable, triple))):
+        raise ConfigError(f"core must be a name, or three functions (init, step, initial), not {triple!r}")
+    first, step, initial = triple
+
+    def init(key: jax.Array, features: jax.Array) -> tuple[PyTree, jax.Array]:
+        params, state = first(key, features), initial(1)
+        output, after = step(params, features, state)
+        before, after = (jax.tree.map(lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}", x) for x in (state, after))
+        if before != after:
+            raise ConfigError(f"the core's step has turned a state {before} into {after}; an equal one works")
+        if jnp.ndim(output) != 2 or len(output) != 1:
+            raise ConfigError(
+                f"the core's step has made {jnp.shape(output)} of features {features.shape}; (1, width) works"
+            )
+        return params, output
+
+    return recurrent("core", init, step, initial)
 
 
 def beside(core: Core) -> Core:
@@ -104,6 +207,21 @@ def beside(core: Core) -> Core:
     return Core(init, step, unroll, core.initial)
 
 
-def make_core(config: NetworkConfig, dtype: DTypeLike) -> Core:
-    """Returns the core that ``config.core`` names."""
-    return gru(config.core_size, dtype) if config.core == "gru" else NO_CORE
+def make_core(config: CoreConfig, dtype: DTypeLike) -> Core:
+    """Returns the core that ``config.core`` names, or that it holds.
+
+    Raises:
+      ConfigError: it is no core.
+    """
+    if not isinstance(config.core, str):
+        return own(config.core)
+    kinds: dict[str, Callable[[], Core]] = {
+        "none": lambda: NO_CORE,
+        "gru": lambda: gru(config.core_size, dtype),
+        "lstm": lambda: lstm(config.core_size, dtype),
+        "attention": lambda: attention(config.core_size, config.core_window, dtype),
+        "linear": lambda: linear(config.core_size, dtype),
+    }
+    if config.core not in kinds:
+        raise ConfigError(f"unknown --core {config.core!r}; these work: {', '.join(kinds)}")
+    return kinds[config.core]()

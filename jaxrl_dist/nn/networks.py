@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import spaces
-from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
-from jaxrl_dist.nn.cores import NO_CORE, Core, beside, gru, make_core
+from jaxrl_dist.nn.config import CoreConfig, NetworkConfig, TorsoConfig
+from jaxrl_dist.nn.cores import NO_CORE, Core, beside, make_core
 from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
 from jaxrl_dist.nn.observations import preprocess, side_by_side
 from jaxrl_dist.nn.torsos import choose_torso, make_torso
@@ -132,16 +132,14 @@ def q_network(
     return _feed_forward(config, observation, q_heads(num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy))
 
 
-def recurrent_q_network(
-    config: TorsoConfig, observation: Space, num_actions: int, *, core_size: int, dueling: bool
-) -> RecurrentNetwork:
-    """The values of all actions, given the episode so far: a ``q_network`` with a GRU of ``core_size``.
+def recurrent_q_network(config: CoreConfig, observation: Space, num_actions: int, *, dueling: bool) -> RecurrentNetwork:
+    """The values of all actions, given the episode so far: a ``q_network`` with the core of ``config``.
 
     Its output is ``[..., num_actions]``.
     """
     heads = q_heads(num_actions, num_atoms=1, dueling=dueling, noisy=False)
     plain = heads._replace(apply=lambda params, features: (heads.apply(params, features)[0][..., 0],))
-    return make_network(config, observation, gru(core_size, jnp.dtype(config.precision)), plain)
+    return make_network(config, observation, make_core(config, jnp.dtype(config.precision)), plain)
 
 
 # --- Actors and critics ---------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ def load_policy(
     env: Any = None,
     env_options: dict[str, str] | None = None,
     torso: Any = None,
+    core: Any = None,
 ) -> Policy:
     """Loads the trained policy of a run, or the policy of its newest checkpoint.
 
@@ -154,6 +155,7 @@ def load_policy(
         ``my_module:make``.
       env_options: the environment's options, if they differ from the run's.
       torso: your own network, if the run trained one.
+      core: your own recurrent core, if the run trained one.
 
     Raises:
       ConfigError: ``run_dir`` has no trained variables, is a population or is damaged, or its environment cannot be
@@ -162,7 +164,7 @@ def load_policy(
     check_run_dir(pathlib.Path(run_dir))
     if members := sorted(pathlib.Path(run_dir, "members").glob("*")):
         raise ConfigError(f"{run_dir} is a population; name one of its members, such as {members[0]}")
-    config = stored_config(run_dir, algorithm, env, torso)
+    config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
     config, source = resolved(config, {} if env_options is None else {"env_options": env_options})
     shapes = jax.eval_shape(make_algorithm(config, source.spec).init, jax.random.key(0))
     variables = jax.device_put(checkpoint.load_variables(run_dir, shapes), jax.local_devices()[0])

@@ -32,7 +32,13 @@ def train(config: Train[Any]) -> Iterator[Report]:
 
 
 def resume(
-    run_dir: str | pathlib.Path, algorithm: type | None = None, *, env: Any = None, torso: Any = None, **changes: Any
+    run_dir: str | pathlib.Path,
+    algorithm: type | None = None,
+    *,
+    env: Any = None,
+    torso: Any = None,
+    core: Any = None,
+    **changes: Any,
 ) -> Iterator[Report]:
     """Resumes a run from its newest intact checkpoint, and yields reports as ``train`` does.
 
@@ -43,6 +49,7 @@ def resume(
       algorithm: the run's config class, if it is not built in. No file can name code to run.
       env: the run's environment, if no file can hold it: an object, or a name such as ``my_module:make``.
       torso: the run's custom network, if it has one.
+      core: its custom recurrent core, if it has one.
       changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``.
 
     Raises:
@@ -53,7 +60,7 @@ def resume(
     from jaxrl_dist.training.stored import stored_config
 
     check_run_dir(pathlib.Path(run_dir))
-    config = stored_config(run_dir, algorithm, env, torso)
+    config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
     return prepare_resume(config, pathlib.Path(run_dir), changes).reports()
 
 

@@ -60,14 +60,16 @@ def _in_json(value: Any) -> Any:
 
 
 def stored_config(
-    run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, torso: Any = None
+    run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, **objects: Any
 ) -> Train[Any]:
     """Reads the config of a run; the arguments replace objects that no file can hold, as in ``load_policy``.
+
+    ``objects`` are hyperparameters, such as ``torso``; those that are None are the file's.
 
     Raises:
       ConfigError: the config cannot be read, or an object that it needs is not passed.
     """
-    env, objects = named_env(env), {} if torso is None else {"torso": torso}
+    env, objects = named_env(env), {name: value for name, value in objects.items() if value is not None}
     name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
     kind = config_class(name, algorithm)
     own = {field.name: fields.pop(field.name) for field in dataclasses.fields(kind) if field.name in fields}

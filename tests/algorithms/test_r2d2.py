@@ -31,9 +31,7 @@ NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
 
 
 def network_of(config: R2D2, env: EnvSpec = SPEC) -> networks.RecurrentNetwork:
-    return networks.recurrent_q_network(
-        config, env.observation, env.action.n, core_size=config.core_size, dueling=config.dueling
-    )
+    return networks.recurrent_q_network(config, env.observation, env.action.n, dueling=config.dueling)
 
 
 # --- The loss -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -36,7 +37,33 @@ def box(*shape: int, dtype: type = np.float32) -> Box:
 
 
 VECTOR, SMALL = box(3), box(5, 5, 2, dtype=np.bool_)
-GRU = NetworkConfig(hidden_sizes=(8,), core="gru", core_size=5)
+SMALL_CORE: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 5}
+
+
+def init_sums(key: jax.Array, features: jax.Array) -> dict[str, jax.Array]:
+    return {"decay": jax.random.uniform(key, features.shape[1:])}
+
+
+def step_sums(params: Any, features: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+    total = params["decay"][None] * state["total"] + features
+    return jnp.tanh(total + state["steps"][:, None]), {"total": total, "steps": state["steps"] + 0.1}
+
+
+def initial_sums(num_envs: int) -> Any:
+    """Not all of it is 0."""
+    return {"total": jnp.zeros((num_envs, 8)), "steps": jnp.full((num_envs,), 0.3)}
+
+
+OWN = (init_sums, step_sums, initial_sums)
+GRU = NetworkConfig(core="gru", **SMALL_CORE)
+CORES: dict[str, NetworkConfig] = {
+    "gru": GRU,
+    "lstm": NetworkConfig(core="lstm", **SMALL_CORE),
+    "attention": NetworkConfig(core="attention", core_window=3, **SMALL_CORE),
+    "linear": NetworkConfig(core="linear", **SMALL_CORE),
+    "own": NetworkConfig(core=OWN, **SMALL_CORE),
+}
+NAMED = [name for name in CORES if name != "own"]
 MINATAR, ATARI = box(10, 10, 4, dtype=np.bool_), box(4, 84, 84, dtype=np.uint8)
 
 
@@ -368,7 +395,7 @@ def test_a_critic_of_vectors_by_hand() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", ["none", *NAMED])
 @pytest.mark.parametrize(
     "torso, space",
     [
@@ -384,7 +411,11 @@ def test_a_critic_of_vectors_by_hand() -> None:
 )
 def test_shapes_and_dtypes(torso: str, space: Space, core: str, precision: str) -> None:
     network = actor_critic(
-        NetworkConfig(torso, (8, 6), core=core, core_size=5, precision=precision), space, 3, False, 2
+        NetworkConfig(torso, (8, 6), core=core, core_size=5, precision=precision),
+        space,
+        3,
+        False,
+        2,
     )
 
     def trace(key: jax.Array) -> object:
@@ -400,7 +431,8 @@ def test_shapes_and_dtypes(torso: str, space: Space, core: str, precision: str) 
         jnp.float32.dtype
     }
     assert start == after == final
-    assert start == () if core == "none" else (start.shape, start.dtype) == ((4, 5), jnp.float32)
+    assert bool(jax.tree.leaves(start)) == (core != "none")
+    assert all(leaf.shape[0] == 4 and leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(start))
 
 
 def test_start() -> None:
@@ -450,7 +482,7 @@ def test_activation_is_that_of_the_mlp_only(torso: str, count: int) -> None:
     assert len({float(step(params, obs, ())[1][0]) for step in steps}) == count
 
 
-@pytest.mark.parametrize("core, space", [("none", VECTOR), ("none", SMALL), ("gru", SMALL)])
+@pytest.mark.parametrize("core, space", [("none", VECTOR), ("none", SMALL), *((core, SMALL) for core in NAMED)])
 def test_bfloat16_is_near_float32_but_not_equal(core: str, space: Space) -> None:
     fine, params = build(NetworkConfig(hidden_sizes=(8,), core=core), space)
     coarse = actor_critic(NetworkConfig(hidden_sizes=(8,), core=core, precision="bfloat16"), space, 2, True)
@@ -469,7 +501,19 @@ def test_heads_compute_in_float32() -> None:
 # --- Memory across episodes ---------------------------------------------------------------------------
 
 VALID = np.array([[1, 1, 0, 1, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1, 0], [1] * 9], bool).T  # [T, B]
-RECURRENT = [pytest.param(GRU, VECTOR, id="mlp"), pytest.param(GRU, SMALL, id="cnn")]
+RECURRENT = [
+    pytest.param(GRU, SMALL, id="cnn"),
+    *(pytest.param(config, VECTOR, id=name) for name, config in CORES.items()),
+]
+
+
+def underway(network: Any, params: Any, space: Space, num_envs: int) -> Any:
+    """States within episodes, in which environment 0 began anew."""
+    core = network.initial_core(num_envs)
+    for seed in range(4):
+        *_, core = jax.jit(network.step)(params, sample(space, num_envs, seed=seed + 10), core)
+        core = reset_core(core, network.initial_core(num_envs), (np.arange(num_envs) > 0) | (seed != 1))
+    return core
 
 
 @pytest.mark.parametrize("config, space", RECURRENT)
@@ -477,17 +521,17 @@ def test_unroll_equals_running_episodes_one_by_one(config: NetworkConfig, space:
     network, params = build(config, space)
     steps, num_envs = VALID.shape
     obs = sample(space, steps, num_envs)
-    start = sample(box(5), num_envs, seed=1)  # the rollout may begin within an episode
+    start = underway(network, params, space, num_envs)  # the rollout may begin within an episode
     step, unroll = jax.jit(network.step), jax.jit(network.unroll)
     outputs, values, final = jax.device_get(unroll(params, obs, start, VALID))
     for env in range(num_envs):
-        core = start[env : env + 1]
+        core = jax.tree.map(lambda x, env=env: x[env : env + 1], start)
         for t in range(steps):
             output, value, core = step(params, obs[t, env][None], core)
             equal((outputs[t, env], values[t, env]), (np.asarray(output)[0], np.asarray(value)[0]))
             if not VALID[t, env]:
                 core = network.initial_core(1)
-        equal(final[env], np.asarray(core)[0])
+        equal(jax.tree.map(lambda x, env=env: x[env], final), jax.tree.map(lambda x: np.asarray(x)[0], core))
     never_reset = np.asarray(unroll(params, obs, start, np.ones_like(VALID))[1])
     changed = np.any(np.abs(values - never_reset) > 1e-4, axis=0)
     assert changed.tolist() == [True, True, False]
@@ -544,8 +588,9 @@ def test_any_core_joins_any_heads() -> None:
     assert np.max(np.abs(np.asarray(rows[1]) - forgetful)) > 1e-3  # it remembers
 
 
-def test_nothing_flows_over_a_reset() -> None:
-    network, params = build(GRU, VECTOR)
+@pytest.mark.parametrize("name", CORES)
+def test_nothing_flows_over_a_reset(name: str) -> None:
+    network, params = build(dataclasses.replace(CORES[name], core_window=9), VECTOR)
     obs, start = jnp.asarray(sample(VECTOR, *VALID.shape)), network.initial_core(3)
     gradient = jax.jit(jax.grad(lambda obs: jnp.sum(network.unroll(params, obs, start, VALID)[1][-1])))(obs)
     depends = jnp.any(gradient != 0, axis=-1)
@@ -619,8 +664,9 @@ def test_convolution_and_pool_on_eight_devices(padding: str) -> None:
     equal(program(kernel, x), jax.jit(jax.value_and_grad(total))(kernel, x), 1e-5)
 
 
-def test_a_recurrent_gradient_is_summed_over_devices_once() -> None:
-    network, params = build(GRU, VECTOR)
+@pytest.mark.parametrize("name", ["gru", "lstm", "own"])
+def test_a_recurrent_gradient_is_summed_over_devices_once(name: str) -> None:
+    network, params = build(CORES[name], VECTOR)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:8]), ("data",))
 
     def gradient(params: object, obs: jax.Array, core: jax.Array, valid: jax.Array) -> object:

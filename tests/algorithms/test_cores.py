@@ -1,0 +1,158 @@
+"""Recurrent cores in losses: a sequence with resets is worth what its episodes are, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+from probes import acted, assert_close, perturbed, random_rollout, spec
+
+import jaxrl_dist
+from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.r2d2 import R2D2
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn import networks
+from jaxrl_dist.nn.cores import reset_core
+from jaxrl_dist.types import Context, Rollout
+
+SPEC = spec()
+NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
+CORES: dict[str, dict[str, Any]] = {
+    "gru": {"core": "gru"},
+    "lstm": {"core": "lstm"},
+    "attention": {"core": "attention", "core_window": 5},
+    "linear": {"core": "linear"},
+}
+WINDOWED = {"burn_in": 2, "sequence_length": 8, "n_step": 2}
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
+    algorithm = A2C(**NET, **CORES[core]).make(SPEC)
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    variables = variables._replace(params=perturbed(variables.params))
+    rollout = acted(algorithm, variables, random_rollout(algorithm, SPEC, 12, 6))
+    batch = jax.jit(algorithm.postprocess)(variables, rollout, Context())
+    loss = jax.jit(algorithm.loss)
+    whole, mask, _ = loss(variables, batch, Context())
+    np.testing.assert_array_equal(mask, rollout.valid.T)
+    episodes = [
+        (env, begin, end)
+        for env in range(6)
+        for begin, end in itertools.pairwise([0, *(1 + np.flatnonzero(~rollout.valid[:, env])), 12])
+    ]
+    assert len(episodes) > 12
+
+    def alone(x: jax.Array) -> np.ndarray:
+        """Each episode from the first place on; what follows it does not matter."""
+        rows = np.zeros((len(episodes), *x.shape[1:]), x.dtype)
+        for row, (env, begin, end) in zip(rows, episodes, strict=True):
+            row[: end - begin] = x[env, begin:end]
+        return rows
+
+    parts = {name: jax.tree.map(alone, x) for name, x in batch.items() if name != "core"}
+    losses, _, _ = loss(variables, parts | {"core": algorithm.initial_core(len(episodes))}, Context())
+    for row, (env, begin, end) in zip(losses, episodes, strict=True):
+        assert_close(row[: end - begin], whole[env, begin:end], 1e-6)
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: str) -> None:
+    """Whatever part of them the burn-in repeats, from the core that acting stored."""
+    config = R2D2(**NET, **CORES[core], **WINDOWED, epsilon_base=1.0)
+    algorithm, network = config.make(SPEC), networks.recurrent_q_network(config, SPEC.observation, 3, dueling=True)
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    variables = variables._replace(params=perturbed(variables.params))
+    steps = acted(algorithm, variables, random_rollout(algorithm, SPEC, 20, 8))
+    step, reset = jax.jit(network.step), jax.jit(reset_core)
+    state = initial = network.initial_core(8)
+    values = []
+    for obs, valid in zip(steps.obs[:-1], steps.valid, strict=True):
+        q, state = step(variables.params, obs, state)
+        state = reset(state, initial, valid)
+        values.append(q)
+    taken = np.take_along_axis(np.stack(values), np.asarray(steps.action)[..., None], -1)[..., 0]
+    loss, begin, length = jax.jit(algorithm.loss), 7, algorithm.window
+    assert length == 11 and (~steps.valid[begin : begin + 10]).any(0).sum() > 3
+
+    def cut(x: Any) -> Any:
+        return jax.tree.map(lambda x: x[begin : begin + length], x)
+
+    window = Rollout(jax.tree.map(lambda x: x[begin : begin + length + 1], steps.obs), *cut(steps[1:7]), (), ())
+    batch = algorithm.postprocess(variables, window, Context())
+    _, _, aux = loss(variables, batch, Context(target=variables.params))
+    assert_close(aux.metrics["q/mean"], taken[begin + 2 : begin + 10].T, 1e-6)
+    forgetful = batch | {"core": initial}
+    _, _, other = loss(variables, forgetful, Context(target=variables.params))
+    assert np.max(np.abs(other.metrics["q/mean"] - aux.metrics["q/mean"])) > 1e-4
+
+
+# --- Cores of one's own -------------------------------------------------------------------------------
+
+
+class Decay:
+    """A running sum of features."""
+
+    def init(self, key: jax.Array, features: jax.Array) -> dict[str, jax.Array]:
+        return {"rate": jnp.full(features.shape[1:], 0.9)}
+
+    def step(self, params: Any, features: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = params["rate"][None] * state + features
+        return state, state
+
+    def initial(self, num_envs: int) -> jax.Array:
+        return jnp.zeros((num_envs, 8))
+
+
+def test_a_run_with_a_core_of_ones_own(tmp_path: Path) -> None:
+    """Which the policy and a resumed run need once more: no file holds it."""
+    sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
+    config = jaxrl_dist.preset("a2c", "CartPole-v1", core=Decay(), hidden_sizes=(8,), evaluation_episodes=2, **sizes)
+    *_, last = jaxrl_dist.train(dataclasses.replace(config, run_dir=str(tmp_path / "run")))
+    assert runs.read_json(tmp_path / "run/config.json")["hyperparameters"]["core"] == "object:Decay"
+    policy = jaxrl_dist.load_policy(tmp_path / "run", core=Decay())
+    jax.tree.map(np.testing.assert_array_equal, policy.variables, last.variables())
+    assert last.variables().params["core"]["rate"].shape == (8,)
+    assert policy(np.zeros((3, 4)))[1].shape == (3, 8)
+    message = r"its core, object:Decay, was an object handed over from Python.*load_policy\(run_dir, core=...\)"
+    with pytest.raises(ConfigError, match=message):
+        jaxrl_dist.load_policy(tmp_path / "run")
+    *_, more = jaxrl_dist.resume(tmp_path / "run", core=Decay(), total_env_steps=384)
+    assert more.env_steps >= 384
+
+
+def wrong(step: Any) -> Any:
+    return (lambda key, x: {}, step, lambda num_envs: jnp.zeros((num_envs, 3)))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "an unknown name": ("rnn", "unknown core 'rnn'; these work: none, gru, lstm, attention, linear"),
+    "a pair": ((jnp.tanh, jnp.tanh), "core must be a name, or three functions (init, step, initial), not"),
+    "a state that grows": (
+        wrong(lambda params, x, state: (x, jnp.concatenate([state, x], -1))),
+        "the core's step has turned a state float32[1, 3] into float32[1, 11]; an equal one works",
+    ),
+    "no batch": (wrong(lambda params, x, state: (x[0], state)), "has made (8,) of features (1, 8); (1, width) works"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_core(what: str) -> None:
+    core, message = REFUSED[what]
+    with pytest.raises(ConfigError) as error:
+        A2C(hidden_sizes=(8,), core=core).make(SPEC).init(jax.random.key(0))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_flags_without_their_core_are_refused() -> None:
+    with pytest.raises(ConfigError, match="core_window does nothing without core attention"):
+        A2C(core="gru", core_window=5).validate()
+    with pytest.raises(ConfigError, match="core none: r2d2 learns with a recurrent core; dqn learns without one"):
+        R2D2(core="none").validate()
