@@ -10,7 +10,7 @@ import sys
 
 from jaxrl_dist.config import split_env
 
-COMMANDS = ("train", "sweep", "resume", "evaluate", "video", "plot", "export", "check-env", "doctor", "list")
+COMMANDS = ("train", "sweep", "resume", "evaluate", "video", "plot", "export", "check-env", "doctor", "list", "presets")
 """Each is a module of this package, with ``_`` in place of ``-``."""
 HELP = """\
 usage: jaxrl-dist COMMAND ...
@@ -28,6 +28,7 @@ usage: jaxrl-dist COMMAND ...
   doctor                             say whether this machine can train, on what, and what is missing
   doctor --compile-for h200x8 ALGO --env ID [FLAGS]  compile a run for a GPU or TPU that is not here
   list algorithms|envs|plans         what there is
+  presets [ALGO --env ID]            the flags that would run
   --version                          which jaxrl-dist this is
 
 algorithms: {algorithms}

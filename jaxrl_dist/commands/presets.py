@@ -1,0 +1,76 @@
+"""``jaxrl-dist presets``: shows the flags that would run for an algorithm and an environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, presets
+from jaxrl_dist.checks import flag
+from jaxrl_dist.commands import find_modules, flags
+from jaxrl_dist.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Presets:
+    """Shows what would run for an algorithm and an environment: all flags that differ from the defaults."""
+
+    algorithm: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ALGO")]] = ""
+    """Name of the algorithm; without it, the command lists the kinds of tasks that have presets."""
+    env: str = ""
+    """Environment, as for `train`."""
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``presets [ALGO --env ENV]``."""
+    asked = flags.parse(Presets, args, "jaxrl-dist presets")
+    if not asked.algorithm:
+        print("\n".join(kinds()))
+        return 0
+    if not asked.env:
+        raise ConfigError(f"which environment? Such as: jaxrl-dist presets {asked.algorithm} --env CartPole-v1")
+    default = flags.plain_defaults(asked.algorithm)  # refuses an unknown algorithm before JAX is imported
+    find_modules(asked.env)
+
+    from jaxrl_dist.config import Train
+    from jaxrl_dist.training.resolving import resolved
+
+    config, source = resolved(Train(asked.algorithm, env=asked.env, env_options=asked.env_options))
+    print(f"{config.env} is of the kind: {presets.KINDS[presets.kind_of(source.spec)]}")
+    words = ["jaxrl-dist", "train", asked.algorithm, "--env", config.env]
+    print(shlex.join([*words, *changed(config, default), *changed(config.algorithm, default.algorithm)]))
+    return 0
+
+
+def kinds() -> list[str]:
+    """Returns a line for each kind of task, with the algorithms that have flags for it."""
+    width = max(map(len, presets.KINDS))
+    named = ", ".join([*ALGORITHMS, *PRESETS])
+    lines = [
+        f"{kind:{width}}  {text}: {', '.join(name for name, rows in presets.TABLE.items() if kind in rows) or 'none'}"
+        for kind, text in presets.KINDS.items()
+    ]
+    return [*lines, f"algorithms: {named}", "jaxrl-dist presets ppo --env CartPole-v1 shows the flags that would run"]
+
+
+def changed(config: Any, default: Any) -> Iterator[str]:
+    """Yields the flags, and their values, of the fields that differ from those of ``default``."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in ("algorithm", "env") or value == getattr(default, field.name):
+            continue
+        name = flag(field.name)
+        if isinstance(value, bool):
+            yield name if value else f"--no-{name[2:]}"
+            continue
+        yield name
+        if isinstance(value, dict):
+            yield from (f"{key}={text}" for key, text in value.items())
+        else:
+            yield from map(str, value if isinstance(value, tuple) else [value])
