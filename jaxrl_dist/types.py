@@ -44,6 +44,8 @@ class EnvSpec:
     there are several, host environments return single frames (``frames.Frame``)."""
     mask: str | None = None
     """Part of the observation that says which actions are legal, as ``observations.legal`` reads it; None: all are."""
+    num_agents: int = 1
+    """Agents of an environment; each is a row of the batch, next to the others of its environment."""
     unread_mask: str = ""
     """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
 

@@ -100,7 +100,8 @@ class Evaluator:
         """
         self._algorithm, self._source, self._episodes = algorithm, source, episodes
         most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure environments take little memory
-        self._num_envs = min(episodes, most)
+        agents = source.spec.num_agents
+        self._num_envs = -(-min(episodes, most * agents) // agents) * agents
         self._max_steps = max_steps or max(MAX_EPISODE_STEPS, source.spec.max_episode_steps or 0)
         self._seed, self._hyper, self._sampled = _seed(seed), dict[str, float](), sampled
         variant = variant or (lambda hyper: algorithm)

@@ -179,6 +179,26 @@ NAPS = 20
 """Number of naps into which ``awaited`` divides its time."""
 
 
+def ended_episodes(ended: jax.Array, episode_return: jax.Array, episode_length: jax.Array) -> EpisodeStats:
+    """Returns the statistics ``[B]`` of the episodes that ended in this step."""
+    return EpisodeStats(
+        episodes=ended.astype(jnp.float32),
+        return_sum=jnp.where(ended, episode_return, 0.0),
+        length_sum=jnp.where(ended, episode_length, 0).astype(jnp.float32),
+        return_min=jnp.where(ended, episode_return, jnp.inf),
+        return_max=jnp.where(ended, episode_return, -jnp.inf),
+    )
+
+
+def rows_where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
+    """Takes rows of ``x`` where ``condition [B]`` is True, else of ``y``."""
+
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - 1)), a.astype(b.dtype), b)
+
+    return jax.tree.map(choose, x, y)
+
+
 class EpisodeCounter:
     """Adds up returns and lengths of the running episodes in ``B`` host environments."""
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh, rng
-from jaxrl_dist.envs import libraries, masks
+from jaxrl_dist.envs import agents, libraries, masks
 from jaxrl_dist.envs.base import (
     UNWRAPPED,
     DeviceEnv,
@@ -23,12 +23,14 @@ from jaxrl_dist.envs.base import (
     check_finite,
     checked_action,
     clipped,
+    ended_episodes,
     outcome,
     parse_options,
+    rows_where,
     space_of,
 )
 from jaxrl_dist.envs.drawing import draw
-from jaxrl_dist.envs.native import PlainSpace, named, plain, unnamed
+from jaxrl_dist.envs.native import PlainSpace, is_team, named, plain, unnamed
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Space, zeros
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
@@ -93,7 +95,10 @@ def from_library(library: str, env_id: str, options: Mapping[str, str], wrappers
     """
     env = libraries.make(library, env_id, options)
     with _compiling(f"{library}:{env_id}"):
-        found = from_gymnax(env, env.default_params, env_id, env.family, wrappers, library)
+        if isinstance(env, agents.Team):
+            found = agents.from_team(env, env_id, library, wrappers)
+        else:
+            found = from_gymnax(env, env.default_params, env_id, env.family, wrappers, library)
         _trace(found)
     return found
 
@@ -114,6 +119,12 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
       EnvError: its code fails in a compiled program.
     """
     env, params = made if isinstance(made, tuple) else (made, None)
+    if is_team(env):
+        with _compiling(f"gymnax:{env_id}"):
+            team = agents.Team(env, time_limit=getattr(env, "time_limit", None))
+            found = agents.from_team(team, env_id, "gymnax", wrappers)
+            _trace(found)
+        return found
     with _compiling(f"gymnax:{env_id}"):
         params = env.default_params if params is None else params
         found = from_gymnax(env, params, env_id, _family(env), wrappers)
@@ -127,8 +138,9 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
 
 def _trace(env: DeviceEnv) -> None:
     """Traces a first step without compiling it."""
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2))
-    action = zeros(env.spec.action, 2)
+    rows = 2 * env.spec.num_agents
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+    action = zeros(env.spec.action, rows)
     jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, action)
 
 
@@ -206,7 +218,7 @@ def from_gymnax(
         next_obs = jax.tree.map(lambda new, old: new.astype(old.dtype), next_obs, state.obs)
 
         def started(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-            return _where(ended, reset_all(keys), stepped)
+            return rows_where(ended, reset_all(keys), stepped)
 
         def started_if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
             return jax.lax.cond(
@@ -229,26 +241,6 @@ def from_gymnax(
         return new_state, Timestep(obs, reward, terminated, truncated, valid), episodes
 
     return DeviceEnv(spec, reset, step)
-
-
-def ended_episodes(ended: jax.Array, episode_return: jax.Array, episode_length: jax.Array) -> EpisodeStats:
-    """Returns the statistics ``[B]`` of the episodes that ended in this step."""
-    return EpisodeStats(
-        episodes=ended.astype(jnp.float32),
-        return_sum=jnp.where(ended, episode_return, 0.0),
-        length_sum=jnp.where(ended, episode_length, 0).astype(jnp.float32),
-        return_min=jnp.where(ended, episode_return, jnp.inf),
-        return_max=jnp.where(ended, episode_return, -jnp.inf),
-    )
-
-
-def _where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
-    """Takes rows of ``x`` where ``condition [B]`` is True, else of ``y``."""
-
-    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - 1)), a.astype(b.dtype), b)
-
-    return jax.tree.map(choose, x, y)
 
 
 def space(native: Any, name: str, what: str, value: Any = None) -> Space:
@@ -312,7 +304,8 @@ class HostGymnax:
 
     def render(self, index: int) -> np.ndarray:
         state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second
-        env_state, obs = jax.tree.map(lambda x: np.asarray(x[index]), (state.env, state.obs))
+        env_state = jax.tree.map(lambda x: np.asarray(x[index // self.spec.num_agents]), state.env)
+        obs = jax.tree.map(lambda x: np.asarray(x[index]), state.obs)
         return draw(self.spec, env_state, obs)
 
     def close(self) -> None:

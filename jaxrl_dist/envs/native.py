@@ -71,7 +71,8 @@ def plain(space: Any) -> PlainSpace:
     if (parts := parts_of(space)) is not None:
         return PlainSpace(kind, parts={name: plain(part) for name, part in parts.items()})
     if kind == "Box":
-        return PlainSpace(kind, tuple(space.shape), np.dtype(space.dtype).name, space.low, space.high)
+        shape = tuple(int(size) for size in np.atleast_1d(space.shape))  # one number in some libraries
+        return PlainSpace(kind, shape, np.dtype(space.dtype).name, space.low, space.high)
     if kind == "Discrete":
         return PlainSpace(kind, sizes=[int(space.n)])
     if kind == "MultiDiscrete":
@@ -167,9 +168,15 @@ def describe(made: Any) -> Description:
 
 
 def is_gymnax(made: Any) -> bool:
-    """Returns True if an object is a gymnax-style environment, or a pair ``(env, params)``."""
+    """Returns True if an object is a gymnax-style environment, a pair ``(env, params)``, or one of several agents."""
     env = made[0] if isinstance(made, tuple) and len(made) == 2 else made
-    return not isinstance(env, type) and hasattr(env, "reset_env") and hasattr(env, "step_env")
+    return not isinstance(env, type) and hasattr(env, "step_env") and (hasattr(env, "reset_env") or is_team(env))
+
+
+def is_team(made: Any) -> bool:
+    """Returns True for an environment of several agents in JaxMARL's style."""
+    wanted = ("agents", "reset", "step_env", "observation_space", "action_space")
+    return not isinstance(made, type) and all(hasattr(made, name) for name in wanted)
 
 
 def _family(env: Any) -> str:

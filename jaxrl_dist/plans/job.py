@@ -38,8 +38,8 @@ class Job(NamedTuple):
 
     @property
     def num_envs(self) -> int:
-        """Environments, over all devices and actors."""
-        return self.config.num_envs
+        """Environments, over all devices and actors; each agent of one counts."""
+        return self.config.num_envs * self.source.spec.num_agents
 
     @property
     def rollout_length(self) -> int:

@@ -9,7 +9,7 @@ import jax
 
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
-from jaxrl_dist.checks import counted
+from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, on_policy
@@ -30,7 +30,7 @@ def make_learner(
       ConfigError: sizes do not divide, or the replay memory does not fit.
     """
     check_sizes(config, algorithm, spec, len(devices))
-    num_envs, length = config.num_envs, config.rollout_length
+    num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
     packed = packing.pays_on(devices[0])
     if config.plan == "gradients" or algorithm.replay is None:  # that plan splits each update, and replays nothing
         return on_policy.on_policy(algorithm, packed=packed)
@@ -50,27 +50,32 @@ def check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_dev
     Raises:
       ConfigError: they do not; the message names sizes that do.
     """
-    sizes = algorithm, config.num_envs, config.rollout_length, num_devices
+    check_divides("num_envs", config.num_envs, (1 if config.plan == "gradients" else num_devices, "devices"))
+    num_envs = config.num_envs * spec.num_agents
+    sizes = algorithm, num_envs, config.rollout_length, num_devices
     if config.plan == "gradients":
         pass  # each actor has one device
     elif algorithm.replay is None:
         on_policy.check_sizes(*sizes)
     else:
         off_policy.check_sizes(*sizes, spec.frame_stack)
-    check_counts(config, algorithm)
+    check_counts(config, algorithm, num_envs)
 
 
 MAX_COUNT = 2**31 - 1
 """Maximum of updates, iterations and steps of an environment: devices count them as int32."""
 
 
-def check_counts(config: Train[Any], algorithm: Algorithm) -> None:
+def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> None:
     """Checks that devices can count the run's updates, iterations and steps of each environment to its end.
+
+    Args:
+      num_envs: each agent of an environment counts.
 
     Raises:
       ConfigError: they cannot; the message names the total that works.
     """
-    steps = config.num_envs * config.rollout_length
+    steps = num_envs * config.rollout_length
     if config.plan == "gradients":
         most = config.num_actors or 1  # each actor's gradient is an update and an iteration
     elif algorithm.replay is None:

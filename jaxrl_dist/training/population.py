@@ -134,7 +134,7 @@ class PopulationRun:
         group = [number for number in group if self.rows[number].status != "halved"]
         numbers = [number for number in group if self.rows[number].status == "training"]
         training = [group.index(number) for number in numbers]
-        how = training, selection(self.config, len(self.runs)), group
+        how = training, selection(self.config, len(self.runs), self.runs[0].job.num_envs), group
         program = Population([self.runs[number].job for number in group], *how)
         for place, number in zip(training, numbers, strict=True):
             run, self._programs[number] = self.runs[number], (program, place)
@@ -200,11 +200,11 @@ def _stops(stop: Callable[[], bool], program: Population, place: int) -> bool:
     return stop() or place in program.halved
 
 
-def selection(config: Train[Any], num_members: int) -> Selection | None:
+def selection(config: Train[Any], num_members: int, num_envs: int) -> Selection | None:
     """Returns the selection that a resolved config asks for."""
     if config.evolve is None:
         return None
-    iteration = config.num_envs * config.rollout_length
+    iteration = num_envs * config.rollout_length
     report = max(1, config.report_interval // iteration)
     rungs = 2 ** math.ceil(math.log2(num_members)) if config.evolve == "halving" else 20
     interval = (config.evolve_interval or config.total_env_steps / rungs) / iteration

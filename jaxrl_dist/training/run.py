@@ -236,9 +236,11 @@ class Run(NamedTuple):
             acting = f" on {len(self.job.pool.meshes)}" if config.actor_devices else ""
             learner = "learner on " if config.actor_devices else ""
             devices = f"{counted(self.job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"
+        count = self.job.source.spec.num_agents
+        agents = f"{counted(count, 'agent')} x " if count > 1 else ""
         return (
             f"{name or algorithms.name_of(config.algorithm)} on {env_name(config.env)}, plan {config.plan}, {devices}, "
-            f"{counted(config.num_envs, 'environment')} x {counted(config.rollout_length, 'step')} an iteration"
+            f"{counted(config.num_envs, 'environment')} x {agents}{counted(config.rollout_length, 'step')} an iteration"
         )
 
 

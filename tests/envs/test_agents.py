@@ -1,0 +1,150 @@
+"""Environments of several agents, each a row of the batch."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import team
+
+import jaxrl_dist
+from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.source import find
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import describe
+
+SIZES: dict[str, Any] = {
+    "num_envs": 8, "rollout_length": 16, "total_env_steps": 512, "report_interval": 128, "evaluation_episodes": 3,
+    "hidden_sizes": (8,), "num_devices": 1, "num_minibatches": 2, "num_epochs": 2,
+}  # fmt: skip
+
+
+def train(env: Any, name: str = "ppo", **fields: Any) -> list[Any]:
+    return list(jaxrl_dist.train(jaxrl_dist.preset(name, env, **{**SIZES, **fields})))
+
+
+def play(env: Any, rows: int, steps: int, seed: int = 0) -> list[Any]:
+    """Random actions from a reset: the first observation, then the time steps and their episodes."""
+    keys = jax.random.split(jax.random.key(seed), (steps + 1, rows))
+    state, obs = env.reset(keys[0])
+    step, out = jax.jit(env.step), [obs]
+    for t in range(steps):
+        state, *stepped = step(state, jax.random.randint(jax.random.key(t), (rows,), 0, 2), keys[t + 1])
+        out.append(stepped)
+    return out
+
+
+def test_one_agent_is_the_environment_itself_bit_for_bit() -> None:
+    ours, theirs = (play(find(env).device(), 4, 60) for env in (team.CartPoles(1), "gymnax:CartPole-v1"))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert any(step.terminated.any() for step, _ in ours[1:])
+
+
+def test_training_one_agent_is_training_the_environment_itself() -> None:
+    ours, theirs = (train(env)[-1] for env in (team.CartPoles(1), "gymnax:CartPole-v1"))
+    timeless = [{k: v for k, v in each.metrics.items() if not k.startswith("time/")} for each in (ours, theirs)]
+    assert timeless[0] == timeless[1] and ours.evaluation == theirs.evaluation
+
+
+@pytest.mark.parametrize("limit", [500, 13])
+def test_rows_are_the_agents_of_each_environment(limit: int) -> None:
+    """Against a loop over single poles: an agent that has fallen waits, invalid, until the environment resets."""
+    num_envs, count, steps = 3, 3, 70
+    env = find(team.CartPoles(count, limit)).device()
+    assert env.spec.num_agents == count and env.spec.max_episode_steps == limit
+    obs, *rest = play(env, num_envs * count, steps)
+    own = team.CartPoles(count)
+    keys = jax.random.split(jax.random.key(0), (steps + 1, num_envs * count))
+    for index in range(num_envs):
+        rows = slice(index * count, (index + 1) * count)
+        plain = jax.random.key_data(keys[0][index * count])
+        shown, state = own.reset(plain)
+        np.testing.assert_array_equal(obs[rows], [shown[agent] for agent in own.agents])
+        over, time, gone, total = False, 0, np.zeros(count, bool), np.zeros(count)
+        for t, (step, episodes) in enumerate(rest):
+            assert step.valid[rows].tolist() == [not over and not left for left in gone]
+            both = jax.random.split(keys[t + 1][index * count])
+            if over:
+                shown, state = own.reset(jax.random.key_data(both[1]))
+                over, time, gone, total = False, 0, np.zeros(count, bool), np.zeros(count)
+                assert not step.terminated[rows].any() and not step.truncated[rows].any()
+            else:
+                action = jax.random.randint(jax.random.key(t), (num_envs * count,), 0, 2)[rows]
+                chosen = dict(zip(own.agents, action, strict=True))
+                shown, state, reward, dones, _ = own.step_env(jax.random.key_data(both[0]), state, chosen)
+                time += 1
+                paid = np.where(gone, 0.0, [reward[agent] for agent in own.agents])
+                total += paid
+                np.testing.assert_array_equal(step.reward[rows], paid)
+                ended = np.array([dones[agent] for agent in own.agents]) & ~gone
+                cut = ~gone & ~ended & (time >= limit)
+                assert (
+                    step.terminated[rows].tolist() == ended.tolist() and step.truncated[rows].tolist() == cut.tolist()
+                )
+                np.testing.assert_array_equal(episodes.return_sum[rows], np.where(ended | cut, total, 0.0))
+                gone |= ended | cut
+                over = bool(gone.all())
+            np.testing.assert_allclose(step.obs[rows], [shown[agent] for agent in own.agents], atol=1e-6)
+
+
+def test_masks_and_the_state_are_parts_of_each_agent_s_observation() -> None:
+    env = find(team.Meeting()).device()
+    assert describe(env.spec.observation) == "{observation: float32[1], mask: bool[3]}" and env.spec.mask == "mask"
+    keys = jax.random.split(jax.random.key(0), 4)
+    state, obs = env.reset(keys)
+    assert obs["mask"].tolist() == [[False, True, True], [True, True, False]] * 2
+    _, step, _ = env.step(state, jnp.array([2, 0, 1, 1]), keys)
+    assert step.obs["observation"][:, 0].tolist() == [1, 3, 0, 4]
+    with closing(find(team.Meeting()).host(4, 0)) as host:
+        assert host.reset()["mask"].tolist() == obs["mask"].tolist()
+        assert host.step(np.array([2, 0, 1, 1]))[0].obs["observation"][:, 0].tolist() == [1, 3, 0, 4]
+
+
+@pytest.mark.parametrize(
+    "plan, name",
+    [
+        ("synchronous", "ppo"),
+        ("asynchronous", "impala"),
+        pytest.param("on_device", "dqn", marks=pytest.mark.slow),
+        pytest.param("on_device", "es", marks=pytest.mark.slow),
+    ],
+)
+def test_every_plan_takes_several_agents(plan: str, name: str) -> None:
+    memory = {"replay_capacity": 2048, "batch_size": 16, "learning_starts": 64, "replay_ratio": 1 / 32}
+    fields = {"ppo": {}, "dqn": memory}.get(name, {})
+    sizes = {
+        key: value for key, value in SIZES.items() if name == "ppo" or key not in ("num_minibatches", "num_epochs")
+    }
+    config = jaxrl_dist.preset(name, team.CartPoles(3), **{**sizes, **fields, "plan": plan})
+    *_, last = jaxrl_dist.train(config)
+    assert last.evaluation is not None
+    assert last.evaluation["episodes"] == 3 and last.env_steps >= 512
+
+
+def test_a_team_learns_to_meet() -> None:
+    *_, last = train(team.Meeting(), total_env_steps=6000, num_minibatches=4, hidden_sizes=(32,), learning_rate=3e-3)
+    assert last.evaluation is not None
+    assert last.evaluation["return_mean"] == pytest.approx(0.9)
+
+
+def test_eight_devices_give_what_one_gives() -> None:
+    one, eight = (train(team.CartPoles(3), num_devices=count)[0].metrics for count in (1, 8))
+    assert one.keys() == eight.keys()
+    for name, value in one.items():
+        if not name.startswith("time/") and value is not None:
+            assert eight[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+def test_what_does_not_fit_is_refused_in_one_line() -> None:
+    with pytest.raises(
+        ConfigError, match=r"agents with different actions \(left: Discrete\[3\]; right: Discrete\[4\]\)"
+    ):
+        find(team.Unequal())
+    with pytest.raises(ConfigError, match=r"action_repeat works for environments with one agent, and .* has 2"):
+        find(team.CartPoles(), wrappers=Wrappers(action_repeat=2))
+    with pytest.raises(ConfigError, match=r"num_envs 4 .* 8 devices"):
+        train(team.CartPoles(8), num_envs=4, num_devices=8)

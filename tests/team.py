@@ -1,0 +1,95 @@
+"""Environments of several agents, in JaxMARL's style."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from gymnax.environments import spaces
+from gymnax.environments.classic_control.cartpole import CartPole
+
+
+class CartPoles:
+    """Poles side by side, each with an agent; the environment resets once all have fallen. Time limit: 500 steps."""
+
+    def __init__(self, num_agents: int = 2, time_limit: int = 500) -> None:
+        self.agents = [f"pole_{index}" for index in range(num_agents)]
+        self.env, self.time_limit = CartPole(), time_limit
+        self.params = self.env.default_params
+
+    def reset(self, key: jax.Array) -> Any:
+        keys = [key, *jax.random.split(key, len(self.agents) - 1)]
+        made = {agent: self.env.reset_env(own, self.params) for agent, own in zip(self.agents, keys, strict=True)}
+        return self.split(made), {agent: (state, jnp.array(False)) for agent, (_, state) in made.items()}
+
+    def step_env(self, key: jax.Array, state: Any, actions: Any) -> Any:
+        stepped, rewards, dones = {}, {}, {}
+        for agent in self.agents:
+            before, fallen = state[agent]
+            obs, after, reward, done, _ = self.env.step_env(key, before, actions[agent], self.params)
+            stepped[agent] = obs, (after, fallen | done)
+            rewards[agent] = reward
+            dones[agent] = fallen | done
+        dones["__all__"] = jnp.all(jnp.stack(list(dones.values())))
+        return self.split(stepped), {agent: state for agent, (_, state) in stepped.items()}, rewards, dones, {}
+
+    def split(self, made: Any) -> Any:
+        return {agent: obs for agent, (obs, _) in made.items()}
+
+    def observation_space(self, agent: str) -> Any:
+        return self.env.observation_space(self.params)
+
+    def action_space(self, agent: str) -> Any:
+        return self.env.action_space(self.params)
+
+
+class State(NamedTuple):
+    places: jax.Array
+    time: jax.Array
+
+
+class Meeting:
+    """Two agents on a line who are paid alike for meeting at the place that only the state shows.
+
+    The observation is an agent's own place; moving off the line is illegal. ``world_state`` has the goal.
+    """
+
+    agents = ("left", "right")
+    time_limit = 6
+
+    def reset(self, key: jax.Array) -> Any:
+        state = State(jnp.array([0, 4, 2], jnp.int32), jnp.int32(0))
+        return self.shown(state), state
+
+    def step_env(self, key: jax.Array, state: State, actions: Any) -> Any:
+        moves = jnp.stack([actions["left"], actions["right"]]) - 1
+        places = state.places.at[:2].add(moves)
+        there = jnp.all(places[:2] == places[2])
+        reward = jnp.where(there, 1.0, -0.1)
+        state = State(places, state.time + 1)
+        dones = {"left": there, "right": there, "__all__": there}
+        return self.shown(state), state, {"left": reward, "right": reward}, dones, {}
+
+    def shown(self, state: State) -> Any:
+        places = state.places.astype(jnp.float32)
+        return {"left": places[:1], "right": places[1:2], "world_state": places}
+
+    def get_avail_actions(self, state: State) -> Any:
+        return {
+            agent: jnp.array([place > 0, True, place < 4])
+            for agent, place in zip(self.agents, state.places, strict=False)
+        }
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 4, (1,), jnp.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(3)
+
+
+class Unequal(Meeting):
+    """The right agent may also jump."""
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(3 + (agent == "right"))
