@@ -23,12 +23,17 @@ Goes on with a run from the newest of its checkpoints that is whole. What no fil
 `jaxrl-dist train ALGO --help` explains them:
 
   {flags}
+
+--change-env-options lets --env-options change: a step of a curriculum. The spaces must stay the same.
 """
+CHANGE = "--change-env-options"
 
 
 def run(args: Sequence[str]) -> int:
     """Runs ``resume RUN_DIR [FLAGS]``."""
-    allowed = (*RESUMABLE, "env", "quiet", "verbose")
+    change = CHANGE in args
+    args = [arg for arg in args if arg != CHANGE]
+    allowed = (*RESUMABLE, "env", "quiet", "verbose", *(["env_options"] if change else []))
     if any(arg in ("-h", "--help") for arg in args):
         print(HELP.format(flags=" ".join(map(flag, allowed))), end="")
         return 0
@@ -44,9 +49,10 @@ def run(args: Sequence[str]) -> int:
     changes = {name: value for name, value in given.items() if value != was[name]}
     for name in changes:
         if name not in allowed:
-            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; see: jaxrl-dist resume --help")
+            how = f"{CHANGE} allows it" if name == "env_options" else "see: jaxrl-dist resume --help"
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {how}")
     output = shown_as(given)
-    changes = {name: value for name, value in changes.items() if name in RESUMABLE}
+    changes = {name: value for name, value in changes.items() if name in (*RESUMABLE, "env_options")}
     dataclasses.replace(before, **changes).validate()
 
     from jaxrl_dist.run.console import one_line_warnings
@@ -54,6 +60,6 @@ def run(args: Sequence[str]) -> int:
 
     with signals.stopping() as stop, one_line_warnings(output["quiet"]):
         find_modules(env)
-        prepared = resuming.prepare_resume(before, run_dir, changes)
+        prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)
         show(name_of(before.algorithm), prepared, stop, **output)
     return 0

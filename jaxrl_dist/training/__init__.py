@@ -38,6 +38,7 @@ def resume(
     env: Any = None,
     torso: Any = None,
     core: Any = None,
+    change_env_options: bool = False,
     **changes: Any,
 ) -> Iterator[Report]:
     """Resumes a run from its newest intact checkpoint, and yields reports as ``train`` does.
@@ -50,6 +51,8 @@ def resume(
       env: the run's environment, if no file can hold it: an object, or a name such as ``my_module:make``.
       torso: the run's custom network, if it has one.
       core: its custom recurrent core, if it has one.
+      change_env_options: let ``env_options`` be among the changes: a step of a curriculum. Spaces must stay the same.
+        Under ``on_device`` episodes that are under way go on with the new options.
       changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``.
 
     Raises:
@@ -61,7 +64,7 @@ def resume(
 
     check_run_dir(pathlib.Path(run_dir))
     config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
-    return prepare_resume(config, pathlib.Path(run_dir), changes).reports()
+    return prepare_resume(config, pathlib.Path(run_dir), changes, change_env_options=change_env_options).reports()
 
 
 def preset(algorithm: str | type, env: Any, **changes: Any) -> Train[Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO, Any
 
 import jax
@@ -31,11 +31,14 @@ from jaxrl_dist.training.stored import SPACES, to_json
 from jaxrl_dist.types import Checkpoint
 
 
-def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any]) -> Run | PopulationRun:
-    """Prepares to resume a run, or a population, with this config; ``changes`` and errors are those of ``resume``."""
+def prepare_resume(
+    config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any], *, change_env_options: bool = False
+) -> Run | PopulationRun:
+    """Prepares to resume a run, or a population, with this config; the arguments and errors are those of ``resume``."""
+    allowed = resumable(change_env_options)
     for name in changes:
-        if name not in RESUMABLE:
-            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {', '.join(RESUMABLE)} can")
+        if name not in allowed:
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {can_change(name)}")
     with contextlib.ExitStack() as files:
         file = files.enter_context(run_files.lock(str(run_dir)))  # first: another process might resume the run
         config = dataclasses.replace(config, run_dir=str(run_dir))
@@ -43,21 +46,40 @@ def prepare_resume(config: Train[Any], run_dir: pathlib.Path, changes: Mapping[s
         _check_devices(new, source)
         run = prepare(new, source)
         if isinstance(run, PopulationRun):
-            run = _resumed_population(run, file, files, config.init_from, changes)
+            run = _resumed_population(run, file, files, config.init_from, changes, allowed)
         else:
-            resumed = _resumed(run, config.init_from, changes)
+            resumed = _resumed(run, config.init_from, changes, allowed)
             run = resumed._replace(file=file)
         files.pop_all()
         return run
 
 
+def resumable(change_env_options: bool) -> tuple[str, ...]:
+    """Returns the fields that may change where a run is resumed."""
+    return (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
+
+
+def can_change(name: str) -> str:
+    """Returns what may change instead of this field, or how it may."""
+    if name == "env_options":
+        return "--change-env-options allows it"
+    return f"{', '.join(RESUMABLE)} can"
+
+
 def _resumed(
-    run: Run, init_from: str | None, changes: Mapping[str, Any], *, iteration: int | None = None, again: bool = False
+    run: Run,
+    init_from: str | None,
+    changes: Mapping[str, Any],
+    allowed: Collection[str],
+    *,
+    iteration: int | None = None,
+    again: bool = False,
 ) -> Run:
     """Returns a prepared run that goes on from its newest checkpoint.
 
     Args:
       init_from: the field of the run's config, which its first session used up.
+      allowed: fields that may differ from the checkpoint's.
       iteration: of the checkpoint to go on from; None: of the newest.
       again: whether a run that is finished is resumed, too, as the member of a population.
     """
@@ -65,7 +87,7 @@ def _resumed(
     assert config.run_dir is not None
     run_dir, spec = pathlib.Path(config.run_dir), run.job.source.spec
     shapes, here = _checkpoint_shapes(run.job, config.plan), to_json(config, spec)
-    resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, here, about), iteration)
+    resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, here, about, allowed), iteration)
     done, score = resumed.env_steps, score_of(resumed.progress)
     field = ended_by(config, done, score)
     ends = {"total_env_steps", "stop_at_return"}
@@ -83,6 +105,7 @@ def _resumed_population(
     files: contextlib.ExitStack,
     init_from: str | None,
     changes: Mapping[str, Any],
+    allowed: Collection[str],
 ) -> PopulationRun:
     """Returns a prepared population whose members go on; those of a program from the same iteration.
 
@@ -109,7 +132,7 @@ def _resumed_population(
             raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
         for number in group:
             at = there[number][0]["iteration"] if number in over else max(common)
-            runs[number] = _resumed(runs[number], init_from, changes, iteration=at, again=True)
+            runs[number] = _resumed(runs[number], init_from, changes, allowed, iteration=at, again=True)
             resumed, row = runs[number].job.resumed, rows[number]
             assert resumed is not None
             row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
@@ -166,12 +189,15 @@ def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
     return Checkpoint(state, actor, {})
 
 
-def _check_same(config: Train[Any], here: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+def _check_same(
+    config: Train[Any], here: Mapping[str, Any], about: Mapping[str, Any], allowed: Collection[str]
+) -> bool:
     """Checks that a checkpoint's run has this config; returns True if the checkpoint holds a replay memory.
 
     Args:
       here: the config and its environment's spaces, as a new checkpoint would store them.
       about: contents of the checkpoint's ``run.json``.
+      allowed: fields that may differ.
 
     Raises:
       ConfigError: a field differs; the message names it.
@@ -184,9 +210,10 @@ def _check_same(config: Train[Any], here: Mapping[str, Any], about: Mapping[str,
         default, old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (plain, there, here))
         old = {**json.loads(json.dumps(default)), **old}
         for name in sorted(old.keys() | new.keys()):
-            if name not in RESUMABLE and old.get(name) != new.get(name):
+            if name not in allowed and old.get(name) != new.get(name):
+                how = can_change(name) if name == "env_options" else "it cannot change"
                 raise ConfigError(
-                    f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; it cannot change"
+                    f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; {how}"
                 )
     for name in SPACES:
         old, new = there.get("spaces", {}).get(name), here["spaces"][name]

@@ -862,3 +862,27 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, m
 )
 def test_which_checkpoints_are_kept(returns: dict[int, float | None], keep: int, kept: set[int]) -> None:
     assert checkpoint._kept(returns, [70, 60, 50, 40], keep) == kept
+
+
+# --- Other options of the environment -------------------------------------------------------------------
+
+
+def test_a_curriculum_changes_the_options_of_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where it is asked for; a later session goes on with the newest options."""
+    run_dir = runs.train(f"{runs.CARTPOLE} --env-options max_steps_in_episode=6", tmp_path / "run")
+    short = runs.read_metrics(run_dir)[-1]["episode/length"]
+    assert short <= 6
+    more = f"resume {run_dir} --quiet --total-env-steps"
+    longer = "--env-options max_steps_in_episode=60"
+    assert cli.main(f"{more} 768 {longer}".split()) == 2
+    assert "--env-options cannot change where a run is resumed; --change-env-options allows" in capsys.readouterr().err
+    assert cli.main(f"{more} 768 {longer} --change-env-options".split()) == 0
+    assert runs.read_json(run_dir / "config.json")["run"]["env_options"] == {"max_steps_in_episode": "60"}
+    assert runs.read_metrics(run_dir)[-1]["episode/length"] > 6
+    assert cli.main(f"{more} 1024".split()) == 0, "with the newest options"
+    with pytest.raises(ConfigError, match="env_options cannot change where a run is resumed; change_env_options"):
+        jaxrl_dist.resume(run_dir, env_options={}, total_env_steps=2048)
+    reports = jaxrl_dist.resume(run_dir, env_options={}, change_env_options=True, total_env_steps=1280)
+    assert list(reports)[-1].env_steps >= 1280
