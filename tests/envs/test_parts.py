@@ -27,8 +27,7 @@ def test_paths_name_the_parts_in_jax_s_order() -> None:
     assert leaves(5) == {"": 5}
 
 
-@pytest.mark.parametrize("where", HOST)
-@pytest.mark.parametrize("workers", ["threads", "processes"])
+@pytest.mark.parametrize("where, workers", [("part", "processes"), ("info", "threads"), ("method", "threads")])
 def test_gymnasium_shows_its_parts_and_its_mask(where: str, workers: Any) -> None:
     """As the environment itself does, step by step, with a tuple as a dict and categories counted from 0."""
     source = find("parts:HostGrid", {"where": where}, workers=workers)
