@@ -93,3 +93,11 @@ class Unequal(Meeting):
 
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(3 + (agent == "right"))
+
+
+class Spoilt(Meeting):
+    """Shows NaN once the agents have come closer."""
+
+    def shown(self, state: State) -> Any:
+        obs = super().shown(state)
+        return {**obs, "right": jnp.where(state.time > 2, jnp.nan, obs["right"])}

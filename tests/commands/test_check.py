@@ -48,6 +48,15 @@ def test_action_masks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
         assert told in note
 
 
+def test_environments_of_several_agents_are_played_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "team:CartPoles"]) == 0
+    assert "no fault found in" in capsys.readouterr().out
+    assert cli.main(["check-env", "team:Spoilt"]) == 1
+    assert "team:Spoilt: the observation of step_env at observation is not finite: nan" in capsys.readouterr().out
+    assert cli.main(["check-env", "team:Unequal"]) == 2
+    assert "agents with different actions" in capsys.readouterr().err
+
+
 def test_options_and_their_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "gymnasium:CartPole-v1", "--env-options", "sutton_barto_reward=true"]) == 0
     capsys.readouterr()

@@ -62,7 +62,9 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
     from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
     from jaxrl_dist.config import LIBRARIES
     from jaxrl_dist.envs import gymnasium, gymnax, libraries
-    from jaxrl_dist.envs.native import construct
+    from jaxrl_dist.envs.agents import Team
+    from jaxrl_dist.envs.base import UNWRAPPED
+    from jaxrl_dist.envs.native import construct, is_team
     from jaxrl_dist.envs.source import locate
 
     backend, name, _ = locate(env)
@@ -70,13 +72,18 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
         raise ConfigError(f"envpool:{name} is EnvPool's own; check-env is for Gymnasium and gymnax-style environments")
     from jaxrl_dist.commands.check_env.gymnasium import check_gymnasium
     from jaxrl_dist.commands.check_env.gymnax import check_gymnax
+    from jaxrl_dist.commands.check_env.team import check_team
 
     found = Check()
     refused: list[ConfigError] = []
 
     def play() -> None:
         if backend in LIBRARIES:
-            check_gymnax(found, libraries.make(backend, name, options), f"{backend}:{name}")
+            made = libraries.make(backend, name, options)
+            if isinstance(made, Team):
+                check_team(found, lambda: gymnax.from_library(backend, name, options, UNWRAPPED))
+            else:
+                check_gymnax(found, made, f"{backend}:{name}")
             return
         if backend == "gymnax":
             check_gymnax(found, gymnax.native(name, options), f"gymnax:{name}")
@@ -89,7 +96,9 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
 
         made = make()
         single = made[0] if isinstance(made, tuple) and len(made) == 2 else made
-        if hasattr(single, "reset_env") or hasattr(single, "step_env"):
+        if is_team(single):
+            check_team(found, lambda: gymnax.from_object(name, single, UNWRAPPED))
+        elif hasattr(single, "reset_env") or hasattr(single, "step_env"):
             check_gymnax(found, made, f"gymnax:{name}")
         else:
             check_gymnasium(found, made, make, name)

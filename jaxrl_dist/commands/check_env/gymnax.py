@@ -51,7 +51,7 @@ def check_gymnax(check: Check, made: Any, name: str) -> None:
             check.fault("leaf", f"its state holds a {type(leaf).__name__} at {where}, which is no array")
     if check.faults:
         raise Stop
-    action = unnamed(natives["action"], _an_action(spaces["action"], key))
+    action = unnamed(natives["action"], an_action(spaces["action"], key))
     out = _twice(check, env, "step_env", lambda *args: env.step_env(*args, params), key, state, action)
     if not isinstance(out, tuple) or len(out) != 5:
         count = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
@@ -119,10 +119,10 @@ def _compare(check: Check, what: str, first: PyTree, later: PyTree) -> None:
                 check.fault(f"{what} {kind}", f"{what}{at} has {kind} {y} after step_env and {x} after reset_env")
 
 
-def _an_action(space: Space, key: jax.Array) -> PyTree:
+def an_action(space: Space, key: jax.Array) -> PyTree:
     """Returns a random action; components without bounds are within 1000 of 0."""
     if isinstance(space, dict):
-        return {name: _an_action(part, jax.random.fold_in(key, i)) for i, (name, part) in enumerate(space.items())}
+        return {name: an_action(part, jax.random.fold_in(key, i)) for i, (name, part) in enumerate(space.items())}
     if isinstance(space, MultiDiscrete):
         return jax.random.randint(key, space.shape, 0, np.asarray(space.nvec))
     if isinstance(space, Box):
@@ -146,7 +146,7 @@ def _roll(check: Check, env: Any, params: Any, name: str, native: Any, num_envs:
     def run(key: jax.Array) -> Any:
         def step(state: PyTree, key: jax.Array) -> tuple[PyTree, Any]:
             keys = jax.random.split(key, num_envs)
-            action = jax.vmap(lambda key: _an_action(pure.spec.action, key))(keys)
+            action = jax.vmap(lambda key: an_action(pure.spec.action, key))(keys)
             if (allowed := legal(pure.spec, state.obs)) is not None and isinstance(pure.spec.action, Discrete):
                 action = jax.vmap(jax.random.categorical)(keys, masked(jnp.zeros(allowed.shape), allowed))
             state, timestep, _ = pure.step(state, action, keys)
