@@ -1,6 +1,7 @@
 """Compares the speed of a peer: same algorithm, network, environments, batch, epochs and machine.
 
     python benchmarks/peers.py rejax --env CartPole-v1 --steps 1000000 --rounds 5
+    python benchmarks/peers.py rejax --env CartPole-v1 --steps 100000 --seeds 64
     python benchmarks/peers.py sample-factory --algorithm impala --env Pong-v5 --seconds 30 --rounds 3
 
 rejax is the fastest peer that installs; it compiles PPO and environments into one program. Sample Factory acts and
@@ -39,7 +40,8 @@ def main() -> None:
     peers = parser.add_subparsers(dest="peer", required=True)
     rejax = peers.add_parser("rejax")
     rejax.add_argument("--env", default="CartPole-v1")
-    rejax.add_argument("--steps", type=int, default=1_000_000)
+    rejax.add_argument("--steps", type=int, default=1_000_000, help="env steps of each seed")
+    rejax.add_argument("--seeds", type=int, default=1, help="that one program trains")
     rejax.add_argument("--rounds", type=int, default=5)
     rejax.add_argument("--python", default=sys.executable, help="interpreter of the peer's virtual environment")
     factory = peers.add_parser("sample-factory")
@@ -63,8 +65,8 @@ def main() -> None:
     python = folder / "bin" / "python"
     if args.peer == "rejax":
         sides = {
-            "jaxrl_dist": [sys.executable, PEERS / "ours_ppo.py", args.env, args.steps],
-            "rejax": [python, PEERS / "rejax_ppo.py", args.env, args.steps],
+            "jaxrl_dist": [sys.executable, PEERS / "ours_ppo.py", args.env, args.steps, args.seeds],
+            "rejax": [python, PEERS / "rejax_ppo.py", args.env, args.steps, args.seeds],
         }
     else:
         task = [args.env, args.num_envs, args.rollout_length, WARM_UP, args.seconds]
@@ -77,9 +79,10 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(args.rounds):
         for name, command in sides.items():
-            rate, *cores = run([str(part) for part in command])
+            rate, more = run([str(part) for part in command])
             rates[name].append(rate)
-            print(f"{name:16} {rate:12,.0f} env steps/s", *(f"on {count:.2f} cores" for count in cores), flush=True)
+            what = f"after {more:.1f} s of compiling" if args.peer == "rejax" else f"on {more:.2f} cores"
+            print(f"{name:16} {rate:12,.0f} env steps/s {what}", flush=True)
     for name, values in rates.items():
         ratios = [ours / theirs for ours, theirs in zip(rates["jaxrl_dist"], values, strict=True)]
         ratio = f"ours / this, pair by pair: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

@@ -6,7 +6,7 @@ import time
 import jax
 from rejax import PPO
 
-env, steps = sys.argv[1], int(sys.argv[2])
+env, steps, seeds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 algorithm = PPO.create(
     env=env,
     total_timesteps=steps,
@@ -21,7 +21,11 @@ algorithm = PPO.create(
     agent_kwargs={"activation": "tanh", "hidden_layer_sizes": (64, 64)},
 )
 algorithm = algorithm.replace(eval_callback=lambda algorithm, state, key: ())  # evaluation is no part of the rate
-train = jax.jit(algorithm.train).lower(jax.random.key(0)).compile()
+train, keys = algorithm.train, jax.random.key(0)
+if seeds > 1:
+    train, keys = jax.vmap(algorithm.train), jax.random.split(keys, seeds)
 began = time.perf_counter()
-jax.block_until_ready(train(jax.random.key(0)))
-print(steps / (time.perf_counter() - began))
+program = jax.jit(train).lower(keys).compile()
+compiling, began = time.perf_counter() - began, time.perf_counter()
+jax.block_until_ready(program(keys))
+print(steps * seeds / (time.perf_counter() - began), compiling)
