@@ -164,6 +164,9 @@ class Train(Named, Generic[Config]):
     """Times that each action is repeated; the rewards are summed, and all repeats count as one env step."""
     time_limit: int | None = None
     """Env steps after which an episode is truncated; None: only the environment's own limit, which always applies."""
+    hide: str | None = None
+    """Numbers of a vector observation that policies do not see, by indices such as 1,3; 'velocities' knows those of
+    classic control."""
     clip_rewards: str | None = None
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
     num_envs: int = PRESET

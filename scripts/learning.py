@@ -110,6 +110,10 @@ BARS = (
     ),
     Bar("ppo-breakout-mlp", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3, {"torso": "mlp"}),
     Bar("ppo-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY),
+    *(
+        Bar(f"ppo-memory-{core}", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, {"core": core})
+        for core in ("lstm", "attention", "linear")
+    ),
     Bar("ppo-synchronous-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY | SYNCHRONOUS),
     Bar("ppo-memoryless", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.5, 3, 3, at_most=True),
     Bar("ppo-acrobot", "ppo", "gymnax:Acrobot-v1", 200_000, -100, 3, 3),

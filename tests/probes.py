@@ -20,15 +20,15 @@ from gymnax.environments import environment, spaces
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
+from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.ring import Memory
-from jaxrl_dist.nn.cores import reset_core
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.learner import make_learner
-from jaxrl_dist.types import Algorithm, Context, EnvSpec, Learner, PyTree, Rollout, Variables
+from jaxrl_dist.types import Algorithm, Context, EnvSpec, Learner, PyTree, Rollout, Timestep, Variables
 
 # --- Environments -------------------------------------------------------------------------------------
 
@@ -261,7 +261,8 @@ def acted(algorithm: Algorithm, variables: Variables, rollout: Rollout, seed: in
     for t, obs in enumerate(rollout.obs[:-1]):
         keys = jax.random.split(jax.random.key(1000 * seed + t), num_envs)
         action, core, extras = policy(variables, obs, core, Context(keys))
-        core = reset_core(core, initial, rollout.valid[t])
+        outcomes = (x[t] for x in (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid))
+        core = after_step(algorithm, core, initial, action, Timestep(rollout.obs[t + 1], *outcomes))
         steps.append((action, extras))
     action, extras = jax.tree.map(lambda *x: np.stack(x), *steps)
     return rollout._replace(action=action, extras=extras, core=initial, final_core=core)

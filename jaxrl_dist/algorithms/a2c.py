@@ -44,5 +44,6 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
             loss=loss,
             optimizer=self.clipped_optimizer("rmsprop", decay=self.rms_decay, eps=self.rms_epsilon),
             initial_core=net.initial_core,
+            feedback=net.feedback,
             window=net.window,
         )

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
-from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Variables, swap_axes
+from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,8 @@ class ActorCritic(NamedTuple):
 
     init: Callable[[jax.Array], Variables]
     policy: Callable[..., Acted]
-    """As ``Algorithm.policy``; its extras are ``log_prob`` and ``value``, both ``[B]`` float32."""
+    """As ``Algorithm.policy``; its extras are ``log_prob`` and ``value``, both ``[B]`` float32, and ``core_inputs`` if
+    the core reads any."""
     initial_core: Callable[[int], PyTree]
     window: int | None
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
@@ -54,6 +56,8 @@ class ActorCritic(NamedTuple):
     examples: Callable[..., dict[str, PyTree]]
     """``(rollout, **fields [T, B, ...]) -> batch``, environment-major: transitions ``[B * T, ...]``, or with a
     recurrent core sequences ``[B, T, ...]``. It also holds ``obs``, ``action``, ``valid`` and ``core``."""
+    feedback: Callable[[PyTree, PyTree, Timestep], PyTree]
+    """As ``Algorithm.feedback``."""
     evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]
     """``(params, batch) -> (distribution, value)``, shaped as the batch's fields."""
     unroll: Callable[[PyTree, Rollout], tuple[distributions.Distribution, jax.Array]]
@@ -68,6 +72,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     """
     head = distributions.policy_head(spec.action)
     seen, all_seen = observations.seen(spec, config.hidden), observations.seen(spec)
+    inputs = CoreInputs.of(config, spec)
     network = networks.actor_critic(
         config,
         seen,
@@ -75,6 +80,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         shared_torso=torsos.choose_torso(config.torso, seen) != "mlp",
         log_std=head.log_std_size,
         critic_sees=all_seen if config.hidden else None,
+        core_inputs=inputs.size,
     )
     recurrent = config.core != "none"
 
@@ -82,39 +88,49 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         return head.distribution(outputs, observations.legal(spec, obs))
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        outputs, value, core = network.step(variables.params, obs, core)
+        read = inputs.read(core)
+        outputs, value, memory = network.step(variables.params, obs, inputs.memory(core), core_inputs=read)
         distribution = choices(outputs, obs)
         action = distribution.mode() if context.keys is None else distribution.sample(context.keys)
-        return action, core, {"log_prob": distribution.log_prob(action), "value": value}
+        extras = {"log_prob": distribution.log_prob(action), "value": value}
+        return action, inputs.acted(core, memory, action), extras if read is None else {**extras, "core_inputs": read}
 
     def values(variables: Variables, rollout: Rollout) -> jax.Array:
-        _, bootstrap, _ = network.step(variables.params, rollout.last_obs, rollout.final_core)
+        memory, read = inputs.memory(rollout.final_core), inputs.read(rollout.final_core)
+        _, bootstrap, _ = network.step(variables.params, rollout.last_obs, memory, core_inputs=read)
         return jnp.concatenate([rollout.extras["value"], bootstrap[None]])
 
     def examples(rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]:
         fields |= {"obs": rollout.seen, "action": rollout.action, "valid": rollout.valid}
+        if inputs.size:
+            fields["core_inputs"] = rollout.extras["core_inputs"]
         batch: dict[str, Any] = swap_axes(fields)
         if not recurrent:
             batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        return {**batch, "core": rollout.core}
+        return {**batch, "core": inputs.memory(rollout.core)}
 
     def evaluate(params: PyTree, batch: dict[str, PyTree]) -> tuple[distributions.Distribution, jax.Array]:
         if not recurrent:
             outputs, value, _ = network.step(params, batch["obs"], batch["core"])
             return choices(outputs, batch["obs"]), value
-        obs, valid = swap_axes((batch["obs"], batch["valid"]))
-        outputs, value, _ = network.unroll(params, obs, batch["core"], valid)
+        obs, valid, read = swap_axes((batch["obs"], batch["valid"], batch.get("core_inputs")))
+        outputs, value, _ = network.unroll(params, obs, batch["core"], valid, core_inputs=read)
         return choices(swap_axes(outputs), batch["obs"]), swap_axes(value)
 
     def unroll(params: PyTree, rollout: Rollout) -> tuple[distributions.Distribution, jax.Array]:
         valid = jnp.concatenate([rollout.valid, jnp.ones_like(rollout.valid[:1])])
-        outputs, values, _ = network.unroll(params, rollout.obs, rollout.core, valid)
+        read = inputs.read(rollout.final_core)
+        if read is not None:
+            read = jnp.concatenate([rollout.extras["core_inputs"], read[None]])
+        memory = inputs.memory(rollout.core)
+        outputs, values, _ = network.unroll(params, rollout.obs, memory, valid, core_inputs=read)
         return choices(outputs[:-1], rollout.seen), values
 
     return ActorCritic(
         init=lambda key: Variables(network.init(key), ()),
         policy=policy,
-        initial_core=network.initial_core,
+        initial_core=lambda num_envs: inputs.initial(network.initial_core(num_envs), num_envs),
+        feedback=inputs.feedback,
         window=None if recurrent else 1,
         values=values,
         examples=examples,

@@ -80,5 +80,6 @@ class IMPALA(ActorCriticConfig):
             loss=loss,
             optimizer=self.clipped_optimizer("adam", eps=1e-5),
             initial_core=net.initial_core,
+            feedback=net.feedback,
             corrects_lag=self.correction,
         )

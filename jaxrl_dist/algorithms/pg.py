@@ -29,5 +29,6 @@ class PG(ActorCriticConfig, learning_rate=3e-3, entropy_coefficient=0.0):
             loss=loss,
             optimizer=self.clipped_optimizer("adam"),
             initial_core=net.initial_core,
+            feedback=net.feedback,
             window=net.window,
         )

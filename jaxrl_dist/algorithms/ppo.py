@@ -95,5 +95,6 @@ class PPO(ActorCriticConfig):
             num_minibatches=self.num_minibatches,
             done=None if self.target_kl is None else too_far,
             initial_core=net.initial_core,
+            feedback=net.feedback,
             window=net.window,
         )

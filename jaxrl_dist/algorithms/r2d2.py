@@ -6,13 +6,14 @@ import dataclasses
 from typing import Any
 
 from jaxrl_dist.algorithms import exploration, presets
+from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_range
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CoreConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +35,8 @@ class R2D2(
     n-step return.
 
     Unlike in the paper, windows may start at any step, not at every 40th, and may cross the end of an episode, where
-    the core is reset. New windows get the largest priority so far. The core is a GRU instead of an LSTM by default, and
-    reads neither the last action nor the last reward.
+    the core is reset. New windows get the largest priority so far. By default the core is a GRU instead of an
+    LSTM, and reads neither the last action nor the last reward.
     """
 
     burn_in: int = 8
@@ -76,7 +77,8 @@ class R2D2(
 
     def make(self, spec: EnvSpec) -> Algorithm:
         seen, size = observations.seen(spec), num_actions(self, spec)
-        network = networks.recurrent_q_network(self, seen, size, dueling=self.dueling)
+        inputs = CoreInputs.of(self, spec)
+        network = networks.recurrent_q_network(self, seen, size, dueling=self.dueling, core_inputs=inputs.size)
 
         def rescale(values: jax.Array) -> jax.Array:
             return returns.rescale(values) if self.rescale_values else values
@@ -84,24 +86,35 @@ class R2D2(
         def unscale(values: jax.Array) -> jax.Array:
             return returns.unscale(values) if self.rescale_values else values
 
-        def initial_core(num_envs: int) -> tuple[jax.Array, jax.Array]:
+        def initial_core(num_envs: int) -> tuple[PyTree, jax.Array]:
             epsilon = exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
-            return network.initial_core(num_envs), epsilon
+            return inputs.initial(network.initial_core(num_envs), num_envs), epsilon
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-            before, epsilon = core
-            q, after = network.step(variables.params, obs, before)
+            own, epsilon = core
+            before, read = inputs.memory(own), inputs.read(own)
+            q, after = network.step(variables.params, obs, before, core_inputs=read)
             choice = distributions.EpsilonGreedy(q, epsilon, observations.legal(spec, obs))
             action = choice.mode() if context.keys is None else choice.sample(context.keys)
-            return action, (after, epsilon), {"core": before}
+            extras = {"core": before} if read is None else {"core": before, "core_inputs": read}
+            return action, (inputs.acted(own, after, action), epsilon), extras
+
+        def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+            return inputs.feedback(core[0], action, step), core[1]
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
+            first = jax.tree.map(lambda x: x[0], rollout.extras["core"])
             steps = rollout._replace(extras=(), core=(), final_core=())
-            return {"steps": steps.env_major(), "core": jax.tree.map(lambda x: x[0], rollout.extras["core"])}
+            read = swap_axes(rollout.extras.get("core_inputs"))
+            if read is not None:  # the window's last step is there to say what its observation comes with
+                steps = jax.tree.map(lambda x: x[:-1], steps)
+            return {"steps": steps.env_major(), "core": first, "core_inputs": read}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             steps, skip, length = batch["steps"].time_major(), self.burn_in, self.sequence_length
+            read = swap_axes(batch["core_inputs"])
             late: Rollout = jax.tree.map(lambda x: x[skip:], steps)
+            late_read = jax.tree.map(lambda x: x[skip:], read)
             # The last observation has no step. Its flag does not matter, because the core after it is unused.
             valid = jnp.concatenate([late.valid, late.valid[-1:]])
 
@@ -109,9 +122,9 @@ class R2D2(
                 """``[sequence_length + n_step, N, A]``; each network burns in its own core."""
                 core = batch["core"]
                 if skip:
-                    early = jax.tree.map(lambda x: x[:skip], steps.obs)
-                    _, core = network.unroll(params, early, core, steps.valid[:skip])
-                return network.unroll(params, late.obs, jax.lax.stop_gradient(core), valid)[0]
+                    early, early_read = jax.tree.map(lambda x: x[:skip], (steps.obs, read))
+                    _, core = network.unroll(params, early, core, steps.valid[:skip], core_inputs=early_read)
+                return network.unroll(params, late.obs, jax.lax.stop_gradient(core), valid, core_inputs=late_read)[0]
 
             online, bootstrap = q_values(variables.params), q_values(context.target)
             choosing = online if self.double else bootstrap
@@ -132,7 +145,8 @@ class R2D2(
             policy=policy,
             postprocess=postprocess,
             loss=loss,
-            window=self.burn_in + self.sequence_length + self.n_step - 1,
+            window=self.burn_in + self.sequence_length + self.n_step - 1 + (inputs.size > 0),
             **value_learner(self, network, adam_epsilon=1e-3),
             initial_core=initial_core,
+            feedback=feedback,
         )

@@ -26,7 +26,7 @@ COMMON = (
 """The settings that most users set first."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "environment": (
-        *("env_workers", "env_timeout", "atari_preset", "frame_stack", "action_repeat", "time_limit"),
+        *("env_workers", "env_timeout", "atari_preset", "frame_stack", "action_repeat", "time_limit", "hide"),
         *("normalize_observations", "scale_rewards", "clip_rewards"),
     ),
     "execution": ("num_devices", "learner_devices", "mem_fraction", "compile_cache"),

@@ -34,6 +34,7 @@ class Wrappers(NamedTuple):
     frame_stack: int | None = None
     action_repeat: int = 1
     time_limit: int | None = None
+    hide: str | None = None
 
     def limit(self, own: int | None) -> int | None:
         """Returns the time limit in env steps; ``own`` is the environment's limit, in its unrepeated steps."""

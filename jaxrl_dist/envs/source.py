@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from jaxrl_dist import config, rng
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import LIBRARIES, OBJECT, env_name, split_env
-from jaxrl_dist.envs import envpool, gymnasium, gymnax, libraries, stacks, vector
+from jaxrl_dist.envs import envpool, gymnasium, gymnax, hidden, libraries, stacks, vector
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
 from jaxrl_dist.envs.native import NO_MASK, Mask, is_gymnax
 from jaxrl_dist.errors import ConfigError
@@ -36,6 +36,8 @@ class EnvSource(NamedTuple):
     """The environment as pure functions with all wrappers; None if it runs on the host only."""
     mask: Mask = NO_MASK
     """Where a Gymnasium environment says which actions are legal."""
+    native: EnvSpec | None = None
+    """The spec before the wrappers ``hide`` and ``frame_stack``; None: they change nothing."""
 
     @property
     def is_pure(self) -> bool:
@@ -77,10 +79,12 @@ class EnvSource(NamedTuple):
             keywords = gymnasium.options(env_id, self.options)
             how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
-            env: DrawnEnv = make(stacks.unstacked(self.spec), share.seeds(seed), keywords, *how)
+            env: DrawnEnv = make(self.native or self.spec, share.seeds(seed), keywords, *how)
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
             env = envpool.EnvPool(env_id, share.seeds(seed), keywords, self.timeout, wrappers, drawn=drawn)
+        if wrappers.hide is not None:
+            env = hidden.Hidden(env, wrappers.hide)
         return env if env.spec.frame_stack == self.spec.frame_stack else stacks.Stacked(env, self.spec)
 
 
@@ -119,6 +123,9 @@ def find(
         found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
         found = _of_object(env, options, wrappers)
+    native = None if isinstance(found, DeviceEnv) else found
+    if wrappers.hide is not None:
+        found = hidden.hidden(found, wrappers.hide)
     if wrappers.frame_stack is not None:
         found = stacks.stacked(found, wrappers.frame_stack)
     pure = found if isinstance(found, DeviceEnv) else None
@@ -130,7 +137,7 @@ def find(
         atari_preset = atari_preset or envpool.default_preset(spec.id)
     elif atari_preset is not None:
         raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {name} is none")
-    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask)
+    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, native)
 
 
 class Located(NamedTuple):

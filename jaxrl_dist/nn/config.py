@@ -62,11 +62,15 @@ class CoreConfig(TorsoConfig):
     """Width of the recurrent core's state."""
     core_window: int = 32
     """Earlier steps that the attention core sees."""
+    core_inputs: Literal["none", "action", "reward", "action,reward"] = "none"
+    """What the recurrent core reads beside the features: the previous action and its reward, which are 0 when an
+    episode starts (Ni et al. 2022, section 4)."""
 
     def validate(self) -> None:
         super().validate()
         check_range(self, "core_size", "core_window", low=1, high=MAX_SIZE)
         check_used(self, "core_window", there=self.core == "attention", needed="--core attention")
+        check_used(self, "core_inputs", there=self.core != "none", needed="--core")
 
 
 @dataclasses.dataclass(frozen=True)

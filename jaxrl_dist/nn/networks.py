@@ -42,7 +42,8 @@ class RecurrentNetwork(NamedTuple):
     """``(key) -> params``, float32."""
     step: Callable[..., tuple[Any, ...]]
     """``(params, obs [B, ...], core [B, ...], *inputs) -> (*outputs [B, ...], core [B, ...])``. The caller applies
-    ``reset_core`` once it knows the step's ``valid``."""
+    ``reset_core`` once it knows the step's ``valid``. If the network was made with ``core_inputs``, it takes
+    ``core_inputs=[B, core_inputs]``, and ``unroll`` takes ``[T, B, core_inputs]``."""
     unroll: Callable[..., tuple[Any, ...]]
     """``(params, obs [T, B, ...], core [B, ...], valid [T, B], *inputs) -> (*outputs [T, B, ...], core [B, ...])``:
     ``T`` steps with ``reset_core`` after each; the returned core follows step ``T - 1``."""
@@ -57,6 +58,7 @@ def make_network(
     heads: Heads,
     torsos: Sequence[str] = ("torso",),
     critic_sees: Space | None = None,
+    core_inputs: int = 0,
 ) -> RecurrentNetwork:
     """Joins the torso that ``config`` selects for ``observation``, a core and heads.
 
@@ -65,6 +67,7 @@ def make_network(
       torsos: names of the torsos' parameters. The heads get the features of one torso as an array ``[..., D]``, those
         of several as a tuple of arrays, and without a torso the preprocessed observation, flattened.
       critic_sees: what the last torso reads in place of ``observation``.
+      core_inputs: numbers that the core reads beside the first torso's features.
     """
     dtype = jnp.dtype(config.precision)
     reads = [observation] * max(1, len(torsos))
@@ -84,20 +87,38 @@ def make_network(
         features = tuple(torso.apply(params[name], x) for torso, name, x in zip(made, torsos, inputs(obs), strict=True))
         return features if len(torsos) > 1 else features[0]
 
+    def for_core(params: PyTree, obs: PyTree, further: jax.Array | None) -> PyTree:
+        features = encode(params, obs)
+        if further is None:
+            return features
+        first, *rest = features if len(torsos) > 1 else (features,)
+        first = jnp.concatenate([first, further.astype(first.dtype)], axis=-1)
+        return (first, *rest) if rest else first
+
     def init(key: jax.Array) -> PyTree:
         keys = jax.random.split(key, first_head + heads.num_keys)
         obs = spaces.zeros(observation if critic_sees is None else critic_sees, 1)
         each = list(zip(made, inputs(obs), keys[: len(made)], strict=True))
         params = {name: torso.init(own, x) for name, (torso, x, own) in zip(torsos, each, strict=False)}
-        core_params, features = core.init(keys[first_head - 1], encode(params, obs))
+        blank = jnp.zeros((1, core_inputs)) if core_inputs else None
+        core_params, features = core.init(keys[first_head - 1], for_core(params, obs, blank))
         return params | core_params | heads.init(keys[first_head:], features)
 
-    def step(params: PyTree, obs: PyTree, state: PyTree, *further: Any) -> tuple[Any, ...]:
-        features, state = core.step(params, encode(params, obs), state)
+    def step(
+        params: PyTree, obs: PyTree, state: PyTree, *further: Any, core_inputs: jax.Array | None = None
+    ) -> tuple[Any, ...]:
+        features, state = core.step(params, for_core(params, obs, core_inputs), state)
         return *heads.apply(params, features, *further), state
 
-    def unroll(params: PyTree, obs: PyTree, state: PyTree, valid: jax.Array, *further: Any) -> tuple[Any, ...]:
-        features, state = core.unroll(params, encode(params, obs), state, valid)
+    def unroll(
+        params: PyTree,
+        obs: PyTree,
+        state: PyTree,
+        valid: jax.Array,
+        *further: Any,
+        core_inputs: jax.Array | None = None,
+    ) -> tuple[Any, ...]:
+        features, state = core.unroll(params, for_core(params, obs, core_inputs), state, valid)
         return *heads.apply(params, features, *further), state
 
     return RecurrentNetwork(init, step, unroll, core.initial)
@@ -132,14 +153,18 @@ def q_network(
     return _feed_forward(config, observation, q_heads(num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy))
 
 
-def recurrent_q_network(config: CoreConfig, observation: Space, num_actions: int, *, dueling: bool) -> RecurrentNetwork:
+def recurrent_q_network(
+    config: CoreConfig, observation: Space, num_actions: int, *, dueling: bool, core_inputs: int = 0
+) -> RecurrentNetwork:
     """The values of all actions, given the episode so far: a ``q_network`` with the core of ``config``.
 
     Its output is ``[..., num_actions]``.
     """
     heads = q_heads(num_actions, num_atoms=1, dueling=dueling, noisy=False)
     plain = heads._replace(apply=lambda params, features: (heads.apply(params, features)[0][..., 0],))
-    return make_network(config, observation, make_core(config, jnp.dtype(config.precision)), plain)
+    return make_network(
+        config, observation, make_core(config, jnp.dtype(config.precision)), plain, core_inputs=core_inputs
+    )
 
 
 # --- Actors and critics ---------------------------------------------------------------------------------
@@ -183,6 +208,7 @@ def actor_critic(
     shared_torso: bool,
     log_std: int = 0,
     critic_sees: Space | None = None,
+    core_inputs: int = 0,
 ) -> RecurrentNetwork:
     """A policy and a value function for policy gradient methods.
 
@@ -195,6 +221,7 @@ def actor_critic(
         vector that starts at ``log(config.initial_std)`` and does not depend on the observation.
       critic_sees: what the value function reads, by its own torso, if that is more than ``observation`` (Pinto et al.
         2018, arXiv:1710.06542, section 3); with a core, beside what the core remembers of ``observation``.
+      core_inputs: as in ``make_network``.
     """
     core = make_core(config, jnp.dtype(config.precision))
     heads = actor_critic_heads(num_outputs, log_std, config.initial_std)
@@ -202,4 +229,4 @@ def actor_critic(
     if critic_sees is not None and core is not NO_CORE:
         core = beside(core)
     torsos = ("torso",) if shared else ("policy_torso", "value_torso")
-    return make_network(config, observation, core, heads, torsos, critic_sees)
+    return make_network(config, observation, core, heads, torsos, critic_sees, core_inputs)

@@ -22,7 +22,7 @@ from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.training.stored import stored_config
-from jaxrl_dist.types import Context, PyTree, Variables
+from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 
 
 class Policy:
@@ -47,23 +47,33 @@ class Policy:
         """Returns the policy state at the start of an episode, for a batch of ``num_envs``; ``()`` if it has none."""
         return self.algorithm.initial_core(num_envs)
 
-    def __call__(self, obs: PyTree, core: PyTree = None, key: jax.Array | None = None) -> tuple[jax.Array, PyTree]:
+    def __call__(
+        self, obs: PyTree, core: PyTree = None, key: jax.Array | None = None, reward: Any = None
+    ) -> tuple[jax.Array, PyTree]:
         """Chooses actions for a batch of observations.
 
         Args:
           obs: ``[B, ...]`` as the environment returns them.
           core: the policy state from the last call; None is ``initial_core(B)``, for the start of all episodes.
           key: a scalar key to sample actions; None for greedy actions.
+          reward: ``[B]``, those of the last actions, for a policy that was trained with ``core_inputs`` of ``reward``;
+            0 where an episode starts.
 
         Returns:
           Actions ``[B, ...]`` within the environment's bounds, and the policy state for the next call. Where an
           episode has ended, the caller replaces its row of the state by that of ``initial_core``.
 
         Raises:
-          ValueError: ``obs`` is no batch of the environment's observations, or ``key`` is no key.
+          ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, or a reward is missing.
         """
         obs, num_envs = self._checked(obs)
+        if reward is None and core is not None and "reward" in getattr(self.config.algorithm, "core_inputs", ""):
+            raise ValueError("this policy reads the reward of its last action: policy(obs, core, key, reward) takes it")
         core = self.initial_core(num_envs) if core is None else core
+        if reward is not None:
+            none = np.zeros(num_envs, bool)
+            step = Timestep(obs, jnp.asarray(reward, jnp.float32), none, none, ~none)
+            core = self.algorithm.feedback(core, (), step)
         keys = None if key is None else jax.random.split(_checked_key(key), num_envs)
         return self._act(self.variables, obs, core, keys)
 

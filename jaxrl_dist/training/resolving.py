@@ -106,7 +106,7 @@ def find_env(config: Train[Any]) -> EnvSource:
     from jaxrl_dist.envs.base import Wrappers
     from jaxrl_dist.envs.source import find
 
-    wrappers = Wrappers(config.frame_stack, config.action_repeat, config.time_limit)
+    wrappers = Wrappers(config.frame_stack, config.action_repeat, config.time_limit, config.hide)
     how = config.atari_preset, config.env_workers, config.env_timeout
     return find(config.env, config.env_options, *how, wrappers)
 

@@ -15,7 +15,9 @@ import runs
 from probes import acted, assert_close, perturbed, random_rollout, spec
 
 import jaxrl_dist
+from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.r2d2 import R2D2
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import networks
@@ -29,8 +31,16 @@ CORES: dict[str, dict[str, Any]] = {
     "lstm": {"core": "lstm"},
     "attention": {"core": "attention", "core_window": 5},
     "linear": {"core": "linear"},
+    "inputs": {"core": "gru", "core_inputs": "action,reward"},
 }
 WINDOWED = {"burn_in": 2, "sequence_length": 8, "n_step": 2}
+
+
+def previous(rollout: Rollout) -> np.ndarray:
+    """The last action and its reward before each step, ``[T, B, 4]``; 0 at the start of an episode."""
+    both = np.concatenate([np.eye(3)[np.asarray(rollout.action)], rollout.reward[..., None]], -1)
+    both = np.where(rollout.valid[..., None], both, 0.0).astype(np.float32)
+    return np.concatenate([np.zeros_like(both[:1]), both[:-1]])
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -40,6 +50,8 @@ def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
     variables = variables._replace(params=perturbed(variables.params))
     rollout = acted(algorithm, variables, random_rollout(algorithm, SPEC, 12, 6))
     batch = jax.jit(algorithm.postprocess)(variables, rollout, Context())
+    if core == "inputs":
+        np.testing.assert_array_equal(batch["core_inputs"], previous(rollout).swapaxes(0, 1))
     loss = jax.jit(algorithm.loss)
     whole, mask, _ = loss(variables, batch, Context())
     np.testing.assert_array_equal(mask, rollout.valid.T)
@@ -58,7 +70,9 @@ def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
         return rows
 
     parts = {name: jax.tree.map(alone, x) for name, x in batch.items() if name != "core"}
-    losses, _, _ = loss(variables, parts | {"core": algorithm.initial_core(len(episodes))}, Context())
+    start = algorithm.initial_core(len(episodes))
+    start = start["memory"] if core == "inputs" else start
+    losses, _, _ = loss(variables, parts | {"core": start}, Context())
     for row, (env, begin, end) in zip(losses, episodes, strict=True):
         assert_close(row[: end - begin], whole[env, begin:end], 1e-6)
 
@@ -67,20 +81,26 @@ def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
 def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: str) -> None:
     """Whatever part of them the burn-in repeats, from the core that acting stored."""
     config = R2D2(**NET, **CORES[core], **WINDOWED, epsilon_base=1.0)
-    algorithm, network = config.make(SPEC), networks.recurrent_q_network(config, SPEC.observation, 3, dueling=True)
+    algorithm, network = (
+        config.make(SPEC),
+        networks.recurrent_q_network(
+            config, SPEC.observation, 3, dueling=True, core_inputs=4 if core == "inputs" else 0
+        ),
+    )
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     variables = variables._replace(params=perturbed(variables.params))
     steps = acted(algorithm, variables, random_rollout(algorithm, SPEC, 20, 8))
     step, reset = jax.jit(network.step), jax.jit(reset_core)
     state = initial = network.initial_core(8)
     values = []
-    for obs, valid in zip(steps.obs[:-1], steps.valid, strict=True):
-        q, state = step(variables.params, obs, state)
+    read = previous(steps) if core == "inputs" else [None] * 20
+    for obs, valid, inputs in zip(steps.obs[:-1], steps.valid, read, strict=True):
+        q, state = step(variables.params, obs, state, core_inputs=inputs)
         state = reset(state, initial, valid)
         values.append(q)
     taken = np.take_along_axis(np.stack(values), np.asarray(steps.action)[..., None], -1)[..., 0]
     loss, begin, length = jax.jit(algorithm.loss), 7, algorithm.window
-    assert length == 11 and (~steps.valid[begin : begin + 10]).any(0).sum() > 3
+    assert length == (12 if core == "inputs" else 11) and (~steps.valid[begin : begin + 10]).any(0).sum() > 3
 
     def cut(x: Any) -> Any:
         return jax.tree.map(lambda x: x[begin : begin + length], x)
@@ -92,6 +112,38 @@ def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: s
     forgetful = batch | {"core": initial}
     _, _, other = loss(variables, forgetful, Context(target=variables.params))
     assert np.max(np.abs(other.metrics["q/mean"] - aux.metrics["q/mean"])) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala"])
+def test_learning_reads_the_inputs_that_acting_read(name: str) -> None:
+    """So the values are the same; the last is that of the observation after the rollout."""
+    config = config_class(name)(**NET, **CORES["inputs"])
+    algorithm, net = config.make(SPEC), actor_critic(config, SPEC)
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    whole = acted(algorithm, variables, random_rollout(algorithm, SPEC, 13, 6))
+    rollout = acted(algorithm, variables, jax.tree.map(lambda x: x[:12], whole)._replace(obs=whole.obs[:13]))
+    rollout = rollout._replace(core=whole.core)
+    recorded = np.asarray(whole.extras["value"])
+    assert_close(jax.jit(net.unroll)(variables.params, rollout)[1], recorded, 1e-6)
+    assert_close(jax.jit(net.values)(variables, rollout), recorded, 1e-6)
+    batch = net.examples(rollout)
+    assert_close(jax.jit(net.evaluate)(variables.params, batch)[1], recorded[:12].T, 1e-6)
+
+
+def test_a_policy_is_told_its_reward(tmp_path: Path) -> None:
+    sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
+    inputs = {"core": "gru", "core_inputs": "action,reward", "core_size": 4}
+    config = jaxrl_dist.preset("a2c", "CartPole-v1", hidden_sizes=(8,), evaluation_episodes=2, **inputs, **sizes)
+    *_, last = jaxrl_dist.train(dataclasses.replace(config, run_dir=str(tmp_path / "run")))
+    assert last.evaluation is not None
+    policy, obs = jaxrl_dist.load_policy(tmp_path / "run"), np.ones((3, 4), np.float32)
+    first, core = policy(obs)
+    np.testing.assert_array_equal(core["action"], np.eye(2)[first])
+    np.testing.assert_array_equal(core["reward"], np.zeros((3, 1)))
+    with pytest.raises(ValueError, match="this policy reads the reward of its last action"):
+        policy(obs, core)
+    low, high = (policy(obs, core, reward=np.full(3, r))[1]["memory"] for r in (0.0, 5.0))
+    assert np.abs(low - high).max() > 1e-4
 
 
 # --- Cores of one's own -------------------------------------------------------------------------------
@@ -154,5 +206,7 @@ def test_what_is_no_core(what: str) -> None:
 def test_flags_without_their_core_are_refused() -> None:
     with pytest.raises(ConfigError, match="core_window does nothing without core attention"):
         A2C(core="gru", core_window=5).validate()
+    with pytest.raises(ConfigError, match="core_inputs does nothing without core"):
+        A2C(core_inputs="action").validate()
     with pytest.raises(ConfigError, match="core none: r2d2 learns with a recurrent core; dqn learns without one"):
         R2D2(core="none").validate()

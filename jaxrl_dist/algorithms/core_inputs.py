@@ -1,0 +1,67 @@
+"""The previous action and reward, which a recurrent core may read beside the features."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jaxrl_dist.lazy import jax, jnp, observations, spaces
+from jaxrl_dist.nn.config import CoreConfig
+from jaxrl_dist.types import EnvSpec, PyTree, Timestep
+
+
+class CoreInputs(NamedTuple):
+    """What ``CoreConfig.core_inputs`` names, as numbers; both are 0 at the start of an episode.
+
+    The policy's state is then a dict: the core's state as ``memory``, and each input as float32 ``[B, size]``. Without
+    inputs it is the core's state alone. Sources: Kapturowski et al. (2019), section 2.3; Ni et al. (2022),
+    https://arxiv.org/abs/2110.05038, section 4.
+    """
+
+    sizes: dict[str, int]
+    """The numbers of each input; empty: the core reads none."""
+    actions: Any
+    """The space of actions."""
+
+    @classmethod
+    def of(cls, config: CoreConfig, spec: EnvSpec) -> CoreInputs:
+        """Returns the inputs of a config; actions are read as observations of the same space are, without a scale."""
+        sizes = {}
+        if "action" in config.core_inputs:
+            sizes["action"] = jax.eval_shape(lambda: _encoded(spec.action, spaces.zeros(spec.action, 1))).shape[1]
+        if "reward" in config.core_inputs:
+            sizes["reward"] = 1
+        return cls(sizes, spec.action)
+
+    @property
+    def size(self) -> int:
+        """The numbers that the core reads beside the features."""
+        return sum(self.sizes.values())
+
+    def initial(self, memory: PyTree, num_envs: int) -> PyTree:
+        """Returns the policy's state ``[num_envs, ...]`` at the start of an episode."""
+        zeros = {name: jnp.zeros((num_envs, size)) for name, size in self.sizes.items()}
+        return {"memory": memory, **zeros} if zeros else memory
+
+    def memory(self, core: PyTree) -> PyTree:
+        """Returns the core's part of the policy's state."""
+        return core["memory"] if self.sizes else core
+
+    def read(self, core: PyTree) -> jax.Array | None:
+        """Returns what the core reads beside the features, float32 ``[B, size]``; None: nothing."""
+        return jnp.concatenate([core[name] for name in self.sizes], axis=-1) if self.sizes else None
+
+    def acted(self, core: PyTree, memory: PyTree, action: PyTree) -> PyTree:
+        """Returns the policy's state after an action: the next step reads it."""
+        if not self.sizes:
+            return memory
+        new = {"action": _encoded(self.actions, action)} if "action" in self.sizes else {}
+        return {**core, "memory": memory, **new}
+
+    def feedback(self, core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        """As ``Algorithm.feedback``: the next step reads the reward, in the environment's units or clipped."""
+        del action
+        return {**core, "reward": step.reward[:, None]} if "reward" in self.sizes else core
+
+
+def _encoded(space: Any, action: PyTree) -> jax.Array:
+    return observations.side_by_side(observations.preprocess(action, space, jnp.float32), space)
