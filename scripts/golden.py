@@ -146,7 +146,7 @@ apex-ddpg asynchronous gymnax:Pendulum-v1 8
 ppo gradients gymnax:CartPole-v1 1 --num-epochs 1 --num-minibatches 1 --no-normalize-observations --no-scale-rewards
 a2c gradients envpool:CartPole-v1 8 --no-normalize-observations --no-scale-rewards
 pg gradients gymnasium:CartPole-v1 1
-dqn gradients gymnax:CartPole-v1 1
+dqn gradients gymnax:CartPole-v1 1 --no-normalize-observations
 ddpg gradients envpool:Pendulum-v1 1
 td3 gradients gymnax:Pendulum-v1 1
 sac gradients gymnasium:Pendulum-v1 1

@@ -23,6 +23,8 @@ from jaxrl_dist.values import plain
 if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
 
+RETIRED = {"anneal_updates": None}
+"""Hyperparameters of earlier versions, and the value at which they changed nothing: a run that has it can be read."""
 FORMAT = 1
 """Format number of ``config.json``; a reader refuses unknown numbers."""
 SPACES = ("observation", "action")
@@ -103,7 +105,11 @@ def stored_fields(
         algorithm, hyperparameters, run = (content.get(key) for key in ("algorithm", "hyperparameters", "run"))
         if not (isinstance(algorithm, str) and isinstance(hyperparameters, dict) and isinstance(run, dict)):
             raise ConfigError("algorithm, hyperparameters or run is missing")
-        hyperparameters = {name: value for name, value in hyperparameters.items() if name not in objects}
+        hyperparameters = {
+            name: value
+            for name, value in hyperparameters.items()
+            if name not in objects and not (name in RETIRED and value == RETIRED[name])
+        }
         for name, value in hyperparameters.items():
             if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
                 raise ConfigError(
