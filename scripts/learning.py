@@ -78,7 +78,7 @@ def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **mo
     ]
 
 
-MEMORY, SYNCHRONOUS = {"core": "gru"}, {"plan": "synchronous"}
+MEMORY, SYNCHRONOUS, HIDDEN = {"core": "gru"}, {"plan": "synchronous"}, {"hide": "velocities"}
 LAG: dict[str, Any] = {"lockstep": True, "lag": 8, "num_envs": 32, "rollout_length": 32}
 LANDER = "envpool:LunarLanderContinuous-v2"
 
@@ -146,6 +146,8 @@ BARS = (
     Bar("async-dqn-envpool-cartpole", "async-dqn", "envpool:CartPole-v1", 500_000, 150, 5, 5),
     Bar("apex-ddpg-envpool-pendulum", "apex-ddpg", "envpool:Pendulum-v1", 200_000, -200, 5, 5),
     Bar("sac-halfcheetah", "sac", "envpool:HalfCheetah-v4", 200_000, 3000, 1, 1, published=(9635, "CleanRL, 1M")),
+    Bar("ppo-hidden-cartpole", "ppo", "gymnax:CartPole-v1", 2_000_000, 350, 5, 5, MEMORY | HIDDEN),
+    Bar("r2d2-hidden-cartpole", "r2d2", "gymnax:CartPole-v1", 1_000_000, 350, 5, 5, HIDDEN),
     Bar("r2d2-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3),
     Bar("r2d2-synchronous-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3, SYNCHRONOUS),
     Bar("ppo-halfcheetah", "ppo", "envpool:HalfCheetah-v4", 1_000_000, 2000, 3, 3, published=zoo(5819, "1M")),

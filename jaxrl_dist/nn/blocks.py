@@ -21,7 +21,8 @@ from jaxrl_dist.types import PyTree
 class _Gate(nn.Module):
     """The GRU-type gate ``g(x, y)`` of Parisotto et al. (2020), section 3.2, in place of a residual sum ``x + y``.
 
-    The bias ``b_g`` starts at 2, so that the block begins near the identity.
+    The bias ``b_g`` starts at 0. The paper's 2 keeps twelve blocks near the identity at first; one block needs none of
+    that, and PPO with it remembers less: on MemoryChain it then reached 0.9 with one seed of three.
     """
 
     dtype: DTypeLike
@@ -32,7 +33,7 @@ class _Gate(nn.Module):
             output: jax.Array = nn.Dense(y.shape[-1], use_bias=False, dtype=self.dtype, name=name)(x)
             return output.astype(jnp.float32)
 
-        bias = self.param("bias", nn.initializers.constant(2.0), y.shape[-1:], jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, y.shape[-1:], jnp.float32)
         reset = nn.sigmoid(layer("w_r", y) + layer("u_r", x))
         update = nn.sigmoid(layer("w_z", y) + layer("u_z", x) - jnp.broadcast_to(bias, y.shape))
         return (1 - update) * x + update * nn.tanh(layer("w_g", y) + layer("u_g", reset * x))
