@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import optax
 
     from jaxrl_dist import mesh, packing, returns, rng, spaces
-    from jaxrl_dist.nn import distributions, networks, observations, perturbation, torsos
+    from jaxrl_dist.nn import cores, distributions, networks, observations, perturbation, torsos, views
 else:
 
     class _Module(types.ModuleType):
@@ -27,12 +27,13 @@ else:
     mesh, packing, returns, rng, spaces = (
         _Module(f"jaxrl_dist.{name}") for name in ("mesh", "packing", "returns", "rng", "spaces")
     )
-    distributions, networks, observations, perturbation, torsos = (
+    cores, distributions, networks, observations, perturbation, torsos, views = (
         _Module(f"jaxrl_dist.nn.{name}")
-        for name in ("distributions", "networks", "observations", "perturbation", "torsos")
+        for name in ("cores", "distributions", "networks", "observations", "perturbation", "torsos", "views")
     )
 
 __all__ = [
+    "cores",
     "distributions",
     "jax",
     "jnp",
@@ -47,4 +48,5 @@ __all__ = [
     "rng",
     "spaces",
     "torsos",
+    "views",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxrl_dist.algorithms import exploration, presets
+from jaxrl_dist.algorithms import exploration, presets, sequences
 from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
 from jaxrl_dist.checks import check_range, check_used, flag
 from jaxrl_dist.errors import ConfigError
@@ -65,8 +65,9 @@ class DQN(
         annealed = not self.epsilon_ladder
         check_used(self, "epsilon_start", "epsilon_end", "epsilon_steps", there=annealed, needed="--no-epsilon-ladder")
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
+        others += ["--core"] if self.core != "none" else []
         if self.parameter_noise and others:
-            raise ConfigError(f"--parameter-noise does not work with {others[0]}: choose one way to explore")
+            raise ConfigError(f"--parameter-noise does not work with {others[0]}")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
 
@@ -78,7 +79,13 @@ class DQN(
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
         network = networks.q_network(
-            self, observations.seen(spec), size, num_atoms=self.num_atoms, dueling=self.dueling, noisy=self.noisy
+            self,
+            observations.seen(spec),
+            size,
+            num_atoms=self.num_atoms,
+            dueling=self.dueling,
+            noisy=self.noisy,
+            recurrence=sequences.recurrence(self, spec),
         )
         atoms = jnp.linspace(self.value_min, self.value_max, self.num_atoms)
 
@@ -140,7 +147,7 @@ class DQN(
             initial_core=exploration.ape_x_epsilon if self.epsilon_ladder else no_core,
         )
         if not self.parameter_noise:
-            return algorithm
+            return sequences.sequences(self, spec, algorithm, {"q": network}, lambda params: {"q": params})
 
         def divergence(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
             """That of the values' softmax (Plappert et al. 2018, appendix C.1)."""

@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxrl_dist.algorithms import exploration, presets
+from jaxrl_dist.algorithms import exploration, presets, sequences
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_range
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
+from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, views
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.nn.config import CoreConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
 class R2D2(
     ReplayConfig,
-    CoreConfig,
     core="gru",
     activation="relu",
     hidden_sizes=(64,),
@@ -39,12 +37,6 @@ class R2D2(
     LSTM, and reads neither the last action nor the last reward.
     """
 
-    burn_in: int = 8
-    """Steps before the training steps that only update the stored recurrent state (section 3)."""
-    sequence_length: int = 16
-    """Training steps of a window."""
-    max_priority_share: float = 0.9
-    """eta: weight of the largest error in a window's priority; the mean has the rest (section 2.3)."""
     rescale_values: bool = True
     """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which compresses large values (section 2.3)."""
     target_period: int = 100
@@ -63,9 +55,8 @@ class R2D2(
     def validate(self) -> None:
         super().validate()
         check_range(self, "max_gradient_norm", above=0)
-        check_range(self, "max_priority_share", "epsilon_base", low=0, high=1)
-        check_range(self, "epsilon_exponent", "burn_in", low=0, high=MAX_SIZE)
-        check_range(self, "sequence_length", low=1, high=MAX_SIZE)
+        check_range(self, "epsilon_base", low=0, high=1)
+        check_range(self, "epsilon_exponent", low=0, high=MAX_SIZE)
         check_range(self, "target_period", low=1)
         if self.core == "none":
             raise ConfigError("--core none: r2d2 learns with a recurrent core; dqn learns without one")
@@ -103,28 +94,19 @@ class R2D2(
             return inputs.feedback(core[0], action, step), core[1]
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, PyTree]:
-            first = jax.tree.map(lambda x: x[0], rollout.extras["core"])
-            steps = rollout._replace(extras=(), core=(), final_core=())
-            read = swap_axes(rollout.extras.get("core_inputs"))
-            if read is not None:  # the window's last step is there to say what its observation comes with
-                steps = jax.tree.map(lambda x: x[:-1], steps)
-            return {"steps": steps.env_major(), "core": first, "core_inputs": read}
+            steps, core, read = sequences.stored(rollout)
+            return {"steps": steps.env_major(), "core": core, "core_inputs": swap_axes(read)}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             steps, skip, length = batch["steps"].time_major(), self.burn_in, self.sequence_length
             read = swap_axes(batch["core_inputs"])
             late: Rollout = jax.tree.map(lambda x: x[skip:], steps)
-            late_read = jax.tree.map(lambda x: x[skip:], read)
             # The last observation has no step. Its flag does not matter, because the core after it is unused.
-            valid = jnp.concatenate([late.valid, late.valid[-1:]])
+            valid = jnp.concatenate([steps.valid, steps.valid[-1:]])
 
             def q_values(params: PyTree) -> jax.Array:
                 """``[sequence_length + n_step, N, A]``; each network burns in its own core."""
-                core = batch["core"]
-                if skip:
-                    early, early_read = jax.tree.map(lambda x: x[:skip], (steps.obs, read))
-                    _, core = network.unroll(params, early, core, steps.valid[:skip], core_inputs=early_read)
-                return network.unroll(params, late.obs, jax.lax.stop_gradient(core), valid, core_inputs=late_read)[0]
+                return views.unroll_late(network, params, steps.obs, batch["core"], valid, read, skip)[0]
 
             online, bootstrap = q_values(variables.params), q_values(context.target)
             choosing = online if self.double else bootstrap
@@ -135,17 +117,14 @@ class R2D2(
             error, mask = (rescale(returned[:length]) - q).T, late.valid[:length].T
             losses = optax.losses.l2_loss(error)
 
-            size = jnp.where(mask, jnp.abs(jax.lax.stop_gradient(error)), 0.0)
-            mean = jnp.sum(size, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
-            eta = self.max_priority_share
-            priority = eta * jnp.max(size, axis=1) + (1 - eta) * mean
+            priority = sequences.priority(self, error, mask)
             return losses, mask, Aux({"loss/q": losses, "q/mean": q.T}, priority)
 
         return Algorithm(
             policy=policy,
             postprocess=postprocess,
             loss=loss,
-            window=self.burn_in + self.sequence_length + self.n_step - 1 + (inputs.size > 0),
+            window=sequences.window(self),
             **value_learner(self, network, adam_epsilon=1e-3),
             initial_core=initial_core,
             feedback=feedback,

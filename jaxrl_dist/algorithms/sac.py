@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_dist.algorithms import presets
+from jaxrl_dist.algorithms import presets, sequences
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
@@ -45,7 +45,8 @@ class SAC(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
 
     def make(self, spec: EnvSpec) -> Algorithm:
         kind = _discrete(self, spec) if isinstance(spec.action, spaces.Discrete) else _continuous(self, spec)
-        actor = networks.policy_network(self, observations.seen(spec, self.hidden), kind.num_outputs)
+        recurrence = sequences.recurrence(self, spec)
+        actor = networks.policy_network(self, observations.seen(spec, self.hidden), kind.num_outputs, recurrence)
 
         def choose(params: PyTree, obs: PyTree) -> jax.Array:
             return observations.masked(actor.apply(params, obs), observations.legal(spec, obs))
@@ -107,7 +108,7 @@ class SAC(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
             del updates
             return optax.incremental_update(params["critic"], target, self.target_rate)
 
-        return Algorithm(
+        algorithm = Algorithm(
             init=init,
             policy=policy,
             postprocess=postprocess,
@@ -124,6 +125,8 @@ class SAC(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
             target=update_target,
             initial_target=lambda params: copied(params["critic"]),
         )
+        networks_of = {"actor": actor, "critic": kind.critic}
+        return sequences.sequences(self, spec, algorithm, networks_of, lambda params: params)
 
 
 class _Kind(NamedTuple):
@@ -147,7 +150,9 @@ class _Kind(NamedTuple):
 def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
     """Squashes actions by tanh (appendix C) to -1 .. 1, where entropies of all environments are comparable."""
     scale = ActionScale.of(config, spec, "categories or vectors of numbers")
-    critic = networks.critic_network(config, observations.seen(spec), 2, action_size=scale.size)
+    critic = networks.critic_network(
+        config, observations.seen(spec), 2, action_size=scale.size, recurrence=sequences.recurrence(config, spec)
+    )
 
     def distribution(outputs: jax.Array) -> distributions.TanhNormal:
         mean, raw = jnp.split(outputs, 2, axis=-1)
@@ -180,7 +185,9 @@ def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
 def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
     """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207, equations 10 to 12."""
     size = num_actions(config, spec)
-    critic = networks.critic_network(config, observations.seen(spec), 2, num_actions=size)
+    critic = networks.critic_network(
+        config, observations.seen(spec), 2, num_actions=size, recurrence=sequences.recurrence(config, spec)
+    )
 
     def act(outputs: jax.Array, keys: jax.Array | None) -> jax.Array:
         return (

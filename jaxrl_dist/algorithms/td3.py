@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from jaxrl_dist.algorithms import exploration, presets
+from jaxrl_dist.algorithms import exploration, presets, sequences
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, replay_of, transitions
 from jaxrl_dist.checks import check_range
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, networks, observations, optax
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig
@@ -44,6 +45,8 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
         check_range(self, "actor_learning_rate", above=0)
         check_range(self, "target_rate", above=0, high=1)
         check_range(self, "num_critics", "actor_period", low=1, high=1000)
+        if self.noise == "parameter" and self.core != "none":
+            raise ConfigError("--noise parameter does not work with --core")
         check_range(self, "target_noise", "target_noise_clip", "noise_std", low=0, high=1000)
 
     @staticmethod
@@ -53,8 +56,11 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
 
     def make(self, spec: EnvSpec) -> Algorithm:
         scale = ActionScale.of(self, spec)
-        actor = networks.policy_network(self, observations.seen(spec, self.hidden), scale.size)
-        critic = networks.critic_network(self, observations.seen(spec), self.num_critics, action_size=scale.size)
+        recurrence = sequences.recurrence(self, spec)
+        actor = networks.policy_network(self, observations.seen(spec, self.hidden), scale.size, recurrence)
+        critic = networks.critic_network(
+            self, observations.seen(spec), self.num_critics, action_size=scale.size, recurrence=recurrence
+        )
         correlated = self.noise == "ornstein_uhlenbeck"
 
         def best_action(params: PyTree, obs: jax.Array) -> jax.Array:
@@ -133,7 +139,7 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
             initial_core=initial_noise,
         )
         if self.noise != "parameter":
-            return algorithm
+            return sequences.sequences(self, spec, algorithm, {"actor": actor, "critic": critic}, lambda params: params)
 
         def moved(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
             """Equation 9 of Plappert et al. (2018), squared: its limit is the variance of equal Gaussian noise."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from jaxrl_dist.checks import MAX_SIZE, check_range, check_used
-from jaxrl_dist.nn.config import TorsoConfig
+from jaxrl_dist.nn.config import CoreConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayConfig(TorsoConfig, OptimizerConfig):
+class ReplayConfig(CoreConfig, OptimizerConfig):
     """Flags of learning from replayed experience."""
 
     learning_rate: float = 1e-3
@@ -31,6 +31,14 @@ class ReplayConfig(TorsoConfig, OptimizerConfig):
     """alpha of prioritised replay (Schaul et al. 2016, equation 1); None: uniform replay."""
     importance_exponent: float = 0.4
     """beta of prioritised replay's importance weights (section 3.4)."""
+    burn_in: int = 8
+    """Steps before the training steps that only update the stored recurrent state (Kapturowski et al. 2019, section
+    3)."""
+    sequence_length: int = 16
+    """Training steps of a window, with a recurrent core."""
+    max_priority_share: float = 0.9
+    """eta: weight of the largest error in a window's priority, with a recurrent core; the mean has the rest
+    (Kapturowski et al. 2019, section 2.3)."""
 
     def validate(self) -> None:
         super().validate()
@@ -40,5 +48,10 @@ class ReplayConfig(TorsoConfig, OptimizerConfig):
         check_range(self, "replay_capacity", low=1)
         check_range(self, "learning_starts", low=0)
         check_range(self, "priority_exponent", "importance_exponent", low=0, high=1)
+        check_range(self, "burn_in", low=0, high=MAX_SIZE)
+        check_range(self, "sequence_length", low=1, high=MAX_SIZE)
+        check_range(self, "max_priority_share", low=0, high=1)
+        sequential = "burn_in", "sequence_length", "max_priority_share"
+        check_used(self, *sequential, there=self.core != "none", needed="--core")
         prioritized = self.priority_exponent is not None
         check_used(self, "importance_exponent", there=prioritized, needed="--priority-exponent")

@@ -19,17 +19,22 @@ from jaxrl_dist.nn.cores import NO_CORE, Core, beside, make_core
 from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
 from jaxrl_dist.nn.observations import preprocess, side_by_side
 from jaxrl_dist.nn.torsos import choose_torso, make_torso
+from jaxrl_dist.nn.views import Recurrence, View, take_rows, unroll_late
 from jaxrl_dist.spaces import Space
-from jaxrl_dist.types import PyTree
+from jaxrl_dist.types import PyTree, no_core
 
 
 class Network(NamedTuple):
-    """A feed-forward network."""
+    """A network that reads observations, or with a ``Recurrence`` a ``views.View`` of them."""
 
     init: Callable[[jax.Array], PyTree]
     """``(key) -> params``, float32."""
     apply: Callable[..., jax.Array]
     """``(params, obs [N, ...], *inputs) -> outputs``, float32; the builder documents inputs and shapes."""
+    advance: Callable[..., PyTree] = lambda params, obs, core, core_inputs: core
+    """``(params, obs [B, ...], core [B, ...], core_inputs) -> core``: the core after one more step."""
+    initial_core: Callable[[int], PyTree] = no_core
+    """``(num_envs) -> core [num_envs, ...]`` at the start of an episode."""
 
 
 class RecurrentNetwork(NamedTuple):
@@ -135,11 +140,53 @@ def _feed_forward(config: TorsoConfig, observation: Space, heads: Heads, torsos:
     return Network(built.init, apply)
 
 
+_FEATURES = Heads(0, lambda keys, features: {}, lambda params, features: (features,))
+
+
+def _built(
+    config: TorsoConfig,
+    observation: Space,
+    heads: Heads,
+    name: str,
+    recurrence: Recurrence | None,
+    torsos: Sequence[str] = ("torso",),
+) -> Network:
+    """A network whose heads have one output; with a core it finds its state in ``View.core`` by ``name``."""
+    if recurrence is None:
+        return _feed_forward(config, observation, heads, torsos)
+    body = make_network(config, observation, recurrence.core, _FEATURES, torsos, core_inputs=recurrence.core_inputs)
+
+    def init(key: jax.Array) -> PyTree:
+        body_key, *keys = jax.random.split(key, 1 + heads.num_keys)
+        params = body.init(body_key)
+        read = jnp.zeros((1, recurrence.core_inputs)) if recurrence.core_inputs else None
+        features, _ = body.step(params, spaces.zeros(observation, 1), body.initial_core(1), core_inputs=read)
+        return params | heads.init(jnp.stack(keys), features)
+
+    def apply(params: PyTree, view: View, *inputs: Any) -> jax.Array:
+        skip = min(recurrence.burn_in, len(view.valid) - 1)  # a policy sees one step
+        features, _ = unroll_late(body, params, view.obs, view.core[name], view.valid, view.core_inputs, skip)
+        (output,) = heads.apply(params, take_rows(features, view.rows - skip), *inputs)
+        return output
+
+    def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
+        return body.step(params, obs, core, core_inputs=core_inputs)[1]
+
+    return Network(init, apply, advance, body.initial_core)
+
+
 # --- Value-based methods --------------------------------------------------------------------------------
 
 
 def q_network(
-    config: TorsoConfig, observation: Space, num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool
+    config: TorsoConfig,
+    observation: Space,
+    num_actions: int,
+    *,
+    num_atoms: int,
+    dueling: bool,
+    noisy: bool,
+    recurrence: Recurrence | None = None,
 ) -> Network:
     """The values of all actions, or the logits of their distributions over ``num_atoms`` atoms.
 
@@ -150,7 +197,8 @@ def q_network(
       dueling: separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9).
       noisy: ``NoisyDense`` heads, whose noise explores.
     """
-    return _feed_forward(config, observation, q_heads(num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy))
+    heads = q_heads(num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy)
+    return _built(config, observation, heads, "q", recurrence)
 
 
 def recurrent_q_network(
@@ -170,13 +218,21 @@ def recurrent_q_network(
 # --- Actors and critics ---------------------------------------------------------------------------------
 
 
-def policy_network(config: TorsoConfig, observation: Space, num_outputs: int) -> Network:
+def policy_network(
+    config: TorsoConfig, observation: Space, num_outputs: int, recurrence: Recurrence | None = None
+) -> Network:
     """A policy: ``apply`` is ``(params, obs [N, ...]) -> [N, num_outputs]``; the head's weights start at scale 0.01."""
-    return _feed_forward(config, observation, linear_head(num_outputs, scale=0.01))
+    return _built(config, observation, linear_head(num_outputs, scale=0.01), "actor", recurrence)
 
 
 def critic_network(
-    config: TorsoConfig, observation: Space, num_critics: int, *, action_size: int = 0, num_actions: int = 1
+    config: TorsoConfig,
+    observation: Space,
+    num_critics: int,
+    *,
+    action_size: int = 0,
+    num_actions: int = 1,
+    recurrence: Recurrence | None = None,
 ) -> Network:
     """Several critics of the same architecture; each has separate parameters, and ``params`` lists them.
 
@@ -190,15 +246,24 @@ def critic_network(
     discrete = linear_head(num_actions, scale=1.0)._replace(num_keys=2)
     heads = action_value_head(config, action_size) if action_size else discrete
     torsos = () if action_size and choose_torso(config.torso, observation) == "mlp" else ("torso",)
-    critic = _feed_forward(config, observation, heads, torsos)
+    critic = _built(config, observation, heads, "critic", recurrence, torsos)
+
+    def of(obs: PyTree, number: int) -> PyTree:
+        return obs._replace(core={"critic": obs.core["critic"][number]}) if isinstance(obs, View) else obs
 
     def init(key: jax.Array) -> PyTree:
         return [critic.init(each) for each in jax.random.split(key, num_critics)]
 
-    def apply(params: PyTree, obs: jax.Array, *action: jax.Array) -> jax.Array:
-        return jnp.stack([critic.apply(each, obs, *action) for each in params])
+    def apply(params: PyTree, obs: PyTree, *action: jax.Array) -> jax.Array:
+        return jnp.stack([critic.apply(each, of(obs, number), *action) for number, each in enumerate(params)])
 
-    return Network(init, apply)
+    def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
+        return [critic.advance(each, obs, state, core_inputs) for each, state in zip(params, core, strict=True)]
+
+    def initial_core(num_envs: int) -> PyTree:
+        return [critic.initial_core(num_envs) for _ in range(num_critics)]
+
+    return Network(init, apply, advance, initial_core)
 
 
 def actor_critic(

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn.views import now
 from jaxrl_dist.spaces import Discrete, MultiDiscrete, Part, Space, channels_first
 from jaxrl_dist.types import EnvSpec, PyTree
 
@@ -99,7 +100,7 @@ def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
     if spec.mask is None:
         return None
     sizes = mask_sizes(spec.action)
-    mask = jnp.asarray(obs[spec.mask], bool)[..., -sum(sizes) :]  # the newest of a stack comes last
+    mask = jnp.asarray(now(obs)[spec.mask], bool)[..., -sum(sizes) :]  # the newest of a stack comes last
     parts = jnp.split(mask, list(itertools.accumulate(sizes))[:-1], axis=-1)
     return jnp.concatenate([part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1)
 

@@ -1,0 +1,138 @@
+"""Learning from replayed sequences instead of single transitions, for policies with a recurrent core."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxrl_dist.algorithms.core_inputs import CoreInputs
+from jaxrl_dist.lazy import cores, jax, jnp, returns, views
+from jaxrl_dist.memory.config import ReplayConfig
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
+
+
+def recurrence(config: ReplayConfig, spec: EnvSpec) -> Any:
+    """Returns the ``nn.views.Recurrence`` of a config; None: it has no core."""
+    if config.core == "none":
+        return None
+    core = cores.make_core(config, jnp.dtype(config.precision))
+    return views.Recurrence(core, config.burn_in, CoreInputs.of(config, spec).size)
+
+
+def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:
+    """Returns a window's steps, the core before them, and what the core reads beside each observation ``[T, N, I]``."""
+    first = jax.tree.map(lambda x: x[0], rollout.extras["core"])
+    steps, read = rollout._replace(extras=(), core=(), final_core=()), rollout.extras.get("core_inputs")
+    if read is not None:  # the last step says what comes with its observation
+        steps = jax.tree.map(lambda x: x[:-1], steps)
+    return steps, first, read
+
+
+def window(config: ReplayConfig) -> int:
+    """Returns the steps of a window: burn-in, training steps, and what the last return and its bootstrap need."""
+    return config.burn_in + config.sequence_length + config.n_step - 1 + (config.core_inputs != "none")
+
+
+def priority(config: ReplayConfig, error: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the priority ``[N]`` of windows by their errors ``[N, L]`` (Kapturowski et al. 2019, section 2.3)."""
+    size = jnp.where(mask, jnp.abs(jax.lax.stop_gradient(error)), 0.0)
+    mean = jnp.sum(size, axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
+    eta = config.max_priority_share
+    return eta * jnp.max(size, axis=1) + (1 - eta) * mean
+
+
+def sequences(
+    config: ReplayConfig,
+    spec: EnvSpec,
+    algorithm: Algorithm,
+    networks: Mapping[str, Any],
+    params_of: Callable[[PyTree], Mapping[str, PyTree]],
+) -> Algorithm:
+    """Lets an algorithm that is written for transitions learn from sequences, if the config has a core.
+
+    Each network has a core; acting stores their states, and a window's burn-in brings them up to date (Kapturowski et
+    al. 2019, section 3). Actor and critics have separate cores (Ni et al. 2022, section 4).
+
+    Args:
+      networks: made with ``recurrence``; in place of observations they read ``nn.views.View``s.
+      params_of: ``(params) -> {name: params}`` of the networks.
+    """
+    if config.core == "none":
+        return algorithm
+    inputs, length = CoreInputs.of(config, spec), config.sequence_length
+
+    def initial_core(num_envs: int) -> PyTree:
+        memory = {name: network.initial_core(num_envs) for name, network in networks.items()}
+        return inputs.initial(memory, num_envs), algorithm.initial_core(num_envs)
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        own, rest = core
+        memory, read = inputs.memory(own), inputs.read(own)
+        one, sequence = jnp.ones((1, len(jax.tree.leaves(obs)[0])), bool), jax.tree.map(lambda x: x[None], (obs, read))
+        view = views.View(obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T)
+        action, rest, extras = algorithm.policy(variables, view, rest, context)
+        params = params_of(variables.params)
+        after = {name: networks[name].advance(params[name], obs, memory[name], read) for name in networks}
+        extras = {**extras, "core": memory} if read is None else {**extras, "core": memory, "core_inputs": read}
+        return action, (inputs.acted(own, after, action), rest), extras
+
+    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        return inputs.feedback(core[0], action, step), algorithm.feedback(core[1], action, step)
+
+    def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        steps, core, read = stored(rollout)
+        late: Rollout = jax.tree.map(lambda x: x[config.burn_in :], steps)
+
+        def pieces(x: jax.Array) -> jax.Array:
+            """All windows of ``n_step`` steps, ``[n_step, length * N]``."""
+            return jnp.stack([x[k : k + length] for k in range(config.n_step)]).reshape(config.n_step, -1)
+
+        starts: Rollout = jax.tree.map(pieces, late._replace(obs=(), action=()))
+        reward, discount, last = returns.window_return(*starts.outcomes, config.discount)
+        shape = late.valid[:length].shape
+        start = jnp.broadcast_to(config.burn_in + jnp.arange(length, dtype=jnp.int32)[:, None], shape)
+        fields = {
+            "action": jax.tree.map(lambda x: x[:length], late.action),
+            "reward": reward.reshape(shape),
+            "discount": discount.reshape(shape),
+            "valid": late.valid[:length],
+            "start": start,
+            "following": start + last.reshape(shape) + 1,
+            # The last observation has no step. Its flag does not matter, because the core after it is unused.
+            "going": jnp.concatenate([steps.valid, steps.valid[-1:]]),
+            "obs": steps.obs,
+            "core_inputs": read,
+        }
+        batch: dict[str, PyTree] = swap_axes(fields)
+        return {**batch, "core": core}
+
+    def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
+        obs, valid, read = swap_axes((batch["obs"], batch["going"], batch["core_inputs"]))
+
+        def view(rows: jax.Array) -> Any:
+            now = jax.tree.map(lambda x: views.take_rows(x, rows), obs)
+            return views.View(now, obs, valid, read, batch["core"], rows)
+
+        plain = ("action", "reward", "discount", "valid")
+        flat = {name: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch[name]) for name in plain}
+        flat |= {"obs": view(batch["start"]), "next_obs": view(batch["following"])}
+        keys = jax.vmap(lambda key: jax.random.split(key, length))(context.keys).reshape(-1)
+        losses, mask, aux = algorithm.loss(variables, flat, context._replace(keys=keys))
+
+        def unflat(x: jax.Array) -> jax.Array:
+            return x.reshape(-1, length)
+
+        metrics = {name: unflat(x) for name, x in aux.metrics.items()}
+        error = None if aux.priority is None else priority(config, unflat(aux.priority), unflat(mask))
+        return unflat(losses), unflat(mask), Aux(metrics, error)
+
+    return dataclasses.replace(
+        algorithm,
+        policy=policy,
+        postprocess=postprocess,
+        loss=loss,
+        initial_core=initial_core,
+        feedback=feedback,
+        window=window(config),
+    )

@@ -1,0 +1,127 @@
+"""Recurrent DQN, SAC and TD3: the losses of transitions, on sequences whose cores acting stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import acted, assert_close, box, perturbed, random_rollout, spec
+
+import jaxrl_dist
+from jaxrl_dist.algorithms import config_class
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.learners.halves import windows
+from jaxrl_dist.spaces import Discrete
+from jaxrl_dist.types import Context
+
+LENGTH, BURN_IN, N = 5, 2, 6
+WINDOW = {"burn_in": BURN_IN, "sequence_length": LENGTH, "n_step": 2}
+NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
+NO_MEMORY = (
+    lambda key, features: {},
+    lambda params, features, state: (features, state),
+    lambda num_envs: jnp.zeros((num_envs, 1)),
+)
+ALGORITHMS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "dqn": ("dqn", Discrete(3), {"dueling": True}),
+    "c51": ("dqn", Discrete(3), {"num_atoms": 5}),
+    "sac": ("sac", box(2, bound=1.0), {}),
+    "sac-discrete": ("sac", Discrete(3), {}),
+    "td3": ("td3", box(2, bound=1.0), {}),
+}
+
+
+def with_core(params: Any) -> Any:
+    """The parameters of a network with ``NO_MEMORY``, from those of one without a core."""
+    if isinstance(params, list):
+        return [with_core(each) for each in params]
+    if "head" in params or "heads" in params:
+        return {**params, "core": {}}
+    return {name: with_core(each) if name in ("actor", "critic") else each for name, each in params.items()}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_without_memory_the_losses_are_those_of_transitions(name: str) -> None:
+    kind, action, fields = ALGORITHMS[name]
+    env = spec(action=action)
+    plain = config_class(kind)(hidden_sizes=(8,), n_step=2, **fields).make(env)
+    recurrent = config_class(kind)(hidden_sizes=(8,), core=NO_MEMORY, **WINDOW, **fields).make(env)
+    assert recurrent.window == BURN_IN + LENGTH + 1
+    variables = jax.jit(plain.init)(jax.random.key(0))
+    variables = variables._replace(params=perturbed(variables.params))
+    target = plain.initial_target(perturbed(variables.params, 1))
+    rollout = random_rollout(recurrent, env, recurrent.window, N)._replace(core=(), final_core=())
+    keys = jax.random.split(jax.random.key(1), N)
+
+    batch = recurrent.postprocess(variables, rollout, Context())
+    context = Context(keys, target=with_core(target))
+    found, mask, aux = jax.jit(recurrent.loss)(variables._replace(params=with_core(variables.params)), batch, context)
+
+    late = jax.tree.map(lambda x: x[BURN_IN:], rollout._replace(extras=()))
+    pieces = windows(late, 2)  # LENGTH of them for each sequence
+    keys = jax.vmap(lambda key: jax.random.split(key, LENGTH))(keys).T.reshape(-1)
+    context = Context(keys, target=target)
+    expected, flags, other = jax.jit(plain.loss)(variables, plain.postprocess(variables, pieces, context), context)
+    assert found.shape == (N, LENGTH) and mask.any() and not mask.all()
+    np.testing.assert_array_equal(mask, flags.reshape(LENGTH, N).T)
+    assert_close(np.where(mask, found, 0), np.where(mask, expected.reshape(LENGTH, N).T, 0))
+    error = np.where(mask, other.priority.reshape(LENGTH, N).T, 0)
+    mean = error.sum(1) / np.maximum(mask.sum(1), 1)
+    assert_close(aux.priority, np.float32(0.9 * error.max(1) + 0.1 * mean))
+
+
+@pytest.mark.parametrize("fields", [{}, {"core_inputs": "action,reward"}], ids=["gru", "inputs"])
+def test_learning_repeats_what_acting_saw(fields: dict[str, Any]) -> None:
+    """The value of each action taken, from the stored core on and across the ends of episodes."""
+    config = config_class("dqn")(**NET, **WINDOW, **fields, core="gru", epsilon_start=0.5)
+    env = spec()
+    algorithm = config.make(env)
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    variables = variables._replace(params=perturbed(variables.params))
+    steps = acted(algorithm, variables, random_rollout(algorithm, env, 20, N))
+    loss, size = jax.jit(algorithm.loss), algorithm.window
+    assert size == 8 + bool(fields)
+
+    def values(begin: int) -> np.ndarray:
+        rollout = steps._replace(core=(), final_core=(), obs=())
+        cut = jax.tree.map(lambda x: x[begin : begin + size], rollout)._replace(obs=steps.obs[begin : begin + size + 1])
+        batch = algorithm.postprocess(variables, cut, Context())
+        keys = jax.random.split(jax.random.key(0), N)
+        return np.asarray(loss(variables, batch, Context(keys, target=variables.params))[2].metrics["q/mean"])
+
+    first, later = values(0), values(3)
+    assert_close(first[:, 3:], later[:, : LENGTH - 3], 1e-6)
+    assert (~steps.valid[: 3 + BURN_IN + LENGTH]).any(0).sum() > 2
+    steps = steps._replace(extras=jax.tree.map(jnp.zeros_like, steps.extras))
+    assert np.max(np.abs(values(3) - later)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "name, env, fields",
+    [
+        ("dqn", "CartPole-v1", {"core": "lstm", "priority_exponent": 0.6, "epsilon_ladder": True}),
+        ("sac", "Pendulum-v1", {"core": "gru", "core_inputs": "action,reward"}),
+        ("ddpg", "Pendulum-v1", {"core": "linear"}),
+    ],
+)
+def test_a_run_on_two_devices(name: str, env: str, fields: dict[str, Any]) -> None:
+    sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 512, "report_interval": 128, "num_devices": 2}
+    replay = {"replay_ratio": 1 / 64, "batch_size": 8, "learning_starts": 128, "replay_capacity": 1024}
+    more = {"hide": "velocities", "normalize_observations": True, "evaluation_episodes": 2}
+    config = jaxrl_dist.preset(name, env, **NET, **WINDOW, **fields, **sizes, **replay, **more)
+    *_, last = jaxrl_dist.train(config)
+    losses = [value for metric, value in last.metrics.items() if metric.startswith("loss/")]
+    assert losses and all(value is not None and np.isfinite(value) for value in losses)
+    assert last.evaluation is not None and last.evaluation["episodes"] == 2
+
+
+def test_flags_that_do_not_fit_a_core_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sequence_length does nothing without core"):
+        config_class("sac")(sequence_length=5).validate()
+    with pytest.raises(ConfigError, match="parameter_noise does not work with core"):
+        config_class("dqn")(core="gru", parameter_noise=True).validate()
+    with pytest.raises(ConfigError, match="noise parameter does not work with core"):
+        config_class("td3")(core="gru", noise="parameter").validate()
