@@ -161,7 +161,7 @@ BAD = {
     "train appo --env CartPole-v1 --clip-c nan": "--clip-c must be > 0, not nan",
     PENDULUM.format("sac") + "--temperature -1": "--temperature must be > 0, not -1.0",
     PENDULUM.format("sac") + "--target-rate 1.5": "--target-rate must be > 0 and <= 1, not 1.5",
-    PENDULUM.format("sac") + "--core gru": "unknown flag --core",
+    PENDULUM.format("sac") + "--gae-lambda 1": "unknown flag --gae-lambda",
     PENDULUM.format("td3") + "--noise pink": "--noise must be one of",
     PENDULUM.format("td3") + "--noise-std -0.1": "--noise-std must be >= 0",
     PENDULUM.format("td3") + "--actor-period 0": "--actor-period must be >= 1",

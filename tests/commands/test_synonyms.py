@@ -107,8 +107,8 @@ CALLS = {
     PPO_ON + "--adam-eps 1e-8": "--optimizer takes optax's defaults; an algorithm file of yours can name others",
     PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` goes on with a run",
     PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, ddpg, td3",
-    DQN_ON + "--core gru": "unknown flag --core; only ppo, a2c, pg, impala, appo, r2d2",
-    DQN_ON + "--use-lstm": "it is --core here, and only ppo",
+    "train pqn --env CartPole-v1 --core gru": "unknown flag --core; only ppo, a2c, pg, impala, appo",
+    "train pqn --env CartPole-v1 --use-lstm": "it is --core here, and only ppo",
     DQN_ON + "--gae-lambda 1": "unknown flag --gae-lambda; only ppo, a2c, appo",
     "train r2d2 --env CartPole-v1 --core none": "--core none: r2d2 learns with a recurrent core; dqn",
     # values
@@ -149,9 +149,9 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "policy": (lambda: preset(policy="MlpPolicy"), "it is torso here"),
     "device": (lambda: preset(device="cuda"), "num_devices N uses fewer, and JAX_PLATFORMS=cpu none"),
     "text": (lambda: preset(learning_rate="1e-3"), "learning_rate must be a number, not '1e-3'"),
-    "a core of dqn": (
-        lambda: jaxrl_dist.preset("dqn", "CartPole-v1", core="gru"),
-        "neither Train nor dqn has a field 'core'; only ppo, a2c, pg, impala, appo",
+    "a core of pqn": (
+        lambda: jaxrl_dist.preset("pqn", "CartPole-v1", core="gru"),
+        "neither Train nor pqn has a field 'core'; only ppo, a2c, pg, impala, appo",
     ),
     "a hyperparameter of Train": (
         lambda: jaxrl_dist.Train("ppo", env="CartPole-v1", learning_rate=1e-3),
