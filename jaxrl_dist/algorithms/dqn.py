@@ -67,7 +67,7 @@ class DQN(
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
         others += ["--core"] if self.core != "none" else []
         if self.parameter_noise and others:
-            raise ConfigError(f"--parameter-noise does not work with {others[0]}")
+            raise ConfigError(f"--parameter-noise does not work with {others[0]}: leave one of them out")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
 

@@ -46,7 +46,7 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
         check_range(self, "target_rate", above=0, high=1)
         check_range(self, "num_critics", "actor_period", low=1, high=1000)
         if self.noise == "parameter" and self.core != "none":
-            raise ConfigError("--noise parameter does not work with --core")
+            raise ConfigError("--noise parameter does not work with --core: leave one of them out")
         check_range(self, "target_noise", "target_noise_clip", "noise_std", low=0, high=1000)
 
     @staticmethod
