@@ -148,6 +148,10 @@ BARS = (
     Bar("sac-halfcheetah", "sac", "envpool:HalfCheetah-v4", 200_000, 3000, 1, 1, published=(9635, "CleanRL, 1M")),
     Bar("ppo-hidden-cartpole", "ppo", "gymnax:CartPole-v1", 2_000_000, 350, 5, 5, MEMORY | HIDDEN),
     Bar("r2d2-hidden-cartpole", "r2d2", "gymnax:CartPole-v1", 1_000_000, 350, 5, 5, HIDDEN),
+    *(
+        Bar(f"{name}-hidden-pendulum", name, "gymnax:Pendulum-v1", 100_000, -300, 5, 5, MEMORY | HIDDEN)
+        for name in ("sac", "td3")
+    ),
     Bar("r2d2-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3),
     Bar("r2d2-synchronous-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3, SYNCHRONOUS),
     Bar("ppo-halfcheetah", "ppo", "envpool:HalfCheetah-v4", 1_000_000, 2000, 3, 3, published=zoo(5819, "1M")),
