@@ -162,3 +162,29 @@ class Forgetful(HostGrid):
 
     def step(self, action: Any) -> Any:
         return *super().step(action)[:4], {}
+
+
+class ShortInfo(HostGrid):
+    """Lets all moves pass, and shows a mask of two numbers for four actions."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return *self.shown()[:1], 0.0, self.time >= 5, False, {"action_mask": np.ones(2, np.int8)}
+
+    def reset(self, **keywords: Any) -> Any:
+        obs, _ = super().reset(**keywords)
+        return obs, {"action_mask": np.ones(2, np.int8)}
+
+
+class Shrinking(HostGrid):
+    """Shows a mask of two numbers after some steps."""
+
+    def __init__(self) -> None:
+        super().__init__("info")
+
+    def shown(self) -> Any:
+        obs, info = super().shown()
+        return obs, {"action_mask": info["action_mask"][: 2 if self.time > 3 else 4]}

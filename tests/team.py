@@ -101,3 +101,10 @@ class Spoilt(Meeting):
     def shown(self, state: State) -> Any:
         obs = super().shown(state)
         return {**obs, "right": jnp.where(state.time > 2, jnp.nan, obs["right"])}
+
+
+class ShortMask(Meeting):
+    """Says of two actions of three whether they are legal."""
+
+    def get_avail_actions(self, state: State) -> Any:
+        return {agent: jnp.ones(2, bool) for agent in self.agents}

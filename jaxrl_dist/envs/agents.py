@@ -79,8 +79,12 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
     observation, action = space_of(known, name, "observations"), space_of(plain(native_action), name, "actions")
     mask = masks.of_parts(known, plain(native_action))
     legal = _legal_actions(env, state) if isinstance(action, Discrete) and not mask.where else None
-    if legal is not None:
-        mask = Mask("method", "get_avail_actions")
+    if legal is not None and isinstance(action, Discrete):
+        sizes = {jax.eval_shape(legal, state)[agent].size for agent in agents}
+        mask = Mask("method", legal.__name__)
+        if sizes != {action.n}:
+            mask = mask._replace(unread=masks.misfit(f"its {legal.__name__}", max(sizes), plain(native_action)))
+            legal = None
     observation, mask_part = masks.with_mask(observation, action, mask)
     if team.shows_state:
         shape = jax.eval_shape(lambda obs: _whole(obs, agents), first)

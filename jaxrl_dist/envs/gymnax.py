@@ -121,7 +121,8 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
     env, params = made if isinstance(made, tuple) else (made, None)
     if is_team(env):
         with _compiling(f"gymnax:{env_id}"):
-            team = agents.Team(env, time_limit=getattr(env, "time_limit", None))
+            options = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
+            team = agents.Team(env, **options)
             found = agents.from_team(team, env_id, "gymnax", wrappers)
             _trace(found)
         return found

@@ -44,11 +44,12 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
         if action.num_choices == size and (flags or zero_one) and len(part.shape) <= 1:
             return Mask("part", name)
         if name != PART:
-            return Mask("part", name, _misfit(f"part {name!r} of its observation", size, action))
+            return Mask("part", name, misfit(f"part {name!r} of its observation", size, action))
     return NONE
 
 
-def _misfit(what: str, size: int, action: PlainSpace) -> str:
+def misfit(what: str, size: int, action: PlainSpace) -> str:
+    """Returns why what looks like a mask of ``size`` numbers is none."""
     if not action.num_choices:
         return f"{what} looks like an action mask, which {action.kind} actions cannot use: illegal ones will be tried"
     return (
@@ -84,7 +85,7 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
                 return Mask(where, name)
         for (where, name), value in offered.items():
             what = f"info[{name!r}]" if where == "info" else f"its method {name}"
-            return Mask(where, name, _misfit(what, np.size(value), action))
+            return Mask(where, name, misfit(what, np.size(value), action))
     return found
 
 

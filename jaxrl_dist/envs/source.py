@@ -199,7 +199,7 @@ def _of_name(
         raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
     if isinstance(found, DeviceEnv):
         return found, NO_MASK
-    return gymnasium.spec(name, found, wrappers), found.mask
+    return gymnasium.spec(name, found, wrappers), NO_MASK if found.mask.unread else found.mask
 
 
 def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:

@@ -12,7 +12,7 @@ from jaxrl_dist.envs.base import DeviceEnv, DrawnEnv
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
 from jaxrl_dist.memory.frames import Frame
-from jaxrl_dist.spaces import Box, Part, describe
+from jaxrl_dist.spaces import Box, Part, describe, paths
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -43,11 +43,12 @@ def unstacked(spec: EnvSpec) -> EnvSpec:
 def _spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     name = f"{spec.backend}:{spec.id}"
 
-    def stack(space: Part) -> Box:
+    def stack(path: str, space: Part) -> Box:
         if not isinstance(space, Box) or not space.shape:
+            where = f" in its part {path}; an environment's wrapper can leave that part out" if path else ""
             raise ConfigError(
                 f"--frame-stack {frame_stack} needs observations that are arrays of numbers, and {name} has "
-                f"{describe(space)}"
+                f"{describe(space)}{where}"
             )
         axis = frames.channel_axis(space.shape)
         low, high = (np.concatenate([bound] * frame_stack, axis) for bound in (space.low, space.high))
@@ -58,7 +59,9 @@ def _spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
             )
         return Box(low.shape, space.dtype, low, high)
 
-    return dataclasses.replace(spec, observation=jax.tree.map(stack, spec.observation), frame_stack=frame_stack)
+    return dataclasses.replace(
+        spec, observation=jax.tree.map(stack, paths(spec.observation), spec.observation), frame_stack=frame_stack
+    )
 
 
 def _pure(env: DeviceEnv, spec: EnvSpec) -> DeviceEnv:

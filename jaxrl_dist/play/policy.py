@@ -88,12 +88,18 @@ class Policy:
         if isinstance(space, dict):
             there = obs if isinstance(obs, dict) else {}
             if missing := [name for name in space if name not in hidden and name not in there]:
-                raise ValueError(f"observations are dicts here, with {', '.join(space)}; {missing[0]} is missing")
+                needed = [name for name in space if name not in hidden]
+                raise ValueError(f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing")
+            if extra := [str(name) for name in there if name not in space]:
+                raise ValueError(f"observations have no part {extra[0]} here; their parts are {', '.join(space)}")
             size = np.shape(jax.tree.leaves(obs)[0])[0]
             absent = {name: _blank(space[name], size) for name in hidden if name not in obs}
             obs = {name: (obs | absent)[name] for name in space}
         for path, part in spaces.leaves(space).items():
-            shape, wanted = np.shape(spaces.leaves(obs)[path]), part.shape
+            given = spaces.leaves(obs)[path]
+            shape, wanted, dtype = np.shape(given), part.shape, jax.dtypes.result_type(given)
+            if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(part.dtype, jnp.floating):
+                raise ValueError(f"observations{path and f' {path}'} are {part.dtype} here, not {dtype}")
             if len(shape) != len(wanted) + 1 or shape[1:] != wanted:
                 raise ValueError(
                     f"observations{path and f' {path}'} have shape [{', '.join(map(str, ('B', *wanted)))}] here, not "

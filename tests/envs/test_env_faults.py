@@ -203,6 +203,14 @@ def test_masks_that_policies_cannot_read_are_warned_of_by_training(env: str, mas
         setup.prepare(config)
 
 
+@pytest.mark.parametrize("env", ["parts:ShortInfo", "team:ShortMask"])
+def test_a_mask_of_the_wrong_length_is_left_out_with_a_warning(env: str) -> None:
+    config = jaxrl_dist.preset("a2c", env, hidden_sizes=(4,), total_env_steps=64, evaluation_episodes=0, num_devices=1)
+    with pytest.warns(EnvWarning, match=r"looks like an action mask, but has 2 numbers where [34] zeros and ones"):
+        *_, last = jaxrl_dist.train(config)
+    assert last.env_steps >= 64
+
+
 def test_environments_without_masks_have_none() -> None:
     for env in (own.Walk(), "faulty:Scripted", "CartPole-v1", "gymnasium:CartPole-v1"):
         assert (find(env).spec.mask, find(env).spec.unread_mask) == (None, "")

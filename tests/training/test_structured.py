@@ -64,10 +64,12 @@ def test_a_policy_is_loaded_and_exported_with_its_parts(tmp_path: Path) -> None:
     action, _ = policy({"hint": hint})
     jax.tree.map(np.testing.assert_array_equal, action, whole)
     assert action["guess"].shape == (3, 1) and action["sign"].shape == (3,)
-    with pytest.raises(ValueError, match="observations are dicts here, with hint, state; hint is missing"):
+    with pytest.raises(ValueError, match="observations are dicts here, with hint; hint is missing"):
         policy(hint)
     with pytest.raises(ValueError, match=r"observations hint have shape \[B, 1\] here, not \[3\]"):
         policy({"hint": hint[:, 0]})
+    with pytest.raises(ValueError, match="observations have no part speed here; their parts are hint, state"):
+        policy({"hint": hint, "speed": hint})
     export(policy, tmp_path / "policy.bin")
     loaded = jax.export.deserialize((tmp_path / "policy.bin").read_bytes())
     again, _ = loaded.call({"hint": hint}, (), np.ones(3, bool))

@@ -110,6 +110,8 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
             pass
         except ConfigError as error:
             refused.append(error)
+        except Exception as error:  # what no check has foreseen is a fault all the same
+            found.fault("check", f"{found.doing} ends the check by {type(error).__name__}: {error}")
 
     # In a thread, because the user's code may hang.
     thread = threading.Thread(target=run, name=f"check {name}", daemon=True)

@@ -140,7 +140,11 @@ class _Player:
             "info": lambda: info[name],
             "method": lambda: self.env.get_wrapper_attr(name)(),
         }
-        self._legal = masks.flat(self._check.call(f"the action mask of {where}", values[self._mask.where]))
+        mask = self._check.call(f"the action mask of {where}", values[self._mask.where])
+        wanted = plain(self.env.action_space).num_choices
+        if masks.size_of(mask) != wanted:
+            raise self._check.stop("mask", f"the action mask of {where} is {mask!r:.80}, not {wanted} zeros and ones")
+        self._legal = masks.flat(mask)
         if not ended:
             self._check.legal(where, self._legal)
 
