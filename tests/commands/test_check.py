@@ -56,7 +56,8 @@ def test_environments_of_several_agents_are_played_too(capsys: pytest.CaptureFix
     assert cli.main(["check-env", "team:ShortMask"]) == 1  # moves off the line are tried, and leave the space
     assert "note: its get_avail_actions looks like an action mask, but has 2 numbers where 3" in capsys.readouterr().out
     assert cli.main(["check-env", "parts:Shrinking"]) == 1
-    assert "the action mask of step is array([1, 1], dtype=int8), not 4 zeros and ones" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the action mask of step is array([" in out and "dtype=int8), not 4 zeros and ones" in out
     assert cli.main(["check-env", "team:Unequal"]) == 2
     assert "agents with different actions" in capsys.readouterr().err
 
