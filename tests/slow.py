@@ -138,4 +138,25 @@ CASES = {
     "envs/test_gymnasium.py::test_ppo_learns": "test_learning.py::test_ppo_learns_cartpole_a_little",
     "plans/test_plans.py::test_time_limit_of_envpool_is_no_end": "test_time_limit_is_no_end",
     "run/test_quiet.py::test_a_run_listens_on_no_socket[asynchronous]": "on_device",
+    "training/test_structured.py::test_every_plan_takes_parts_and_masks[synchronous]": "components, asynchronous",
+    "training/test_structured.py::test_eight_devices_give_what_one_gives[ppo-fields0]": (
+        "learners/test_learners.py::test_one_device_is_as_many"
+    ),
+    "envs/test_agents.py::test_eight_devices_give_what_one_gives": (
+        "learners/test_learners.py::test_one_device_is_as_many"
+    ),
+    "envs/test_agents.py::test_every_plan_takes_several_agents[synchronous-ppo]": (
+        "asynchronous-impala, on_device by learning"
+    ),
+    "envs/test_agents.py::test_rows_are_the_agents_of_each_environment[500]": "13",
+    "algorithms/test_sequences.py::test_a_run_on_two_devices[ddpg-Pendulum-v1-fields2]": "sac",
+    "algorithms/test_sequences.py::test_a_run_on_two_devices[dqn-CartPole-v1-fields0]": "sac",
+    "algorithms/test_sequences.py::test_without_memory_the_losses_are_those_of_transitions[c51]": "dqn",
+    "algorithms/test_sequences.py::test_without_memory_the_losses_are_those_of_transitions[sac-discrete]": "sac",
+    "algorithms/test_cores.py::test_the_loss_of_a_rollout_is_that_of_its_episodes[gru]": "attention, linear",
+    "algorithms/test_cores.py::test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode[linear]": (
+        "lstm, attention"
+    ),
+    "algorithms/test_cores.py::test_learning_reads_the_inputs_that_acting_read[impala]": "ppo",
+    "training/test_programs.py::test_a_second_run_finds_what_the_first_compiled": "the other tests of the cache",
 }
