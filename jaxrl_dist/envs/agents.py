@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import mesh
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, ended_episodes, rows_where, space_of
+from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, ended_episodes, restarted, rows_where, space_of
 from jaxrl_dist.envs.native import Mask, PlainSpace, named, plain, unnamed
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Discrete
@@ -105,8 +104,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
 
     def observe(obs: Mapping[Any, PyTree], state: PyTree) -> PyTree:
         """Returns the observations of all agents, ``[B * k, ...]``."""
-        seen = named(native_obs, in_rows(obs)) if isinstance(observation, dict) else in_rows(obs)
-        extra = {}
+        seen, extra = named(native_obs, in_rows(obs)), {}
         if legal is not None:
             extra[masks.PART] = in_rows(jax.vmap(legal)(state)).astype(bool)
         if team.shows_state:
@@ -141,14 +139,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
             seen, env_state = reset_all(keys)
             return rows_where(jnp.repeat(ended, count), seen, stepped[0]), rows_where(ended, env_state, stepped[1])
 
-        def started_if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-            return jax.lax.cond(
-                mesh.any_member(jnp.any(ended)), started, lambda keys, ended, stepped: stepped, keys, ended, stepped
-            )
-
-        seen, env_state = jax.lax.platform_dependent(
-            keys[:, 1], state.ended, stepped, cpu=started_if_any, default=started
-        )
+        seen, env_state = restarted(started, keys[:, 1], state.ended, stepped)
         steps = jnp.where(state.ended, 0, state.steps + 1)
         timed = jnp.zeros_like(state.ended) if limit is None else steps >= limit
         over = dones["__all__"].astype(bool)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_dist import mesh
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.envs.native import PlainSpace
 from jaxrl_dist.errors import ConfigError, EnvError
@@ -198,6 +199,26 @@ def rows_where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
         return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - 1)), a.astype(b.dtype), b)
 
     return jax.tree.map(choose, x, y)
+
+
+def restarted(
+    start: Callable[[jax.Array, jax.Array, PyTree], PyTree], keys: jax.Array, ended: jax.Array, stepped: PyTree
+) -> PyTree:
+    """Returns ``start(keys, ended, stepped)``, which replaces the rows that begin a new episode.
+
+    On CPUs resets run only when an environment needs one, which makes stepping up to twice as fast. A GPU would wait
+    for the host at each condition, and steps so many environments that some have ended anyway.
+
+    Args:
+      ended: ``[B]`` bool, where the previous step ended an episode; nowhere: ``start`` returns ``stepped``.
+    """
+
+    def if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
+        return jax.lax.cond(
+            mesh.any_member(jnp.any(ended)), start, lambda keys, ended, stepped: stepped, keys, ended, stepped
+        )
+
+    return jax.lax.platform_dependent(keys, ended, stepped, cpu=if_any, default=start)
 
 
 class EpisodeCounter:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import mesh, rng
+from jaxrl_dist import rng
 from jaxrl_dist.envs import agents, libraries, masks
 from jaxrl_dist.envs.base import (
     UNWRAPPED,
@@ -26,6 +26,7 @@ from jaxrl_dist.envs.base import (
     ended_episodes,
     outcome,
     parse_options,
+    restarted,
     rows_where,
     space_of,
 )
@@ -163,8 +164,7 @@ def from_gymnax(
     """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
-    On CPUs resets run only when an environment needs one, which makes stepping up to twice as fast. Frames are stacked
-    elsewhere.
+    Frames are stacked elsewhere.
 
     Raises:
       ConfigError: no policy here supports the spaces.
@@ -221,15 +221,7 @@ def from_gymnax(
         def started(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
             return rows_where(ended, reset_all(keys), stepped)
 
-        def started_if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-            return jax.lax.cond(
-                mesh.any_member(jnp.any(ended)), started, lambda keys, ended, stepped: stepped, keys, ended, stepped
-            )
-
-        # A GPU would wait for the host at each condition, and steps so many environments that some have ended anyway.
-        obs, env_state = jax.lax.platform_dependent(
-            keys[:, 1], state.ended, (next_obs, next_env), cpu=started_if_any, default=started
-        )
+        obs, env_state = restarted(started, keys[:, 1], state.ended, (next_obs, next_env))
         if wrappers.time_limit is not None:
             truncated = truncated | (state.episode_length + 1 >= wrappers.time_limit)
         valid, terminated, truncated = outcome(state.ended, terminated, truncated)

@@ -79,7 +79,9 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
     with contextlib.suppress(Exception):  # training will show an error of reset, and where it came from
         _, info = env.reset(seed=0)
         offered = {("info", name): info[name] for name in NAMES if name in info}
-        offered |= {("method", name): env.get_wrapper_attr(name)() for name in methods}
+        for name in methods:
+            with contextlib.suppress(Exception):  # such as Taxi's, which takes arguments and does not speak of now
+                offered["method", name] = env.get_wrapper_attr(name)()
         for (where, name), value in offered.items():
             if size_of(value) == action.num_choices > 0:
                 return Mask(where, name)

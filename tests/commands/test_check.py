@@ -41,7 +41,7 @@ def test_action_masks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
         "own:Masked": "info['legal_action_mask'] seems to say which actions are legal",
         "parts:Grid": "part 'mask' of its observation says which actions are legal, and policies will take only those",
         "parts:HostGrid --env-options where=info": "info['action_mask'] says which actions are legal, and policies",
-        "parts:HostGrid --env-options where=method": "'action_masks' of its method says which actions are legal",
+        "parts:HostGrid --env-options where=method": "its method action_masks says which actions are legal",
     }.items():
         assert cli.main(["check-env", *env.split()]) == 0
         note, _ = capsys.readouterr().out.splitlines()

@@ -57,6 +57,15 @@ def test_gymnasium_shows_its_parts_and_its_mask(where: str, workers: Any) -> Non
             obs = step.obs
 
 
+def test_a_method_with_arguments_hides_no_mask_of_the_info() -> None:
+    """gymnasium's Taxi has ``action_mask(state)``, and the mask of now in its info."""
+    source = find("gymnasium:Taxi-v4")
+    assert source.spec.mask == "mask" and source.mask == ("info", "action_mask", "")
+    with closing(source.host(2, 0)) as host:
+        obs = host.reset()
+        assert obs["mask"].shape == (2, 6) and 0 < obs["mask"].sum() < 12
+
+
 def test_a_mask_that_goes_missing_is_an_error() -> None:
     with closing(find("parts:Forgetful").host(1, 0)) as host:
         host.reset()

@@ -106,8 +106,12 @@ class Check:
         if mask.unread:
             self.notes.append(mask.unread)
         elif mask.where:
-            names = {"part": f"part {mask.name!r} of its observation", "info": f"info[{mask.name!r}]"}
-            where = names.get(mask.where, f"{mask.name!r} of its {mask.where}")
+            where = {
+                "part": f"part {mask.name!r} of its observation",
+                "info": f"info[{mask.name!r}]",
+                "method": f"its method {mask.name}",
+                "state": f"field {mask.name!r} of its state",
+            }[mask.where]
             self.notes.append(f"{where} says which actions are legal, and policies will take only those")
 
     def legal(self, where: str, mask: Any) -> None:
