@@ -24,9 +24,9 @@ CASES = {
     "memory/test_replay.py::test_bytes_are_foretold[8-minatar": "8-atari, 1-minatar",
     "memory/test_replay.py::test_bytes_are_foretold[8-colours": "8-atari, 1-colours",
     "memory/test_replay.py::test_weighted_estimates_agree_on_any_number_of_devices[2]": "4",
-    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[colours]": "lives, truncated lives",
-    "algorithms/test_cores.py::test_the_loss_of_a_rollout_is_that_of_its_episodes[lstm]": "gru, attention, linear",
-    "algorithms/test_cores.py::test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode[gru]": "lstm",
+    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[colours]": "lives",
+    "algorithms/test_cores.py::test_the_loss_of_a_rollout_is_that_of_its_episodes[lstm]": "linear, inputs",
+    "algorithms/test_cores.py::test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode[gru]": "attention",
     "plans/test_plans.py::test_probe[pg-": "a2c",
     "plans/test_plans.py::test_probe[appo-": "ppo",
     "plans/test_plans.py::test_probe[rainbow-": "dqn",
@@ -70,7 +70,7 @@ CASES = {
     "actors/test_evaluate.py::test_evaluations_change_nothing[asynchronous]": "on_device",
     "actors/test_evaluate.py::test_a_resumed_run_evaluates_where_it_would_have[with the first": "before, with",
     "actors/test_evaluate.py::test_a_resumed_run_evaluates_where_it_would_have[with one that is not": "before, with",
-    "actors/test_actors.py::test_host_acts_as_device[discrete]": "recurrent, continuous",
+    "actors/test_actors.py::test_host_acts_as_device[discrete]": "episodic",
     "algorithms/test_dqn.py::test_a_run_counts_its_updates_and_repeats_bit_for_bit[synchronous]": "on_device",
     "algorithms/test_dqn.py::test_a_run_on_two_devices[None]": "0.5",
     "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[dqn-2-1]": "dqn-2-2",
@@ -84,9 +84,9 @@ CASES = {
     "plans/test_asynchronous.py::test_an_environment_that_hangs_ends_the_run[None-0]": "1-0",
     "plans/test_on_device.py::test_environments_may_branch_and_loop_as_they_like[1]": "2",
     "training/test_resume.py::test_two_runs_resumed_from_one_checkpoint_are_equal[asynchronous-": "synchronous",
-    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[truncated lives]": "lives, truncations",
+    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[truncated lives]": "lives",
     "envs/test_wrappers.py::test_a_run_its_evaluation_and_its_policy_have_them[a2c --env CartPole-v1": "the others",
-    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[games that end": "lives, truncations",
+    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[games that end": "lives",
     "envs/test_gymnasium.py::test_what_hangs_is_named_in_time[hang in reset-": "hang-threads, hang-processes",
     "plans/test_plans.py::test_same_seed_same_numbers[synchronous]": "on_device",
     "training/test_population.py::test_a_run_ends_with_the_return_that_it_is_to_reach[on_device]": "the members",
@@ -96,7 +96,6 @@ CASES = {
     "test_gpu_day.py::test_a_task_measures[Pong to the end]": "ppo CartPole",
     "play/test_export.py::test_an_exported_policy_acts_the_same_without_this_package[recurrent]": "feed-forward",
     "plans/test_evolve.py::test_halving_ends_the_worse_half_again_and_again": "test_population_based_training_goes_on",
-    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[lives]": "truncations",
     "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[dqn-1-1]": "ppo-2-2",
     "algorithms/test_r2d2.py::test_a_run_on_two_devices[on_device]": "dqn's",
     "learners/test_learners.py::test_target_kl_leaves_out_the_update_that_exceeds_it_and_all_later_ones[8]": "1",
@@ -104,7 +103,7 @@ CASES = {
     "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[a2c]": "ppo",
     "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[pg]": "ppo",
     "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[appo]": "impala",
-    "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[ppo-gru]": "ppo, r2d2",
+    "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[ppo-gru]": "ppo",
     "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[dqn-single]": "dqn",
     "plans/test_plans.py::test_probes_under_the_other_plans[impala-synchronous]": "a2c-gradients, dqn-asynchronous",
     "learners/test_learners.py::test_one_device_is_as_many[td3-parameter-8]": "td3-8",
@@ -127,7 +126,7 @@ CASES = {
     "actors/test_evaluate.py::test_a_resumed_run_evaluates_where_it_would_have[before one that is due]": "with",
     "envs/test_libraries.py::test_a_run_trains_on_a_library_and_its_policy_finds_it_again[asynchronous]": "on_device",
     "memory/test_replay.py::test_weighted_estimates_agree_on_any_number_of_devices[1]": "4",
-    "actors/test_actors.py::test_host_acts_as_device[recurrent]": "continuous, episodic",
+    "actors/test_actors.py::test_host_acts_as_device[recurrent]": "episodic",
     "test_docs.py::test_the_site_needs_no_network": "the other tests of the site's pages",
     "test_notebooks.py::test_it_runs[1-tour]": "test_docs.py::test_the_tutorial_runs",
     "training/test_population.py::test_members_end_with_the_return_that_they_are_to_reach": "a run's, asynchronous",
@@ -153,10 +152,106 @@ CASES = {
     "algorithms/test_sequences.py::test_a_run_on_two_devices[dqn-CartPole-v1-fields0]": "sac",
     "algorithms/test_sequences.py::test_without_memory_the_losses_are_those_of_transitions[c51]": "dqn",
     "algorithms/test_sequences.py::test_without_memory_the_losses_are_those_of_transitions[sac-discrete]": "sac",
-    "algorithms/test_cores.py::test_the_loss_of_a_rollout_is_that_of_its_episodes[gru]": "attention, linear",
+    "algorithms/test_cores.py::test_the_loss_of_a_rollout_is_that_of_its_episodes[gru]": "linear, inputs",
     "algorithms/test_cores.py::test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode[linear]": (
-        "lstm, attention"
+        "attention, inputs"
     ),
     "algorithms/test_cores.py::test_learning_reads_the_inputs_that_acting_read[impala]": "ppo",
     "training/test_programs.py::test_a_second_run_finds_what_the_first_compiled": "the other tests of the cache",
+    "plans/test_plans.py::test_probes_under_the_other_plans[a2c-gradients]": "dqn-asynchronous",
+    "plans/test_plans.py::test_same_seed_same_numbers[on_device]": "test_every_algorithm_repeats_bit_for_bit[pqn]",
+    "plans/test_plans.py::test_no_episode_no_value": "run/test_run_files.py::test_where_no_episode_ended_there_is_null",
+    "training/test_structured.py::test_a_resumed_run_is_the_uninterrupted_one[dqn-fields0]": (
+        "training/test_resume.py::test_on_device_a_resumed_run_is_the_uninterrupted_one[dqn]"
+    ),
+    "training/test_structured.py::test_every_plan_takes_parts_and_masks[components]": "replay, asynchronous",
+    "training/test_resume.py::test_on_device_a_resumed_run_is_the_uninterrupted_one[es]": "pg, dqn",
+    "training/test_population.py::test_a_member_is_its_lone_run": (
+        "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[ppo-2-2]"
+    ),
+    "training/test_population.py::test_stopped_and_resumed_is_as_never_stopped": (
+        "plans/test_evolve.py::test_population_based_training_goes_on_as_if_never_stopped"
+    ),
+    "training/test_population.py::test_a_run_ends_with_the_return_that_it_is_to_reach[synchronous]": "asynchronous",
+    "test_docs.py::test_the_documented_algorithm_learns_and_loads": (
+        "test_the_documented_algorithm_can_be_tried_by_hand"
+    ),
+    "test_cli.py::test_the_real_command_refuses_fast[sizes]": (
+        "test_a_wrong_environment_is_refused_before_training_is_imported"
+    ),
+    "test_cli.py::test_training_outlives_its_output[full]": "test_a_reader_that_has_enough_is_no_error",
+    "algorithms/test_sequences.py::test_a_run_on_two_devices[sac-Pendulum-v1-fields1]": (
+        "algorithms/test_r2d2.py::test_one_update_is_the_same_on_any_number_of_devices[8]"
+    ),
+    "test_gpu_day.py::test_a_task_measures[ppo CartPole]": "the other tests of the file",
+    "commands/test_compile_for.py::test_what_a_run_would_allocate_on_this_machine": (
+        "test_a_run_is_compiled_and_counted"
+    ),
+    "memory/test_frames.py::test_dqn_learns_on_atari": "test_replay_gives_the_stacks_back",
+    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[truncations]": "lives",
+    "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[r2d2]": "ppo, dqn",
+    "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[dqn-atoms]": "dqn",
+    "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[pqn]": "dqn",
+    "algorithms/test_cores.py::test_the_loss_of_a_rollout_is_that_of_its_episodes[attention]": "linear, inputs",
+    "algorithms/test_cores.py::test_a_run_with_a_core_of_ones_own": "nn/test_own_network.py::test_a_run_and_its_policy",
+    "actors/test_actors.py::test_host_acts_as_device[perturbed]": "episodic",
+    "actors/test_actors.py::test_evaluation_plays_what_it_was_asked_for[recurrent]": "discrete",
+    "actors/test_actors.py::test_the_compiled_evaluation_plays_the_episodes_of_the_host[recurrent-None]": "discrete",
+    "learners/test_learners.py::test_one_device_is_as_many[ars-8]": "es-8",
+    "learners/test_learners.py::test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted[dqn-1]": "ppo-8",
+    "algorithms/test_dqn.py::test_a_run_on_two_devices[0.5]": (
+        "test_uniform_windows_are_the_same_on_any_number_of_devices"
+    ),
+    "envs/test_parts.py::test_gymnasium_shows_its_parts_and_its_mask[part-processes]": "threads",
+    "play/test_policy.py::test_a_population_has_no_policy_but_its_members[recurrent]": "envpool",
+    "test_sweeps.py::test_ppo_es_is_short_and_learns": "the other tests of sweeps",
+    "training/test_loops.py::test_the_loops_of_a_run_are_found_and_each_update_sums_once[1]": "8",
+    "run/test_quiet.py::test_a_run_listens_on_no_socket[synchronous]": "on_device",
+    "envs/test_own.py::test_a_local_function_makes_one_and_is_passed_again": (
+        "test_a_module_makes_one_for_the_command_line"
+    ),
+    "envs/test_finite.py::test_in_a_compiled_program[1-reward-inf-a reward]": "8",
+    "nn/test_networks.py::test_gradients_are_equal_on_one_and_eight_devices[gru]": "attention, linear, cnn",
+    "nn/test_networks.py::test_gradients_are_equal_on_one_and_eight_devices[lstm]": "attention, linear, cnn",
+    "nn/test_own_network.py::test_every_algorithm_learns_by_it[sac]": "ppo",
+    "algorithms/test_exploration.py::test_the_size_of_the_noise_adapts[td3-": "dqn-0.05",
+    "plans/test_on_device.py::test_a_replay_memory_is_not_copied[1-": "2",
+    "algorithms/test_own_algorithm.py::test_its_runs_are_resumed_by_naming_it": (
+        "test_its_runs_are_evaluated_and_repeated_by_naming_it"
+    ),
+    "plans/test_asynchronous.py::test_older_experience_than_allowed_is_dropped[gradients]": "asynchronous",
+    "envs/test_envs.py::test_gymnax_against_its_own_step[Catch-bsuite": "CartPole, FrozenLake, Breakout",
+    "envs/test_envs.py::test_atari_returns_are_of_whole_games[Asterix-v5-False]": "Asterix-v5-True",
+    "memory/test_replay.py::test_windows_are_whole_and_every_one_is_drawn[True-40-64-8-3-1]": "48-50-8-3-4",
+    "memory/test_replay.py::test_windows_are_whole_and_every_one_is_drawn[False-120-37-4-5-2]": "True-120-37-4-5-2",
+    "algorithms/test_es.py::test_it_finds_the_optimum[ars]": "es",
+    "algorithms/test_es.py::test_on_the_host[envpool:CartPole-v1]": "gymnasium:Pendulum-v1",
+    "actors/test_evaluate.py::test_a_resumed_run_evaluates_where_it_would_have[with one that is due]": (
+        "test_evaluations_change_nothing"
+    ),
+    "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[sac]": "ppo, dqn, impala",
+    "learners/test_learners.py::test_one_device_is_as_many[es-8]": "td3-8, ppo-gru-8",
+    "run/test_saving.py::test_a_run_that_its_environment_ends_can_go_on[synchronous": "on_device, asynchronous",
+    "algorithms/test_cores.py::test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode[lstm]": (
+        "attention, inputs"
+    ),
+    "plans/test_plans.py::test_time_limit_is_no_end_in_replayed_windows": "test_time_limit_is_no_end",
+    "actors/test_actors.py::test_devices_do_not_matter[perturbed-8]": "recurrent-8",
+    "envs/test_envs.py::test_every_other_gymnax_environment_steps[Freeway-MinAtar": "the others",
+    "algorithms/test_impala.py::test_impala_loss[plain]": "gru",
+    "nn/test_observations.py::test_the_policy_does_not_see_what_only_the_critic_sees[gru]": "plain",
+    "test_docs.py::test_the_documented_bonus_falls_where_the_policy_has_been": (
+        "test_the_documented_change_of_ppo_adds_its_penalty"
+    ),
+    "algorithms/test_exploration.py::test_the_size_of_the_noise_adapts[dqn-2.0]": "dqn-0.05",
+    "actors/test_actors.py::test_host_acts_as_device[continuous]": "episodic",
+    "memory/test_replay.py::test_windows_are_whole_and_every_one_is_drawn[True-120-37-4-5-1]": "True-120-37-4-5-2",
+    "plans/test_asynchronous.py::test_lockstep_keeps_the_lag_exactly[dqn-1]": "impala",
+    "plans/test_plans.py::test_env_steps_are_valid_transitions[synchronous]": "on_device",
+    "training/test_population.py::test_other_plans_train_members_one_after_the_other": (
+        "test_a_run_ends_with_the_return_that_it_is_to_reach[asynchronous]"
+    ),
+    "envs/test_wrappers.py::test_on_atari": (
+        "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[lives]"
+    ),
 }
