@@ -146,7 +146,8 @@ class Train(Named, Generic[Config]):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
 
     algorithm: Config
-    """The algorithm's hyperparameters; in Python also its name or config class, to use its preset."""
+    """The algorithm's hyperparameters; in Python also its name or config class, to use its preset. Of several policies,
+    a dict of these by policy; a value may be a ``Train`` that also says how to normalise and to clip."""
     env: Any = ""
     """Environment: a name, as on the command line, a gymnax-style environment object or a tuple ``(env, params)``, or a
     function that returns an environment."""
@@ -169,6 +170,9 @@ class Train(Named, Generic[Config]):
     classic control."""
     clip_rewards: str | None = None
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
+    policies: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Agents of each policy, such as prey=agent_0 hunter=adversary_*, where --policy does not name them; none: all
+    agents share one policy."""
     num_envs: int = PRESET
     """Environments stepped together, in total over all devices."""
     rollout_length: int = PRESET

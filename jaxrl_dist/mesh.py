@@ -115,6 +115,24 @@ def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
     return mapped
 
 
+def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..., Any]:
+    """Maps a function of one policy over dicts by policy, in the order of the first argument.
+
+    If the first argument is no dict, there is one policy, and the function takes the arguments as they are. With
+    several ``outputs`` the function returns a tuple, and the mapped one a tuple of dicts.
+    """
+
+    def mapped(first: Any, *others: Any) -> Any:
+        if not isinstance(first, dict):
+            return function(first, *others)
+        results = {name: function(part, *(other[name] for other in others)) for name, part in first.items()}
+        if outputs == 1:
+            return results
+        return tuple({name: result[i] for name, result in results.items()} for i in range(outputs))
+
+    return mapped
+
+
 def any_member(condition: jax.Array) -> jax.Array:
     """Returns whether ``condition``, a bool scalar, holds for any of the members that share a device.
 

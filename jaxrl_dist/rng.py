@@ -11,6 +11,7 @@ import enum
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 RESET = 2**32 - 1
 """The step whose keys make the first observations: training does not reach it."""
@@ -40,6 +41,14 @@ def stream(seed: int | jax.Array, name: Stream) -> jax.Array:
     """The key, a scalar, of one stream of the run that ``seed`` (an integer, or a key itself) names."""
     key = jax.random.key(seed) if isinstance(seed, int) else seed
     return jax.random.fold_in(key, int(name))
+
+
+def of_policy(key: jax.Array, index: int) -> jax.Array:
+    """The key of a stream for the policy of this number, of several in one environment; that of the first is ``key``.
+
+    No iteration and no step of an environment reaches ``2^31``, so nothing else derives from the key between.
+    """
+    return key if index == 0 else jax.random.fold_in(jax.random.fold_in(key, np.uint32(2**31)), index)
 
 
 def per_index(key: jax.Array, index: jax.Array) -> jax.Array:

@@ -21,6 +21,8 @@ PyTree = Any
 """A nest of arrays; each use says what it holds."""
 Array = Any
 """A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
+Algorithms = Any
+"""An ``Algorithm``; of several policies in one environment, a dict of theirs by policy."""
 Acted = tuple[PyTree, PyTree, PyTree]
 """Output of a policy: action, core, and extras, which are stored with the action."""
 
@@ -48,6 +50,8 @@ class EnvSpec:
     """Agents of an environment; each is a row of the batch, next to the others of its environment."""
     unread_mask: str = ""
     """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
+    policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict)
+    """What each of several policies sees and does; then the spaces above are dicts by policy. Empty: there is one."""
 
 
 # --- Experience ---------------------------------------------------------------------------------------
@@ -135,13 +139,8 @@ class EpisodeStats(NamedTuple):
 
     def merge(self, axis: int | None = None) -> EpisodeStats:
         """Combines the statistics of all entries along an axis; None: of all axes, as scalars."""
-        return EpisodeStats(
-            episodes=self.episodes.sum(axis),
-            return_sum=self.return_sum.sum(axis),
-            length_sum=self.length_sum.sum(axis),
-            return_min=self.return_min.min(axis),
-            return_max=self.return_max.max(axis),
-        )
+        sums = (field.sum(axis) for field in self[:3])
+        return EpisodeStats._make([*sums, self.return_min.min(axis), self.return_max.max(axis)])
 
 
 # --- Algorithms ---------------------------------------------------------------------------------------

@@ -254,4 +254,11 @@ CASES = {
     "envs/test_wrappers.py::test_on_atari": (
         "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[lives]"
     ),
+    "training/test_policies.py::test_one_policy_by_name_is_the_shared_one_bit_for_bit": "alone[a]",
+    "training/test_policies.py::test_each_policy_learns_what_it_learns_alone[b]": "a",
+    "training/test_policies.py::test_a_fixed_policy_is_that_of_its_run": "random",
+    "training/test_policies.py::test_eight_devices_give_what_one_gives": (
+        "learners/test_learners.py::test_one_device_is_as_many"
+    ),
+    "training/test_policies.py::test_members_of_a_population_are_their_lone_runs": "training/test_population.py",
 }

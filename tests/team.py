@@ -108,3 +108,35 @@ class ShortMask(Meeting):
 
     def get_avail_actions(self, state: State) -> Any:
         return {agent: jnp.ones(2, bool) for agent in self.agents}
+
+
+class Unlike:
+    """Agents that do not touch each other, with different observations and actions, paid for standing at their goals.
+
+    Nothing is random, so what an agent meets does not depend on which others there are.
+    """
+
+    time_limit = 5
+
+    def __init__(self, *agents: str) -> None:
+        self.agents = agents or ("short", "long_1", "long_2")
+
+    def reset(self, key: jax.Array) -> Any:
+        places = {agent: jnp.int32(0) for agent in self.agents}
+        return self.shown(places), (places, jnp.int32(0))
+
+    def step_env(self, key: jax.Array, state: Any, actions: Any) -> Any:
+        places = {agent: jnp.clip(state[0][agent] + actions[agent] - 1, 0, 4) for agent in self.agents}
+        rewards = {agent: -jnp.abs(places[agent] - 3.0) for agent in self.agents}
+        dones = dict.fromkeys((*self.agents, "__all__"), jnp.array(False))
+        return self.shown(places), (places, state[1] + 1), rewards, dones, {}
+
+    def shown(self, places: Any) -> Any:
+        one = {agent: jnp.array([place / 4.0], jnp.float32) for agent, place in places.items()}
+        return {agent: x if agent == "short" else jnp.concatenate([x, 1 - x]) for agent, x in one.items()}
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 1, (1 + (agent != "short"),), jnp.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(3 + (agent != "short"))

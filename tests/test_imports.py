@@ -35,7 +35,7 @@ ALLOWED: dict[str, str] = {
     "actors": f"{_GROUND} mesh packing flow nn memory envs",
     "plans": f"{_GROUND} config mesh packing flow memory envs learners actors",
     "run": "errors checks config types",
-    "training": f"{_GROUND} config mesh packing nn memory envs learners algorithms actors plans run",
+    "training": f"{_GROUND} config mesh packing nn lazy memory envs learners algorithms actors plans run",
     "play": f"{_GROUND} config envs algorithms actors run training",
     "commands": f"{_GROUND} config nn envs algorithms actors run plans training play",
     "cli": "errors checks run commands",

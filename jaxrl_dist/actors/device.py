@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,13 +18,19 @@ from jaxrl_dist.actors.step import (
     after_step,
     behave,
     by_parts,
+    env_of,
+    indices,
+    keys_of,
     num_parts,
+    num_rows,
     rollout_context,
     step_numbers,
 )
 from jaxrl_dist.envs.base import DeviceEnv, Share, not_finite
+from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import (
     Algorithm,
+    Algorithms,
     Array,
     Context,
     EnvSpec,
@@ -45,23 +52,30 @@ class ActorState(NamedTuple):
     initial_core: PyTree  # the value of ``core`` at the start of an episode
 
 
-def init(algorithm: Algorithm, env: DeviceEnv, share: Share, key: jax.Array) -> ActorState:
+def init(algorithm: Algorithms, env: DeviceEnv, share: Share, key: jax.Array) -> ActorState:
     """Starts the environments of a share; ``key`` is the key of the environment stream."""
     index = share.first + jnp.arange(share.size, dtype=jnp.int32)
     state, obs = env.reset(rng.per_index(jax.random.fold_in(key, rng.RESET), index))
-    core = share.initial_core(algorithm)
+
+    def core_of(algorithm: Algorithm, spec: EnvSpec) -> PyTree:
+        rows = Share._make(number // env.spec.num_agents * spec.num_agents for number in share)
+        return rows.initial_core(algorithm)
+
+    core = over_policies(core_of)(algorithm, env.spec.policies or env.spec)
     return ActorState(state, obs, core, jax.tree.map(jnp.copy, core))
 
 
 def make_rollout(
-    algorithm: Algorithm, env: DeviceEnv, rollout_length: int, *, packed: bool = False
+    algorithm: Algorithms, env: DeviceEnv, rollout_length: int, *, packed: bool = False
 ) -> Callable[..., tuple[ActorState, Rollout, EpisodeStats]]:
     """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) -> (actor_state, rollout,
-    episodes)``; ``first`` is the global index of the first environment.
+    episodes)``; ``first`` is the global index of the first environment. Of several policies, the algorithm and all that
+    belongs to a policy are dicts by policy.
 
     It runs under ``mesh.acting``; the statistics are sums over this device's environments. ``packed`` is as in
     ``packing.scan``.
     """
+    several = isinstance(algorithm, dict)
 
     def rollout(
         variables: Variables,
@@ -72,40 +86,38 @@ def make_rollout(
         env_step: jax.Array,
         first: jax.Array | int = 0,
     ) -> tuple[ActorState, Rollout, EpisodeStats]:
-        num_envs = len(jax.tree.leaves(actor.obs)[0])
+        num_envs = num_rows(algorithm, actor.obs)
         steps = step_numbers(iteration, rollout_length)
 
         def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollout, EpisodeStats]:
-            keys = rng.per_step(act_key, steps, index), rng.per_step(env_key, steps, index)
-            if algorithm.episodic:
+            def begin(algorithm: Algorithm, key: jax.Array, index: jax.Array, *acting: PyTree) -> tuple[PyTree, ...]:
+                variables, core, env_step = acting
+                own, core = behave(algorithm, variables, core, rollout_context(key, iteration, env_step))
+                return rng.per_step(key, steps, index), own, core
+
+            env_keys = rng.per_step(env_key, steps, index)
+            if not several and algorithm.episodic:
                 env_state, obs = env.reset(rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0])
                 actor = ActorState(env_state, obs, actor.initial_core, actor.initial_core)
-            own, started = behave(algorithm, variables, actor.core, rollout_context(act_key, iteration, env_step))
+            keys = keys_of(algorithm, act_key), indices(algorithm, env.spec, index)
+            act_keys, own, started = over_policies(begin, 3)(algorithm, *keys, variables, actor.core, env_step)
 
             def step(
-                carry: tuple[PyTree, PyTree, PyTree], keys: tuple[jax.Array, jax.Array]
+                carry: tuple[PyTree, PyTree, PyTree], keys: tuple[PyTree, jax.Array]
             ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[PyTree, PyTree, PyTree, Timestep, EpisodeStats]]:
                 env_state, obs, core = carry
-                action, core, extras = act(algorithm, variables, own, obs, core, Context(keys[0], env_step))
+                context = over_policies(lambda _, *given: Context(*given))(algorithm, keys[0], env_step)
+                action, core, extras = over_policies(act, 3)(algorithm, variables, own, obs, core, context)
                 env_state, timestep, episodes = env.step(env_state, action, keys[1])
-                core = after_step(algorithm, core, actor.initial_core, action, timestep)
-                return (env_state, timestep.obs, core), (obs, action, extras, timestep._replace(obs=()), episodes)
+                core = over_policies(after_step)(algorithm, core, actor.initial_core, action, timestep)
+                seen, timestep = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(timestep)
+                return (env_state, seen, core), (obs, action, extras, timestep, episodes)
 
             with jax.named_scope("env_step"):
-                (env_state, obs, core), (observations, action, extras, timestep, episodes) = packing.scan(
-                    step, (actor.env, actor.obs, started), keys, packed=packed
+                (env_state, obs, core), (*taken, episodes) = packing.scan(
+                    step, (actor.env, actor.obs, started), (act_keys, env_keys), packed=packed
                 )
-            experience = Rollout(
-                obs=jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, obs),
-                action=action,
-                reward=timestep.reward,
-                terminated=timestep.terminated,
-                truncated=timestep.truncated,
-                valid=timestep.valid,
-                extras=extras,
-                core=started,
-                final_core=core,
-            )
+            experience = over_policies(_experience)(algorithm, obs, *taken, started, core)
             return ActorState(env_state, obs, core, actor.initial_core), experience, episodes
 
         def env_major(envs: tuple[ActorState, jax.Array]) -> tuple[ActorState, Rollout, EpisodeStats]:
@@ -113,15 +125,31 @@ def make_rollout(
             return actor, experience.env_major(), swap_axes(episodes)
 
         index = first + mesh.global_index(num_envs)
-        parts = num_parts(algorithm, variables, num_envs)
+        parts = 1 if several else num_parts(algorithm, variables, num_envs)
         if parts == 1:
             actor, experience, episodes = of_envs(actor, index)
         else:
             actor, experience, episodes = by_parts(env_major, parts, (actor, index))
             experience = experience.time_major()
-        return actor, experience, episodes.merge()
+        return actor, experience, over_policies(EpisodeStats.merge)(episodes)
 
     return rollout
+
+
+def _experience(algorithm: Algorithm, last: PyTree, observations: PyTree, *others: PyTree) -> Rollout:
+    """Joins the outputs of the scan over steps, ``[T, B, ...]``, and the last observations."""
+    action, extras, step, core, final_core = others
+    return Rollout(
+        obs=jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, last),
+        action=action,
+        reward=step.reward,
+        terminated=step.terminated,
+        truncated=step.truncated,
+        valid=step.valid,
+        extras=extras,
+        core=core,
+        final_core=final_core,
+    )
 
 
 NO_FAULT = np.uint32(2**32 - 1)
@@ -134,16 +162,26 @@ class Fault(NamedTuple):
     where: Array  # uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere
 
 
-def find_fault(experience: Rollout) -> jax.Array:
+def find_fault(experience: Rollout | dict[str, Rollout]) -> jax.Array:
     """The first observation or reward of a rollout that is not finite, as uint32 ``(t * B + b) * 2 + field``.
 
-    ``t`` counts as observations do: what step ``t - 1`` led to. A reward is field 1. ``NO_FAULT``: all are finite.
+    ``t`` counts as observations do: what step ``t - 1`` led to. A reward is field 1. ``NO_FAULT``: all are finite. Of
+    several policies, ``B`` counts the rows of all, one policy after the other in the order of their names.
     """
+    if isinstance(experience, dict):
+        sizes = [experience[name].reward.shape[1] for name in sorted(experience)]
+        parts = zip(sorted(experience), itertools.accumulate(sizes, initial=0), strict=False)
+        return jnp.min(jnp.stack([_find_fault(experience[name], before, sum(sizes)) for name, before in parts]))
+    return _find_fault(experience, 0, experience.reward.shape[1])
+
+
+def _find_fault(experience: Rollout, before: int, rows: int) -> jax.Array:
+    """As ``find_fault`` for a policy whose rows follow ``before`` others, of ``rows`` in all."""
 
     def first(x: jax.Array, t: int, field: int) -> jax.Array:
         wrong = ~jnp.isfinite(x).all(axis=tuple(range(2, x.ndim)))
         step, env = (jax.lax.broadcasted_iota(jnp.uint32, wrong.shape, axis) for axis in (0, 1))
-        return jnp.min(jnp.where(wrong, ((step + t) * wrong.shape[1] + env) * 2 + field, NO_FAULT))
+        return jnp.min(jnp.where(wrong, ((step + t) * rows + env + before) * 2 + field, NO_FAULT))
 
     found = first(experience.reward, 1, 1)
     for part in jax.tree.leaves(experience.obs):
@@ -165,7 +203,8 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
     for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
         if where != NO_FAULT:
             t, index, field = (int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2)))
-            found.append((max(int(iteration) * rollout_length + t - 1, 0), first + device * size + index, field))
+            row = device * (size if not spec.policies else size // spec.num_agents) + env_of(spec, index, size)
+            found.append((max(int(iteration) * rollout_length + t - 1, 0), first + row, field))
     if found:
         step, index, field = min(found)
         raise not_finite(spec, index, step, ("observation", "reward")[field])

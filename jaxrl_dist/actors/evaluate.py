@@ -14,12 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.actors.step import after_step
-from jaxrl_dist.envs.base import DeviceEnv, DrawnEnv, not_finite
+from jaxrl_dist.actors.played import NO_FAULT, Played, begin, go_on
+from jaxrl_dist.actors.step import after_step, env_of, indices, initial_core, keys_of, row_slices
+from jaxrl_dist.envs.base import DrawnEnv, not_finite
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.memory import frames
-from jaxrl_dist.types import Algorithm, Array, Context, PyTree, Timestep, Variables
+from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.types import Algorithm, Algorithms, Array, Context, PyTree, Timestep, Variables
 
+_END_OF_SCHEDULES = 1e15
+"""Env steps of training after which schedules of exploration have ended."""
+_FIRST_STEPS = 64
+"""Steps of the first dispatch; later ones take twice as many until they last ``_DISPATCH_SECONDS``."""
+_DISPATCH_SECONDS = 0.25
 MAX_ENVS = 128
 """Environments that play at once."""
 MAX_EPISODE_STEPS = 27_000
@@ -34,6 +41,7 @@ class Evaluation(NamedTuple):
     lengths: np.ndarray  # [episodes] int64
     cut: int = 0  # number of these episodes that were cut at the step limit
     sampled: bool = False  # whether actions were drawn, not the best ones
+    policies: Mapping[str, Evaluation] = {}  # those of each of several policies
 
     def summary(self) -> dict[str, float | int]:
         """Returns the numbers stored in a run's summary."""
@@ -44,12 +52,13 @@ class Evaluation(NamedTuple):
             "length_mean": float(self.lengths.mean()),
             "cut": self.cut,
             **({"sampled": True} if self.sampled else {}),
+            **{f"{policy}/{x}": y for policy in self.policies for x, y in self.policies[policy].summary().items()},
         }
 
 
 def evaluate(
-    algorithm: Algorithm,
-    variables: Variables,
+    algorithm: Algorithms,
+    variables: Any,
     source: EnvSource,
     episodes: int,
     seed: int,
@@ -76,13 +85,13 @@ class Evaluator:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Algorithms,
         source: EnvSource,
         episodes: int,
         seed: int,
         max_steps: int | None = None,
         num_envs: int = MAX_ENVS,
-        variant: Callable[[Mapping[str, Array]], Algorithm] | None = None,
+        variant: Callable[[Mapping[str, Array]], Algorithms] | None = None,
         sampled: bool = False,
     ) -> None:
         """Prepares the evaluation; the first ``play`` compiles it.
@@ -111,22 +120,34 @@ class Evaluator:
             hyper: Any, variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree, key: jax.Array, step: jax.Array
         ) -> tuple[PyTree, ...]:
             stacks, obs = frames.push(stacks, obs)
-            keys = _keys(key, step, self._num_envs) if sampled else None
-            context = Context(keys, jnp.float32(_END_OF_SCHEDULES if sampled else 0))
-            action, core, _ = variant(hyper).policy(variables, obs, core, context)
+            env_step = jnp.float32(_END_OF_SCHEDULES if sampled else 0)
+
+            def act_one(algorithm: Algorithm, *given: PyTree) -> tuple[PyTree, PyTree]:
+                variables, obs, core, key, index = given
+                # A policy that does not train may be one that knows no best action.
+                drawn = sampled or not algorithm.num_epochs
+                keys = rng.per_index(jax.random.fold_in(key, step), index) if drawn else None
+                action, core, _ = algorithm.policy(variables, obs, core, Context(keys, env_step))
+                return action, core
+
+            algorithm, rows = variant(hyper), jnp.arange(self._num_envs, dtype=jnp.int32)
+            of_rows = keys_of(algorithm, key), indices(algorithm, source.spec, rows)
+            action, core = over_policies(act_one, 2)(algorithm, variables, obs, core, *of_rows)
             return action, core, stacks
 
         @jax.jit
         def learn_outcome(
             hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: Timestep
         ) -> PyTree:
+            if source.spec.policies:
+                return over_policies(after_step)(variant(hyper), core, start, action, step)
             _, obs = frames.push(stacks, step.obs)  # stacks are discarded: ``act`` pushes this frame itself
             return after_step(variant(hyper), core, start, action, step._replace(obs=obs))
 
         self._act, self._learn_outcome = act, learn_outcome
         if source.pure is not None and episodes:
-            self._begin = jax.jit(partial(_begin, source.pure, self._quota))
-            self._go_on = jax.jit(partial(_go_on, source.pure, self._quota, self._max_steps, act, learn_outcome))
+            self._begin = jax.jit(partial(begin, source.pure, self._quota))
+            self._go_on = jax.jit(partial(go_on, source.pure, self._quota, self._max_steps, act, learn_outcome))
 
     def of_member(self, seed: int, hyper: Mapping[str, float]) -> Evaluator:
         """Returns an evaluator with another seed and hyperparameters; they share their programs."""
@@ -136,7 +157,9 @@ class Evaluator:
 
     @property
     def _quota(self) -> np.ndarray:
-        """Episodes that each environment plays, ``[B]``."""
+        """Episodes that each row plays, ``[B]``; of several policies, all rows play as many."""
+        if self._source.spec.policies:
+            return np.full(self._num_envs, -(-self._episodes // self._num_envs))
         return np.full(self._num_envs, self._episodes // self._num_envs) + (
             np.arange(self._num_envs) < self._episodes % self._num_envs
         )
@@ -212,8 +235,8 @@ class Evaluator:
     ) -> Evaluation | None:
         """Plays in one program, some steps per dispatch; as ``play``."""
         put = partial(jax.device_put, device=jax.local_devices()[0])
-        variables, start = put((variables, self._algorithm.initial_core(self._num_envs)))
-        played: _Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
+        variables, start = put((variables, initial_core(self._algorithm, self._source.spec, self._num_envs)))
+        played: Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
         steps, done, key = _FIRST_STEPS, 0, rng.stream(self._seed, rng.Stream.ACT)
         progress(0)
         while True:
@@ -225,122 +248,26 @@ class Evaluator:
             self._check_finite(played)
             if done > before:
                 progress(done)
-            if done == self._episodes:
+            if done == self._quota.sum():
                 break
             if time.perf_counter() - began < _DISPATCH_SECONDS:
                 steps *= 2
-        whole = np.arange(played.returns.shape[1]) < self._quota[:, None]
-        returns, lengths = np.asarray(played.returns)[whole], np.asarray(played.lengths)[whole]
-        return Evaluation(returns.astype(np.float64), lengths.astype(np.int64), int(played.cut), self._sampled)
+        returns, lengths, cut = map(np.asarray, (played.returns, played.lengths, played.cut))
 
-    def _check_finite(self, played: _Played) -> None:
+        def of_rows(rows: slice) -> Evaluation:
+            whole = np.arange(returns.shape[1]) < self._quota[rows, None]
+            ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
+            return Evaluation(*ended, int(cut[rows].sum()), self._sampled)
+
+        parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
+        return of_rows(slice(None))._replace(policies=parts)
+
+    def _check_finite(self, played: Played) -> None:
         """Raises ``EnvError`` for the first observation or reward that was not finite."""
         where, step = int(played.fault), max(int(played.steps) - 1, 0)
         if where < NO_FAULT:
-            raise not_finite(self._source.spec, where // 2, step, ("observation", "reward")[where % 2])
-
-
-# --- Environments that are pure functions ---------------------------------------------------------------
-
-_END_OF_SCHEDULES = 1e15
-"""Env steps of training after which schedules of exploration have ended."""
-_FIRST_STEPS = 64
-"""Steps of the first dispatch; later ones take twice as many until they last ``_DISPATCH_SECONDS``."""
-_DISPATCH_SECONDS = 0.25
-
-
-class _Played(NamedTuple):
-    """Episodes under way in ``B`` environments, of which each plays at most ``E``."""
-
-    env: PyTree
-    obs: PyTree
-    core: PyTree
-    key: jax.Array
-    steps: jax.Array  # int32 scalar
-    done: jax.Array  # [B] int32, episodes
-    returns: jax.Array  # [B, E] float32
-    lengths: jax.Array  # [B, E] int32
-    running: jax.Array  # [2, B] float32, return and length of the episodes under way
-    counted: jax.Array  # [2, B] float32, return and length that cut episodes have already been credited with
-    cut: jax.Array  # int32 scalar
-    fault: jax.Array  # int32 scalar, 2 * environment + (0: observation, 1: reward); NO_FAULT: none
-
-
-def _begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> _Played:
-    state, obs = env.reset(_keys(key, rng.RESET, len(quota)))
-    zeros = jnp.zeros((len(quota), max(quota)), jnp.int32)
-    none = jnp.zeros((2, len(quota)), jnp.float32)
-    zero = jnp.zeros((), jnp.int32)
-    returns = zeros.astype(jnp.float32)
-    fault = _fault(obs, jnp.zeros(len(quota)))
-    return _Played(state, obs, start, key, zero, zeros[:, 0], returns, zeros, none, none, zero, fault)
-
-
-def _go_on(
-    env: DeviceEnv,
-    quota: np.ndarray,
-    max_steps: int,
-    act: Callable[..., Any],
-    learn_outcome: Callable[..., Any],
-    hyper: Any,
-    variables: Variables,
-    start: PyTree,
-    played: _Played,
-    steps: jax.Array,
-    key: jax.Array,
-) -> _Played:
-    """Makes up to ``steps`` steps, until all episodes are over or an environment returns NaN or infinity."""
-    rows = jnp.arange(len(quota))
-    last = played.steps + steps
-
-    def more(played: _Played) -> jax.Array:
-        return (played.steps < last) & jnp.any(played.done < quota) & (played.fault == NO_FAULT)
-
-    def step(played: _Played) -> _Played:
-        action, core, _ = act(hyper, variables, played.obs, played.core, (), key, played.steps)
-        state, step, ended = env.step(played.env, action, _keys(played.key, played.steps, len(quota)))
-        if jax.tree.leaves(start):
-            core = learn_outcome(hyper, core, start, (), action, step)
-        running = played.running + jnp.stack([step.reward, step.valid.astype(jnp.float32)])
-        over = ended.episodes > 0
-        endless = ~over & (running[1] >= max_steps)
-        totals = jnp.where(over, jnp.stack([ended.return_sum, ended.length_sum]) - played.counted, running)
-        new = (over | endless) & (played.done < quota)
-        place = jnp.where(new, played.done, played.returns.shape[1])  # outside, and dropped, for no new episode
-        return _Played(
-            env=state,
-            obs=step.obs,
-            core=core,
-            key=played.key,
-            steps=played.steps + 1,
-            done=played.done + new,
-            returns=played.returns.at[rows, place].set(totals[0], mode="drop"),
-            lengths=played.lengths.at[rows, place].set(totals[1].astype(jnp.int32), mode="drop"),
-            running=jnp.where(over | endless, 0, running),
-            counted=jnp.where(over, 0, played.counted + jnp.where(endless, running, 0)),
-            cut=played.cut + jnp.sum(new & endless, dtype=jnp.int32),
-            fault=_fault(step.obs, step.reward),
-        )
-
-    return jax.lax.while_loop(more, step, played)
-
-
-def _keys(key: jax.Array, step: jax.Array | int, num_envs: int) -> jax.Array:
-    """Returns the keys of a step, ``[B]``: those of the same environments on the host."""
-    return rng.per_index(jax.random.fold_in(key, step), jnp.arange(num_envs, dtype=jnp.int32))
-
-
-def _fault(obs: PyTree, reward: jax.Array) -> jax.Array:
-    """Returns the first environment whose observation or reward is not finite, as ``_Played.fault``."""
-    rows = jnp.arange(len(reward), dtype=jnp.int32)
-    fault = jnp.asarray(NO_FAULT)
-    for part in jax.tree.leaves(obs):
-        wrong = ~jnp.isfinite(part).all(axis=tuple(range(1, part.ndim)))
-        fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, 2 * rows, NO_FAULT)))
-    return jnp.minimum(fault, jnp.min(jnp.where(jnp.isfinite(reward), NO_FAULT, 2 * rows + 1)))
-
-
-NO_FAULT = np.int32(2**31 - 1)
+            index = env_of(self._source.spec, where // 2, self._num_envs)
+            raise not_finite(self._source.spec, index, step, ("observation", "reward")[where % 2])
 
 
 def _seed(seed: int) -> int:

@@ -1,7 +1,12 @@
-"""Shared by acting on devices and on the host."""
+"""Shared by acting on devices and on the host.
+
+Where several policies act in one environment, algorithms and all else are dicts by policy: see
+``mesh.over_policies``.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -9,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import rng
+from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.nn import perturbation
 from jaxrl_dist.nn.cores import reset_core
-from jaxrl_dist.types import Acted, Algorithm, Context, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:
@@ -46,6 +52,55 @@ def by_parts(function: Callable[[PyTree], PyTree], parts: int, tree: PyTree) -> 
     """Applies ``function`` to equal parts of arrays ``[B, ...]``, one after the other, and joins its outputs."""
     split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), tree)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, split))
+
+
+def initial_core(algorithm: Algorithms, spec: EnvSpec, rows: int) -> PyTree:
+    """The core at the start of an episode for the rows of all agents, or for those of each policy's agents."""
+
+    def of_policy(algorithm: Algorithm, own: EnvSpec) -> PyTree:
+        return algorithm.initial_core(rows // spec.num_agents * own.num_agents)
+
+    return over_policies(of_policy)(algorithm, spec.policies or spec)
+
+
+def indices(algorithm: Algorithms, spec: EnvSpec, index: jax.Array) -> PyTree:
+    """The global indices ``[B * k]`` of the rows of each policy's agents, for those of all agents, ``index``."""
+
+    def of_policy(algorithm: Algorithm, own: EnvSpec) -> jax.Array:
+        if own.num_agents == spec.num_agents:
+            return index
+        first = index[:: spec.num_agents] // spec.num_agents * own.num_agents
+        return (first[:, None] + jnp.arange(own.num_agents, dtype=index.dtype)[None]).reshape(-1)
+
+    return over_policies(of_policy)(algorithm, spec.policies or spec)
+
+
+def num_rows(algorithm: Algorithms, obs: PyTree) -> int:
+    """The rows of the agents of all policies."""
+    counts = over_policies(lambda _, obs: len(jax.tree.leaves(obs)[0]))(algorithm, obs)
+    return sum(counts.values()) if isinstance(counts, dict) else counts
+
+
+def row_slices(spec: EnvSpec, rows: int) -> dict[str, slice]:
+    """Returns where the rows of each of several policies are, one policy after the other by their names."""
+    sizes = {name: rows // spec.num_agents * spec.policies[name].num_agents for name in sorted(spec.policies)}
+    starts = itertools.accumulate(sizes.values(), initial=0)
+    return {name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)}
+
+
+def env_of(spec: EnvSpec, row: int, rows: int) -> int:
+    """Returns the environment of a row, as ``row_slices`` orders rows; of a single policy, the row itself."""
+    for name, own in row_slices(spec, rows).items():
+        if own.start <= row < own.stop:
+            return (row - own.start) // spec.policies[name].num_agents
+    return row
+
+
+def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:
+    """The key of a stream, or that of each policy."""
+    if not isinstance(algorithm, dict):
+        return key
+    return {name: rng.of_policy(key, number) for number, name in enumerate(algorithm)}
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:

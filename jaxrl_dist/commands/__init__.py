@@ -17,6 +17,7 @@ usage: jaxrl-dist COMMAND ...
 
   train ALGO --env ID [FLAGS]        train; `jaxrl-dist train ALGO --help` lists the flags
   train FILE.py --env ID [FLAGS]     train your own algorithm: docs/adding-an-algorithm.md
+  train --policy NAME=ALGO:AGENTS ... --env ID [FLAGS]  train several policies in one environment: docs/agents.md
   train --config FILE [FLAGS]        rerun a saved config; other flags override it
   sweep ALGO --env ID [FLAGS]        train many runs as processes, such as --seeds 8 --jobs 4
   resume RUN_DIR [FLAGS]             continue a run; --total-env-steps N trains a finished one further

@@ -18,6 +18,7 @@ from jaxrl_dist.commands import help
 from jaxrl_dist.config import RUN_DEFAULTS, Config, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.synonyms import hint
+from jaxrl_dist.training.policies import Policies
 
 HELP = ("-h", "--help", "--help-all")
 
@@ -38,6 +39,11 @@ class Command(Train[Config]):
     """Print every report, with all its metrics."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _NoHyperparameters:
+    """What several policies have in common."""
+
+
 def plain_defaults(algorithm: str | type) -> Command[Any]:
     """Returns the defaults that apply if neither a preset nor the user sets a value.
 
@@ -56,7 +62,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     Raises:
       ConfigError: no such algorithm, an unknown flag or a value that cannot be read, in one line.
     """
-    default = plain_defaults(algorithm)
+    default = plain_defaults(_NoHyperparameters if algorithm is Policies else algorithm)
     kind = type(default.algorithm)
     hints = {**get_type_hints(Command), **get_type_hints(kind)}
     del hints["algorithm"]

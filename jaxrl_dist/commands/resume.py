@@ -6,13 +6,14 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from jaxrl_dist.algorithms import from_file, name_of
+from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags
 from jaxrl_dist.commands.train import show, shown_as
 from jaxrl_dist.config import RESUMABLE, check_run_dir
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals
+from jaxrl_dist.training.policies import label
 from jaxrl_dist.training.stored import stored_config
 
 HELP = """\
@@ -61,5 +62,5 @@ def run(args: Sequence[str]) -> int:
     with signals.stopping() as stop, one_line_warnings(output["quiet"]):
         find_modules(env)
         prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)
-        show(name_of(before.algorithm), prepared, stop, **output)
+        show(label(before.algorithm), prepared, stop, **output)
     return 0

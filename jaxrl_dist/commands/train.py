@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.algorithms import from_file
-from jaxrl_dist.commands import find_modules, flags, help, help_text
+from jaxrl_dist.checks import flag
+from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals
+from jaxrl_dist.training.policies import OWN, Policies, label
 from jaxrl_dist.training.resolving import resolved
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ class Asked(NamedTuple):
 
     name: str
     """The algorithm's display name."""
-    algorithm: str | type
+    algorithm: Any
+    """Its name or config class; of several policies, as ``Train`` takes them."""
     fields: dict[str, Any]
     """Fields of ``Train`` and hyperparameters, those of ``--config`` included."""
 
@@ -43,6 +46,8 @@ def asked(args: Sequence[str]) -> Asked | None:
     Raises:
       ConfigError: there is no algorithm, or a flag is wrong.
     """
+    if policies.given(args):
+        return _several(args)
     algorithm: Any = args[0] if args and not args[0].startswith("-") else None
     args = list(args[1:] if algorithm else args)
     if args and not args[0].startswith("-"):
@@ -57,6 +62,11 @@ def asked(args: Sequence[str]) -> Asked | None:
         from jaxrl_dist.training.stored import stored_fields  # here, not above: ``--help`` need not wait for it
 
         named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
+        if "parts" in stored:
+            parts = Policies(stored.pop("parts"))
+            fields = {**stored, **flags.parse_train(Policies, args)}
+            fields.pop("config", None)
+            return Asked(label(parts), parts, fields)
         if name not in (None, named):
             raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
         name, algorithm = named, own or named
@@ -72,6 +82,19 @@ def asked(args: Sequence[str]) -> Asked | None:
         print(_help(found, everything=everything), end="")
         return None
     return found
+
+
+def _several(args: Sequence[str]) -> Asked | None:
+    """As ``asked``, for ``--policy NAME=ALGO:AGENTS ... --env ID [FLAGS]``."""
+    if flags.wants_help(args):
+        print(policies.HELP.format(own=", ".join(map(flag, OWN))), end="")
+        return None
+    if not args[0].startswith("-"):
+        raise ConfigError(f"{args[0]!r} is too much beside --policy, which names each policy's algorithm")
+    parts, fields = policies.asked(args)
+    fields.pop("config", None)
+    names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm, _ in parts.values())
+    return Asked("+".join(names), parts, fields)
 
 
 def _help(asked: Asked, *, everything: bool) -> str:

@@ -36,6 +36,7 @@ class Wrappers(NamedTuple):
     action_repeat: int = 1
     time_limit: int | None = None
     hide: str | None = None
+    policies: Mapping[str, str] = {}
 
     def limit(self, own: int | None) -> int | None:
         """Returns the time limit in env steps; ``own`` is the environment's limit, in its unrepeated steps."""
@@ -214,9 +215,7 @@ def restarted(
     """
 
     def if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-        return jax.lax.cond(
-            mesh.any_member(jnp.any(ended)), start, lambda keys, ended, stepped: stepped, keys, ended, stepped
-        )
+        return jax.lax.cond(mesh.any_member(jnp.any(ended)), start, lambda *rows: rows[2], keys, ended, stepped)
 
     return jax.lax.platform_dependent(keys, ended, stepped, cpu=if_any, default=start)
 

@@ -33,6 +33,7 @@ from jaxrl_dist.envs.base import (
 from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.envs.native import PlainSpace, is_team, named, plain, unnamed
 from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.spaces import Space, zeros
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -140,9 +141,8 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
 
 def _trace(env: DeviceEnv) -> None:
     """Traces a first step without compiling it."""
-    rows = 2 * env.spec.num_agents
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-    action = zeros(env.spec.action, rows)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2 * env.spec.num_agents))
+    action = over_policies(lambda spec: zeros(spec.action, 2 * spec.num_agents))(env.spec.policies or env.spec)
     jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, action)
 
 

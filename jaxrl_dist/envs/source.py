@@ -123,6 +123,8 @@ def find(
         found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
         found = _of_object(env, options, wrappers)
+    if wrappers.policies and not (isinstance(found, DeviceEnv) and found.spec.policies):
+        raise ConfigError(f"--policies are for environments of several agents, and {env_name(env)} has one")
     native = None if isinstance(found, DeviceEnv) else found
     if wrappers.hide is not None:
         found = hidden.hidden(found, wrappers.hide)

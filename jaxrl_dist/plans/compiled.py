@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxrl_dist.envs.base import Share
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import NO_EPISODES, IntervalSums
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Array, PyTree, Rollout, TrainState, Variables
+from jaxrl_dist.types import Array, EpisodeStats, PyTree, Rollout, TrainState, Variables
 
 MEMBERS = meshes.of_members(meshes.REPLICATED)
 _BATCH = meshes.of_members(meshes.BATCH)
@@ -118,18 +119,26 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
         state, actor, *others = _without_axis(inputs)
         return learn(state, act(state, actor, *others)[1], *others)[1]
 
-    sums = {name: np.zeros((), x.dtype) for name, x in jax.eval_shape(metrics, *inputs).items()}
+    sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, *inputs))
     episodes = jax.tree.map(lambda x: np.repeat(x, job.mesh.shape[meshes.DATA]), NO_EPISODES)
-    return IntervalSums(np.int32(0), np.int32(0), sums, episodes)
+    learned, episodes = meshes.over_policies(lambda _: (np.int32(0), episodes), 2)(job.algorithm)
+    return IntervalSums(np.int32(0), learned, sums, episodes)
 
 
 def parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
     """Returns sums of a checkpoint with the metrics and the parts of ``blank``."""
-    sums = {name: np.asarray(since.sums.get(name, x), x.dtype) for name, x in blank.sums.items()}
-    episodes = since.episodes
-    if len(episodes.episodes) != len(blank.episodes.episodes):  # another number: the first holds all episodes
-        episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), episodes.merge(), blank.episodes)
-    return since._replace(sums=sums, episodes=episodes)
+    if isinstance(blank.learned, dict) and not since.learned:  # of a new run, which does not know its policies
+        return blank
+
+    def of_policy(_: Any, learned: Array, sums: Any, episodes: EpisodeStats, *blank: Any) -> tuple[Any, ...]:
+        known, none = blank
+        sums = {name: np.asarray(sums.get(name, x), x.dtype) for name, x in known.items()}
+        if len(episodes.episodes) != len(none.episodes):  # another number: the first holds all episodes
+            episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), episodes.merge(), none)
+        return learned, sums, episodes
+
+    parts = meshes.over_policies(of_policy, 3)(blank.learned, *since[1:], *blank[2:])
+    return IntervalSums(since.iterations, *parts)
 
 
 # --- The program --------------------------------------------------------------------------------------
@@ -161,13 +170,15 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
         rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length, packed=packed)
         actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
         fault = device.Fault(iteration, device.find_fault(experience))
-        counts = jnp.sum(experience.valid, dtype=jnp.int32), episodes, fault
+        steps = meshes.over_policies(lambda part: jnp.sum(part.valid, dtype=jnp.int32))(experience)
+        counts = sum(jax.tree.leaves(steps)), episodes, fault
         return actor, experience, jax.tree.map(lambda x: x[None], counts)
 
     def local_learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any) -> tuple[Any, ...]:
         return job.variant(hyper)[1].update(state, experience, key)
 
-    one, batch, rollout, state = meshes.REPLICATED, meshes.BATCH, meshes.ROLLOUT, meshes.STATE
+    one, batch, state = meshes.REPLICATED, meshes.BATCH, meshes.STATE
+    rollout = meshes.over_policies(lambda _: meshes.ROLLOUT)(job.algorithm)
     for_act = (one, batch, one, one, one, one), (batch, rollout, batch)
     for_learn = (state, rollout, one, one), (state, one)
     if members == 1:
@@ -184,6 +195,15 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
         return learns(state, experience, keys[-1], hyper)
 
     return jax.jit(act, inline=True), jax.jit(learn, inline=True)
+
+
+def _added(
+    grew: jax.Array, learned: jax.Array, sums: Any, episodes: EpisodeStats, metrics: Any, ended: EpisodeStats
+) -> tuple[Any, ...]:
+    """Adds an iteration to the sums of a policy: ``learned, sums, episodes``; ``grew``: it has made updates."""
+    total = jax.tree.map(lambda *x: jnp.stack(x), episodes, ended)
+    sums = jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), sums, metrics)
+    return learned + grew, sums, total.merge(axis=0)
 
 
 def make_program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> meshes.Program:
@@ -220,14 +240,9 @@ def make_program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) 
             def learn(state: TrainState, _: Any, since: IntervalSums, steps: jax.Array) -> Any:
                 updates = state.updates
                 state, metrics = update(state, experience, keys, hyper)
-                grew = state.updates > updates
-                total = jax.tree.map(lambda *x: jnp.stack(x), since.episodes, episodes)
-                since = IntervalSums(
-                    iterations=since.iterations + 1,
-                    learned=since.learned + grew,
-                    sums=jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), since.sums, metrics),
-                    episodes=total.merge(axis=0),
-                )
+                grew = jax.tree.map(operator.gt, state.updates, updates)
+                parts = meshes.over_policies(_added, 3)(grew, *since[1:], metrics, episodes)
+                since = IntervalSums(since.iterations + 1, *parts)
                 return state, acted, since, steps + new_steps.sum(axis=-1)
 
             kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)

@@ -15,20 +15,20 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.types import Algorithm, Array, Checkpoint, Learner, Report, TrainState, Variables
+from jaxrl_dist.types import Algorithms, Array, Checkpoint, Learner, Report, TrainState, Variables
 
 
 class Job(NamedTuple):
     """What to execute; a plan decides how."""
 
     config: Train[Any]  # resolved: no field is left out
-    algorithm: Algorithm
+    algorithm: Algorithms
     learner: Learner
     source: EnvSource
     mesh: Mesh
     hyper: Mapping[str, float] = {}  # those hyperparameters in which members of a population differ
-    vary: Callable[[Mapping[str, Array]], tuple[Algorithm, Learner]] | None = None  # makes both with other ``hyper``
-    init_variables: Variables | None = None  # None: the algorithm's own
+    vary: Callable[[Mapping[str, Array]], tuple[Algorithms, Learner]] | None = None  # makes both with other ``hyper``
+    init_variables: Variables | dict[str, Variables] | None = None  # None: the algorithm's own
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to resume from; None: a new run
     stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of the progress so far
@@ -56,7 +56,7 @@ class Job(NamedTuple):
         """The seed of the run."""
         return self.config.seed
 
-    def variant(self, hyper: Mapping[str, Array]) -> tuple[Algorithm, Learner]:
+    def variant(self, hyper: Mapping[str, Array]) -> tuple[Algorithms, Learner]:
         """Returns algorithm and learner with these hyperparameters, which may be traced scalars."""
         return self.vary(hyper) if hyper and self.vary is not None else (self.algorithm, self.learner)
 
@@ -79,7 +79,9 @@ class Job(NamedTuple):
         """Returns a new state with ``init_variables``, if there are any, in the shape and sharding of its own."""
         if self.init_variables is None:
             return state
-        target = self.algorithm.initial_target(self.init_variables.params)
+        target = meshes.over_policies(lambda algorithm, variables: algorithm.initial_target(variables.params))(
+            self.algorithm, self.init_variables
+        )
         like = state.variables, state.target
         # Copies to numpy arrays: donation must not delete the caller's arrays.
         copies = jax.tree.map(lambda x, y: np.array(np.broadcast_to(x, y.shape)), (self.init_variables, target), like)

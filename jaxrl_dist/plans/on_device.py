@@ -21,7 +21,7 @@ from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Clock, IntervalSums, check_there, mean_return, report
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import EpisodeStats, Report, TrainState
+from jaxrl_dist.types import Report, TrainState
 
 DISPATCH_SECONDS = 1.0
 """Approximate duration of one dispatch, so that the run stops soon after a request. Results do not depend on it."""
@@ -159,7 +159,7 @@ class Population:
             job = self._jobs[member]
             if numbers is not None:
                 row = self._rows.index(member)
-                episodes = EpisodeStats._make(x[row] for x in numbers[0].episodes)
+                episodes = jax.tree.map(lambda x, row=row: x[row], numbers[0].episodes)
                 self._scores[member] = mean_return(episodes, self._scores[member])
             ended = job.ended_by(self._env_steps[member], self._scores[member]) is not None
             self._done[member] = ended or job.stop()
@@ -229,9 +229,8 @@ class Population:
         """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
         job, (since, counts), row = self._jobs[member], numbers, self._rows.index(member)
         since = jax.tree.map(lambda x: x[row], since)
-        state = self._state._replace(
-            updates=counts.updates[row], iteration=counts.iteration[row], skipped=counts.skipped[row]
-        )
+        updates, iteration, skipped = jax.tree.map(lambda x: x[row], (counts.updates, counts.iteration, counts.skipped))
+        state = self._state._replace(updates=updates, iteration=iteration, skipped=skipped)
         actor, copy = self._actor, partial(_copied, row=row)
         if keep:
             state, actor = copy((state, actor), "checkpoint")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class IntervalSums(NamedTuple):
     """Sums over the interval since the last report, held by programs, checkpoints and reports.
 
-    ``HostInterval`` computes them for plans whose iterations begin and end on the host.
+    ``HostInterval`` computes them for plans whose iterations begin and end on the host. Of several policies, all but
+    ``iterations`` are dicts by policy.
     """
 
     iterations: Array  # int32 scalar
@@ -30,12 +31,13 @@ class IntervalSums(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Returns the checkpoint's JSON: numbers in hexadecimal, which is exact and can represent infinity."""
-        return {
-            "iterations": int(self.iterations),
-            "learned": int(self.learned),
-            "sums": {name: float(value).hex() for name, value in self.sums.items()},
-            "episodes": [[float(part).hex() for part in np.atleast_1d(field)] for field in self.episodes],
-        }
+
+        def of_policy(learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
+            ended = [[float(part).hex() for part in np.atleast_1d(field)] for field in episodes]
+            return int(learned), {name: float(value).hex() for name, value in sums.items()}, ended
+
+        kept = int(self.iterations), *meshes.over_policies(of_policy, 3)(*self[1:])
+        return dict(zip(self._fields, kept, strict=True))
 
     @staticmethod
     def of(resumed: Checkpoint | None) -> IntervalSums:
@@ -47,9 +49,14 @@ class IntervalSums(NamedTuple):
         """The inverse of ``to_json``; None: zeros."""
         if kept is None:
             return IntervalSums(np.int32(0), np.int32(0), {}, NO_EPISODES)
-        sums = {name: np.float64(float.fromhex(value)) for name, value in kept["sums"].items()}
-        episodes = (np.array([float.fromhex(part) for part in field], np.float32) for field in kept["episodes"])
-        return IntervalSums(np.int32(kept["iterations"]), np.int32(kept["learned"]), sums, EpisodeStats._make(episodes))
+
+        def of_policy(learned: int, sums: Mapping[str, str], episodes: list[list[str]]) -> tuple[Any, ...]:
+            ended = (np.array([float.fromhex(part) for part in field], np.float32) for field in episodes)
+            values = {name: np.float64(float.fromhex(value)) for name, value in sums.items()}
+            return np.int32(learned), values, EpisodeStats._make(ended)
+
+        parts = meshes.over_policies(of_policy, 3)(*(kept[name] for name in IntervalSums._fields[1:]))
+        return IntervalSums(np.int32(kept["iterations"]), *parts)
 
 
 NO_EPISODES = EpisodeStats._make(np.array([value], np.float32) for value in (0, 0, 0, np.inf, -np.inf))
@@ -184,10 +191,17 @@ class Clock:
         }
 
 
-def mean_return(episodes: EpisodeStats, otherwise: float) -> float:
-    """Returns the mean return of finished episodes; ``otherwise`` if there are none."""
-    value = episode_metrics(episodes.merge())["episode/return"]
+def mean_return(episodes: EpisodeStats | Mapping[str, EpisodeStats], otherwise: float) -> float:
+    """Returns the mean return of finished episodes, of all policies; ``otherwise`` if there are none."""
+    value = episode_metrics(merged(episodes))["episode/return"]
     return otherwise if value is None else value
+
+
+def merged(episodes: EpisodeStats | Mapping[str, EpisodeStats]) -> EpisodeStats:
+    """Combines the statistics of all devices and policies, on the host."""
+    if isinstance(episodes, EpisodeStats):
+        return episodes.merge()
+    return EpisodeStats.stack([each.merge() for each in episodes.values()]).merge()
 
 
 def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
@@ -231,9 +245,10 @@ def report(
       copy: as ``copied``; a member of a population copies its part.
     """
     copy = copy or copied
-    since, updates, iteration = jax.device_get(since), int(state.updates), int(state.iteration)
+    since, iteration = jax.device_get(since), int(state.iteration)
+    updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
     rates = clock.rates(env_steps, updates)
-    if not state.memory:
+    if not jax.tree.leaves(state.memory):
         del rates["replay/ratio"]  # the algorithm has no replay
     if due:
         clock.reported(iteration, env_steps, updates)
@@ -245,18 +260,29 @@ def report(
         "score": score.hex(),
         **kept,
     }
-    means = mean(since.sums, since.learned)
     return Report(
         env_steps=env_steps,
         updates=updates,
         iteration=iteration,
         wall_time_s=clock.wall_time(),
-        metrics={**episode_metrics(since.episodes.merge()), **means, **extra_metrics, **rates},
+        metrics={**episode_metrics(merged(since.episodes)), **_of_policies(since), **extra_metrics, **rates},
         variables=lambda: copy(state.variables, "variables"),
         checkpoint=lambda: copy(Checkpoint(state, actor, {}), "checkpoint")._replace(progress=progress),
         ended_by=job.ended_by(env_steps, score),
-        diverged=int(state.skipped) >= MAX_SKIPPED,
+        diverged=max(map(int, jax.tree.leaves(state.skipped))) >= MAX_SKIPPED,
     )
+
+
+def _of_policies(since: IntervalSums) -> dict[str, float | None]:
+    """Returns the means of the learner's metrics; of several policies, with those of episodes, as ``prey/loss/q``."""
+    if not isinstance(since.learned, dict):
+        return mean(since.sums, since.learned)
+    found = {}
+    for policy in sorted(since.learned):
+        means = mean(since.sums[policy], since.learned[policy])
+        every = {**episode_metrics(since.episodes[policy].merge()), **means}
+        found.update({f"{policy}/{name}": value for name, value in every.items()})
+    return found
 
 
 def mean(sums: Mapping[str, Array], count: Array) -> dict[str, float | None]:

@@ -12,15 +12,16 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
-from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.config import Train, check_run_dir
 from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.spaces import Space
+from jaxrl_dist.training.loading import of_policy
+from jaxrl_dist.training.policies import label
 from jaxrl_dist.training.resolving import resolved
-from jaxrl_dist.training.setup import make_algorithm
+from jaxrl_dist.training.setup import make_algorithm, variable_shapes
 from jaxrl_dist.training.stored import stored_config
 from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 
@@ -28,7 +29,7 @@ from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 class Policy:
     """A trained policy: ``(obs, core, key) -> (action, core)``; see ``__call__``."""
 
-    def __init__(self, config: Train[Any], source: EnvSource, variables: Variables) -> None:
+    def __init__(self, config: Train[Any], source: EnvSource, variables: Any) -> None:
         self.config = config
         self.source = source
         self.algorithm = make_algorithm(config, source.spec)
@@ -36,8 +37,9 @@ class Policy:
         self._act = jax.jit(self._choose)
 
     def __repr__(self) -> str:
-        spec, size = self.source.spec, sum(x.size for x in jax.tree.leaves(self.variables.params))
-        return f"Policy({name_of(self.config.algorithm)} on {spec.backend}:{spec.id}, {size:,} parameters)"
+        everything = self.variables.values() if isinstance(self.variables, dict) else [self.variables]
+        spec, size = self.source.spec, sum(x.size for each in everything for x in jax.tree.leaves(each.params))
+        return f"Policy({label(self.config.algorithm)} on {spec.backend}:{spec.id}, {size:,} parameters)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets users pickle a policy, if its environment and algorithm can be; this package never does."""
@@ -64,8 +66,12 @@ class Policy:
           episode has ended, the caller replaces its row of the state by that of ``initial_core``.
 
         Raises:
-          ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, or a reward is missing.
+          ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, a reward is missing, or
+            these are several policies.
         """
+        if isinstance(self.algorithm, dict):
+            names = ", ".join(self.algorithm)
+            raise ValueError(f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts")
         obs, num_envs = self._checked(obs)
         if reward is None and core is not None and "reward" in getattr(self.config.algorithm, "core_inputs", ""):
             raise ValueError("this policy reads the reward of its last action: policy(obs, core, key, reward) takes it")
@@ -121,6 +127,9 @@ class Policy:
         Args:
           sampled: draw actions, or take the best ones; None: as the run's ``evaluation_policy``.
         """
+        others = self.source.pure is not None and self.source.pure.spec.policies
+        if others and not isinstance(self.algorithm, dict):
+            raise ConfigError("a policy plays with the others of its run: load_policy(run_dir).evaluate() plays all")
         assert self.config.num_envs is not None, "the preset has it"
         what = self.algorithm, self.variables, self.source, episodes, seed
         sampled = self.config.evaluation_policy == "sampled" if sampled is None else sampled
@@ -162,6 +171,7 @@ def load_policy(
     env_options: dict[str, str] | None = None,
     torso: Any = None,
     core: Any = None,
+    policy: str | None = None,
 ) -> Policy:
     """Loads the trained policy of a run, or the policy of its newest checkpoint.
 
@@ -172,6 +182,7 @@ def load_policy(
       env_options: the environment's options, if they differ from the run's.
       torso: your own network, if the run trained one.
       core: your own recurrent core, if the run trained one.
+      policy: the one to load, if the run has several. None: all of them, which can be evaluated, but not called.
 
     Raises:
       ConfigError: ``run_dir`` has no trained variables, is a population or is damaged, or its environment cannot be
@@ -182,6 +193,9 @@ def load_policy(
         raise ConfigError(f"{run_dir} is a population; name one of its members, such as {members[0]}")
     config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
     config, source = resolved(config, {} if env_options is None else {"env_options": env_options})
-    shapes = jax.eval_shape(make_algorithm(config, source.spec).init, jax.random.key(0))
-    variables = jax.device_put(checkpoint.load_variables(run_dir, shapes), jax.local_devices()[0])
+    if policy is not None:
+        config = of_policy(config, policy, run_dir)
+        source = source._replace(spec=source.spec.policies[policy])
+    shapes = variable_shapes(make_algorithm(config, source.spec))
+    variables = jax.device_put(checkpoint.load_variables(run_dir, shapes, policy), jax.local_devices()[0])
     return Policy(config, source, variables)

@@ -45,6 +45,8 @@ def record(
     """
     from PIL import Image
 
+    if isinstance(policy.algorithm, dict):
+        raise ConfigError("episodes of several policies cannot be filmed")
     out = pathlib.Path(out)
     if out.suffix.lower() != ".gif":
         raise ConfigError(f"{out} must end in .gif: a GIF is what is written")

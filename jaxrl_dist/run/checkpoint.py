@@ -205,11 +205,12 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) ->
 # --- Reading ------------------------------------------------------------------------------------------
 
 
-def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
+def load_variables(run_dir: str | pathlib.Path, like: Any, policy: str | None = None) -> Any:
     """Reads a run's trained variables, or else those of its newest checkpoint, into the structure of ``like``.
 
     Args:
-      like: shapes and dtypes suffice.
+      like: shapes and dtypes suffice. Of several policies, a dict by policy.
+      policy: reads those of this one of several policies.
 
     Raises:
       ConfigError: the run has saved none, they cannot be read, or they belong to another network.
@@ -221,13 +222,14 @@ def load_variables(run_dir: str | pathlib.Path, like: Variables) -> Variables:
         raise ConfigError(
             f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
         )
+    part = "" if policy is None else f"{policy}/"
     if os.path.lexists(final):
-        manifest.verify(final, like)
-        return arrays.restore(final / ARRAYS, like)
+        manifest.verify(final, None if part else like)
+        return arrays.restore(final / ARRAYS, like, part or None)
 
-    def read(path: pathlib.Path) -> Variables:
+    def read(path: pathlib.Path) -> Any:
         manifest.verify(path, None)
-        return arrays.restore(path / ARRAYS, like, "state/variables/")
+        return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
 
     try:
         return _newest(run_dir, read)

@@ -12,16 +12,17 @@ from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.learners import off_policy, on_policy
+from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
-from jaxrl_dist.types import Algorithm, EnvSpec, Learner, Replay, Rollout
+from jaxrl_dist.training.policies import alone, naming
+from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Learner, Replay, Rollout
 
 
 def make_learner(
-    config: Train[Any], algorithm: Algorithm, spec: EnvSpec, devices: Sequence[jax.Device], members: int = 1
+    config: Train[Any], algorithm: Algorithms, spec: EnvSpec, devices: Sequence[jax.Device], members: int = 1
 ) -> Learner:
-    """Returns the on-policy or off-policy learner of an algorithm.
+    """Returns the on-policy or off-policy learner of an algorithm, or the learners of several policies as one.
 
     Args:
       members: of a population, which share these devices.
@@ -29,7 +30,16 @@ def make_learner(
     Raises:
       ConfigError: sizes do not divide, or the replay memory does not fit.
     """
+    if isinstance(algorithm, dict):
+        learners = {}
+        for name in algorithm:
+            with naming(name):
+                own = alone(config, name), algorithm[name], spec.policies[name]
+                learners[name] = make_learner(*own, devices, members)
+        return policies.together(learners)
     check_sizes(config, algorithm, spec, len(devices))
+    if algorithm.num_epochs == 0:
+        return policies.still(algorithm)
     num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
     packed = packing.pays_on(devices[0])
     if config.plan == "gradients" or algorithm.replay is None:  # that plan splits each update, and replays nothing
@@ -44,12 +54,17 @@ def make_learner(
     return off_policy.off_policy(algorithm, like, spec.frame_stack, packed=packed)
 
 
-def check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
+def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> None:
     """Checks that sizes divide over the devices, and that the run's counts fit 32 bits.
 
     Raises:
       ConfigError: they do not; the message names sizes that do.
     """
+    if isinstance(algorithm, dict):
+        for name in algorithm:
+            with naming(name):
+                check_sizes(alone(config, name), algorithm[name], spec.policies[name], num_devices)
+        return
     check_divides("num_envs", config.num_envs, (1 if config.plan == "gradients" else num_devices, "devices"))
     num_envs = config.num_envs * spec.num_agents
     sizes = algorithm, num_envs, config.rollout_length, num_devices
@@ -79,7 +94,7 @@ def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> Non
     if config.plan == "gradients":
         most = config.num_actors or 1  # each actor's gradient is an update and an iteration
     elif algorithm.replay is None:
-        most = algorithm.num_epochs * algorithm.num_minibatches
+        most = max(1, algorithm.num_epochs * algorithm.num_minibatches)
     else:
         most = max(off_policy.updates_per_iteration(algorithm.replay, steps), config.rollout_length)
     works = (MAX_COUNT // most - 1) * steps

@@ -13,6 +13,7 @@ from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import MEMBERS
+from jaxrl_dist.training.resolving import several
 from jaxrl_dist.values import from_text
 
 VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards")
@@ -40,7 +41,8 @@ def members(config: Train[Any]) -> list[Member]:
       ConfigError: a field cannot vary, a value cannot be read or is out of range, or there are too many members.
     """
     kind = type(config.algorithm)
-    hyperparameters = [field.name for field in dataclasses.fields(kind) if field.init]
+    fields = () if several(config.algorithm) else dataclasses.fields(kind)
+    hyperparameters = [field.name for field in fields if field.init]
     hints = {**get_type_hints(Train, include_extras=True), **get_type_hints(kind, include_extras=True)}
     varied = {}
     for name, text in config.vary.items():

@@ -37,6 +37,10 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     if not isinstance(config, Train):
         raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
     config = dataclasses.replace(config, env=named_env(config.env))
+    if not isinstance(config.algorithm, str | type) and several(config.algorithm):
+        from jaxrl_dist.training.policies import resolved_policies
+
+        return resolved_policies(config, changes)
     by_name = isinstance(config.algorithm, str | type)
     kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
     if not dataclasses.is_dataclass(kind):
@@ -49,28 +53,31 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
 
-    asked = dataclasses.replace(config, algorithm=_without_preset(config.algorithm, own)).checked()
+    asked = dataclasses.replace(config, algorithm=without_preset(config.algorithm, own)).checked()
     own = {name: getattr(asked.algorithm, name) for name in own}
     config = dataclasses.replace(asked, algorithm=config.algorithm if by_name else asked.algorithm)
 
-    from jaxrl_dist.envs.source import locate  # slow to import, so after the checks
-
-    if isinstance(config.env, str):
-        locate(config.env)
-
-    from jaxrl_dist.plans.devices import reserve_memory
-
-    reserve_memory(config.mem_fraction)
     source = find_env(config)
-    config = resolve(config, source)
-    algorithm = dataclasses.replace(config.algorithm, **own)
-    config = dataclasses.replace(config, algorithm=_without_unused(algorithm) if by_name else algorithm).checked()
+    config = filled(config, own, source)
     if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
         source = find_env(config)
     return config, source
 
 
-def _without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
+def several(algorithm: Any) -> bool:
+    """Returns whether an algorithm of ``Train`` is those of several policies."""
+    return isinstance(algorithm, Mapping) or hasattr(algorithm, "parts")
+
+
+def filled(config: Train[Any], own: Mapping[str, Any], source: EnvSource) -> Train[Any]:
+    """As ``resolve``, with hyperparameters ``own`` that override the preset's; checks the result."""
+    by_name = isinstance(config.algorithm, str | type)
+    config = resolve(config, source)
+    algorithm = dataclasses.replace(config.algorithm, **own)
+    return dataclasses.replace(config, algorithm=_without_unused(algorithm) if by_name else algorithm).checked()
+
+
+def without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
     """Returns the hyperparameters that are known before the environment, whose preset may add more."""
     if not isinstance(algorithm, str | type):
         return dataclasses.replace(algorithm, **own)
@@ -103,10 +110,16 @@ def find_env(config: Train[Any]) -> EnvSource:
       EnvError: its own code failed.
       TimeoutError: the environment has not answered in time.
     """
-    from jaxrl_dist.envs.base import Wrappers
-    from jaxrl_dist.envs.source import find
+    from jaxrl_dist.envs.source import find, locate  # slow to import, so after the checks of flags
 
-    wrappers = Wrappers(config.frame_stack, config.action_repeat, config.time_limit, config.hide)
+    if isinstance(config.env, str):
+        locate(config.env)
+
+    from jaxrl_dist.envs.base import Wrappers
+    from jaxrl_dist.plans.devices import reserve_memory
+
+    reserve_memory(config.mem_fraction)
+    wrappers = Wrappers(config.frame_stack, config.action_repeat, config.time_limit, config.hide, config.policies)
     how = config.atari_preset, config.env_workers, config.env_timeout
     return find(config.env, config.env_options, *how, wrappers)
 

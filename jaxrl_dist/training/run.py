@@ -25,6 +25,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.arrays import first_line
+from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.reports import Ending, Evaluations, saving, surviving, writing
 from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Checkpoint, Report
@@ -195,7 +196,7 @@ class Run(NamedTuple):
         if split_env(self.config.env)[1] is not None:
             words += ["--env", self.config.env]
         kind = type(self.config.algorithm)
-        if algorithms.name_of(kind) not in algorithms.ALGORITHMS:
+        if kind is not Policies and algorithms.name_of(kind) not in algorithms.ALGORITHMS:
             words += ["--algorithm", getattr(sys.modules.get(kind.__module__), "__file__", None) or "FILE.py"]
         return shlex.join(words)
 
@@ -239,7 +240,7 @@ class Run(NamedTuple):
         count = self.job.source.spec.num_agents
         agents = f"{counted(count, 'agent')} x " if count > 1 else ""
         return (
-            f"{name or algorithms.name_of(config.algorithm)} on {env_name(config.env)}, plan {config.plan}, {devices}, "
+            f"{name or label(config.algorithm)} on {env_name(config.env)}, plan {config.plan}, {devices}, "
             f"{counted(config.num_envs, 'environment')} x {agents}{counted(config.rollout_length, 'step')} an iteration"
         )
 

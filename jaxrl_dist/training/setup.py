@@ -22,11 +22,12 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.training.members import Member, is_population, members, programs
+from jaxrl_dist.training.policies import Policies, alone, naming
 from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.programs import keep_programs
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
-from jaxrl_dist.types import Algorithm, Array, EnvSpec, Learner
+from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner
 
 
 def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | PopulationRun:
@@ -107,12 +108,21 @@ def _traced(population: Sequence[Member], source: EnvSource) -> list[str]:
     return names if not names or traces(*names) else [name for name in names if traces(name)]
 
 
-def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
+def variable_shapes(algorithm: Algorithms) -> Any:
+    """Returns the shapes and dtypes of an algorithm's variables; of several policies, a dict of theirs."""
+    return meshes.over_policies(lambda each: jax.eval_shape(each.init, jax.random.key(0)))(algorithm)
+
+
+def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
     """Returns the algorithm of a resolved config, wrapped to normalise observations and to scale and clip rewards.
+
+    Of several policies, it is a dict of theirs.
 
     Raises:
       ConfigError: the algorithm cannot handle the environment's spaces.
     """
+    if isinstance(config.algorithm, Policies):
+        return {name: _of_policy(config, name, spec) for name in config.algorithm.parts}
     algorithm = config.algorithm.make(spec)
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
@@ -123,6 +133,17 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithm:
         algorithm = wrappers.scale_rewards(algorithm, config.algorithm.discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards
+    return algorithm
+
+
+def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
+    with naming(policy):
+        algorithm: Algorithm = make_algorithm(alone(config, policy), spec.policies[policy])
+        if algorithm.episodic:
+            name = algorithms.name_of(config.algorithm.parts[policy].algorithm)
+            raise ConfigError(
+                f"{name} restarts all environments before each rollout, which others could not learn from"
+            )
     return algorithm
 
 
@@ -148,14 +169,14 @@ def make_job(
     shares = devices[: len(devices) // rows], num_members // rows  # devices of a member, and members on them
     learner = make_learner(config, algorithm, source.spec, *shares)
 
-    def vary(hyper: Mapping[str, Array]) -> tuple[Algorithm, Learner]:
+    def vary(hyper: Mapping[str, Array]) -> tuple[Algorithms, Learner]:
         other = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **hyper))
         varied = make_algorithm(other, source.spec)
         return varied, make_learner(other, varied, source.spec, *shares)
 
     init_variables = None
     if config.init_from is not None:
-        shapes = jax.eval_shape(algorithm.init, jax.random.key(0))
+        shapes = variable_shapes(algorithm)
         init_variables = checkpoint.load_variables(config.init_from, shapes)
     return Job(
         config=config,

@@ -18,6 +18,8 @@ from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Train, env_name, named_env, split_env
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.text import read_json
+from jaxrl_dist.training.policies import OWN, Policies, naming
+from jaxrl_dist.training.still import STILL
 from jaxrl_dist.values import plain
 
 if TYPE_CHECKING:
@@ -36,14 +38,46 @@ def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
     """Returns the contents of ``config.json`` for a resolved config, with its environment's spaces if known."""
     run = {name: value for name, value in vars(config).items() if name not in _NOT_KEPT}
 
-    hyperparameters = [field.name for field in dataclasses.fields(config.algorithm) if field.init]
     return {
         "format": FORMAT,
         "algorithm": name_of(config.algorithm),
-        "hyperparameters": {name: _in_json(getattr(config.algorithm, name)) for name in hyperparameters},
+        "hyperparameters": _hyperparameters(config.algorithm),
         "run": {**run, "env": env_name(config.env)},
         **({} if spec is None else {"spaces": _spaces(spec)}),
     }
+
+
+def _hyperparameters(algorithm: Any) -> dict[str, Any]:
+    if isinstance(algorithm, Policies):
+        return {name: _part(part) for name, part in algorithm.parts.items()}
+    return {
+        field.name: _in_json(getattr(algorithm, field.name)) for field in dataclasses.fields(algorithm) if field.init
+    }
+
+
+def _part(part: Train[Any]) -> dict[str, Any]:
+    """Returns a policy of several."""
+    own = {name: getattr(part, name) for name in OWN}
+    return {"algorithm": name_of(part.algorithm), "hyperparameters": _hyperparameters(part.algorithm), **own}
+
+
+def _parts(kept: Mapping[str, Any], own: type | None) -> dict[str, Any]:
+    """The inverse of ``_part`` for all policies.
+
+    Raises:
+      ConfigError: a part is missing, or unknown.
+    """
+    parts = {}
+    for policy, part in kept.items():
+        with naming(policy):
+            if not isinstance(part, dict) or not isinstance(part.get("hyperparameters"), dict):
+                raise ConfigError("algorithm or hyperparameters is missing")
+            _check_known(part, ("algorithm", "hyperparameters", *OWN))
+            kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), own)
+            _check_known(part["hyperparameters"], [field.name for field in dataclasses.fields(kind) if field.init])
+            seen = {name: part[name] for name in OWN if name in part}
+            parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **seen))
+    return parts
 
 
 def _spaces(spec: EnvSpec) -> dict[str, str]:
@@ -73,9 +107,12 @@ def stored_config(
     """
     env, objects = named_env(env), {name: value for name, value in objects.items() if value is not None}
     name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
+    if name == Policies.__name__:
+        config: Train[Any] = Train(Policies(fields.pop("parts")), **{**RUN_DEFAULTS, **fields})
+        return config if env is None else dataclasses.replace(config, env=env)
     kind = config_class(name, algorithm)
     own = {field.name: fields.pop(field.name) for field in dataclasses.fields(kind) if field.name in fields}
-    config: Train[Any] = Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
+    config = Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
     return config if env is None else dataclasses.replace(config, env=env)
 
 
@@ -116,7 +153,9 @@ def stored_fields(
                     f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
                     f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
                 )
-        kind = config_class(algorithm, own)
+        if algorithm == Policies.__name__:
+            hyperparameters = {"parts": _parts(hyperparameters, own)}
+        kind = Policies if algorithm == Policies.__name__ else config_class(algorithm, own)
         _check_known(run, [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT])
         _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
         known = plain(Train(plain(kind(**hyperparameters)), **run))

@@ -1,0 +1,125 @@
+"""Plays whole episodes in one program, in environments that are pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import rng
+from jaxrl_dist.actors.step import row_slices
+from jaxrl_dist.envs.base import DeviceEnv
+from jaxrl_dist.types import EpisodeStats, PyTree, Timestep, Variables
+
+NO_FAULT = np.int32(2**31 - 1)
+
+
+class Played(NamedTuple):
+    """Episodes under way in ``B`` environments, of which each plays at most ``E``.
+
+    Of several agents, the rows are theirs; of several policies, one policy after the other, as ``find_fault`` counts.
+    """
+
+    env: PyTree
+    obs: PyTree
+    core: PyTree
+    key: jax.Array
+    steps: jax.Array  # int32 scalar
+    done: jax.Array  # [B] int32, episodes
+    returns: jax.Array  # [B, E] float32
+    lengths: jax.Array  # [B, E] int32
+    running: jax.Array  # [2, B] float32, return and length of the episodes under way
+    counted: jax.Array  # [2, B] float32, return and length that cut episodes have already been credited with
+    cut: jax.Array  # [B] int32
+    fault: jax.Array  # int32 scalar, 2 * environment + (0: observation, 1: reward); NO_FAULT: none
+
+
+def begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> Played:
+    state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))
+    zeros = jnp.zeros((len(quota), max(quota)), jnp.int32)
+    none = jnp.zeros((2, len(quota)), jnp.float32)
+    zero = jnp.zeros((), jnp.int32)
+    returns = zeros.astype(jnp.float32)
+    fault = _fault(env, obs, jnp.zeros(len(quota)))
+    return Played(state, obs, start, key, zero, zeros[:, 0], returns, zeros, none, none, zeros[:, 0], fault)
+
+
+def go_on(
+    env: DeviceEnv,
+    quota: np.ndarray,
+    max_steps: int,
+    act: Callable[..., Any],
+    learn_outcome: Callable[..., Any],
+    hyper: Any,
+    variables: Variables,
+    start: PyTree,
+    played: Played,
+    steps: jax.Array,
+    key: jax.Array,
+) -> Played:
+    """Makes up to ``steps`` steps, until all episodes are over or an environment returns NaN or infinity."""
+    rows = jnp.arange(len(quota))
+    last = played.steps + steps
+
+    def more(played: Played) -> jax.Array:
+        return (played.steps < last) & jnp.any(played.done < quota) & (played.fault == NO_FAULT)
+
+    def step(played: Played) -> Played:
+        action, core, _ = act(hyper, variables, played.obs, played.core, (), key, played.steps)
+        state, step, ended = env.step(played.env, action, step_keys(played.key, played.steps, len(quota)))
+        if jax.tree.leaves(start):
+            core = learn_outcome(hyper, core, start, (), action, step)
+        obs, step, ended = _in_rows(env, step, ended)
+        running = played.running + jnp.stack([step.reward, step.valid.astype(jnp.float32)])
+        over = ended.episodes > 0
+        endless = ~over & (running[1] >= max_steps)
+        totals = jnp.where(over, jnp.stack([ended.return_sum, ended.length_sum]) - played.counted, running)
+        new = (over | endless) & (played.done < quota)
+        place = jnp.where(new, played.done, played.returns.shape[1])  # outside, and dropped, for no new episode
+        return Played(
+            env=state,
+            obs=obs,
+            core=core,
+            key=played.key,
+            steps=played.steps + 1,
+            done=played.done + new,
+            returns=played.returns.at[rows, place].set(totals[0], mode="drop"),
+            lengths=played.lengths.at[rows, place].set(totals[1].astype(jnp.int32), mode="drop"),
+            running=jnp.where(over | endless, 0, running),
+            counted=jnp.where(over, 0, played.counted + jnp.where(endless, running, 0)),
+            cut=played.cut + (new & endless),
+            fault=_fault(env, obs, step.reward),
+        )
+
+    return jax.lax.while_loop(more, step, played)
+
+
+def step_keys(key: jax.Array, step: jax.Array | int, num_envs: int) -> jax.Array:
+    """Returns the keys of a step, ``[B]``: those of the same environments on the host."""
+    return rng.per_index(jax.random.fold_in(key, step), jnp.arange(num_envs, dtype=jnp.int32))
+
+
+def _in_rows(env: DeviceEnv, step: Any, ended: Any) -> tuple[PyTree, Timestep, EpisodeStats]:
+    """Returns the observations, and a step and its episodes, of several policies one after the other."""
+    if not env.spec.policies:
+        return step.obs, step, ended
+    obs = {name: step[name].obs for name in step}
+    names = sorted(env.spec.policies)
+    join = partial(jax.tree.map, lambda *parts: jnp.concatenate(parts))
+    return obs, join(*(step[name]._replace(obs=()) for name in names)), join(*(ended[name] for name in names))
+
+
+def _fault(env: DeviceEnv, obs: PyTree, reward: jax.Array) -> jax.Array:
+    """Returns the first environment whose observation or reward is not finite, as ``Played.fault``."""
+    rows = jnp.arange(len(reward), dtype=jnp.int32)
+    fault = jnp.asarray(NO_FAULT)
+    slices = row_slices(env.spec, len(reward))
+    for places, own in [(slices[name], obs[name]) for name in slices] or [(slice(None), obs)]:
+        for part in jax.tree.leaves(own):
+            wrong = ~jnp.isfinite(part).all(axis=tuple(range(1, part.ndim)))
+            fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, 2 * rows[places], NO_FAULT)))
+    return jnp.minimum(fault, jnp.min(jnp.where(jnp.isfinite(reward), NO_FAULT, 2 * rows + 1)))

@@ -1,0 +1,102 @@
+"""The flags of several policies in one environment: ``--policy prey=ppo:agent_0 --prey.learning-rate 1e-3``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxrl_dist.algorithms import from_file, having
+from jaxrl_dist.checks import did_you_mean, flag
+from jaxrl_dist.commands import flags
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.training.policies import OWN, Policies
+from jaxrl_dist.training.resolving import RUN_FIELDS
+from jaxrl_dist.training.still import still
+
+FLAG = "--policy"
+_FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")
+HELP = """\
+usage: jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV [FLAGS]
+
+Trains several policies in one environment. AGENTS are names of agents, with * and ? as in the shell and commas between
+several. ALGO is an algorithm, or a policy that does not train: random, fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) of a
+run with several.
+
+  --NAME.FLAG VALUE                  a hyperparameter of one policy, or its {own}
+
+All other flags are the run's. `jaxrl-dist train ALGO --help` lists the flags.
+"""
+
+
+def given(args: Sequence[str]) -> bool:
+    """Returns whether the arguments name policies; ``ppo --policy MlpPolicy`` is a call of another library."""
+    there = any(arg.split("=", 1)[0] == FLAG for arg in args)
+    return there and (args[0].startswith("-") or "=" in (flags.value_of(args, FLAG) or ""))
+
+
+def asked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the algorithms of ``Train`` by policy, and the values of its other fields.
+
+    Raises:
+      ConfigError: a policy is named twice, has no algorithm or no agents, or a flag is wrong.
+    """
+    algorithms: dict[str, Any] = {}
+    agents: dict[str, str] = {}
+    while any(arg.split("=", 1)[0] == FLAG for arg in args):
+        text, args = flags.taken(args, FLAG)
+        found = _FORM.fullmatch(text or "")
+        if found is None:
+            raise ConfigError(f"{FLAG} {text or ''} is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
+        name, algorithm, agents_of = found.groups()
+        if name in algorithms:
+            raise ConfigError(f"{FLAG} names the policy {name} twice; commas join the names of agents")
+        algorithms[name] = from_file(algorithm) if algorithm.endswith(".py") else algorithm
+        agents[name] = agents_of
+    own, rest = _divided(args, algorithms)
+    for arg in rest:
+        field = arg.split("=", 1)[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        if arg.startswith("--") and field not in RUN_FIELDS and having(field):
+            raise ConfigError(f"{arg} belongs to a policy: --{next(iter(algorithms))}.{arg[2:]}")
+    parts = {name: (algorithm, _own(name, algorithm, own[name])) for name, algorithm in algorithms.items()}
+    return parts, {**flags.parse_train(Policies, rest), "policies": agents}
+
+
+def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the flags of each policy, without its name, and the others."""
+    own: dict[str, list[str]] = {name: [] for name in policies}
+    rest: list[str] = []
+    into = rest
+    for arg in args:
+        if arg.startswith("--"):
+            into = rest
+            name, dot, _ = arg[2:].split("=", 1)[0].partition(".")
+            negated = name.startswith("no-") and name not in own
+            if dot:
+                name = name[3:] if negated else name
+                if name not in own:
+                    raise ConfigError(f"{arg}: there is no policy {name}{did_you_mean(name, own)}")
+                into = own[name]
+                arg = ("--no-" if negated else "--") + arg.split(".", 1)[1]
+        into.append(arg)
+    return own, rest
+
+
+def _own(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
+    """Returns the hyperparameters of a policy, and how it sees."""
+    if isinstance(algorithm, str) and still(algorithm) is not None:
+        if args:
+            raise ConfigError(f"{_named(policy, args[0])}: {algorithm} does not train, and has no flags")
+        return {}
+    try:
+        fields = flags.parse_train(algorithm, args)
+    except ConfigError as error:
+        raise ConfigError(f"policy {policy}: {error.with_flags}") from None
+    for name in fields:
+        if name in RUN_FIELDS and name not in OWN:
+            raise ConfigError(f"{_named(policy, flag(name))}: all policies share {flag(name)}")
+    return fields
+
+
+def _named(policy: str, given: str) -> str:
+    return f"--{policy}.{given.removeprefix('--')}"

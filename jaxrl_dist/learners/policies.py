@@ -1,0 +1,69 @@
+"""The learners of several policies in one environment, as one learner; and that of a policy that does not train.
+
+The fields of its state are dicts by policy, but for the iteration, which all share; its experience and its metrics are
+dicts by policy, too. So a plan runs several policies as it runs one, and each learner is what it is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxrl_dist import rng
+from jaxrl_dist.learners import sgd
+from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
+
+
+def together(learners: Mapping[str, Learner]) -> Learner:
+    """Returns the learner that updates each policy with its learner, from the experience of its agents.
+
+    The keys of a policy fold in its number; those of the first are the keys that it has alone.
+    """
+    numbers = {name: number for number, name in enumerate(learners)}
+
+    def init(key: jax.Array) -> TrainState:
+        return joined({name: learners[name].init(rng.of_policy(key, number)) for name, number in numbers.items()})
+
+    def update(
+        state: TrainState, rollouts: Mapping[str, Rollout], key: jax.Array
+    ) -> tuple[TrainState, Mapping[str, Any]]:
+        states, metrics = {}, {}
+        for name, number in numbers.items():
+            own = state_of(state, name), rollouts[name], rng.of_policy(key, number)
+            states[name], metrics[name] = learners[name].update(*own)
+        return joined(states), metrics
+
+    def cut(memory: PyTree) -> PyTree:
+        return {name: learner.cut(memory[name]) for name, learner in learners.items()}
+
+    def midway(memory: PyTree) -> PyTree:
+        return {name: learner.midway(memory[name]) for name, learner in learners.items()}
+
+    return Learner(init, update, cut=cut, midway=midway)
+
+
+def joined(states: Mapping[str, TrainState]) -> TrainState:
+    """Returns the states of several policies as one, whose fields but ``iteration`` are dicts by policy."""
+    whole: Any = TrainState._make(
+        {name: each[i] for name, each in states.items()} for i in range(len(TrainState._fields))
+    )
+    return whole._replace(iteration=next(iter(states.values())).iteration)
+
+
+def state_of(state: TrainState, name: str) -> TrainState:
+    """Returns the state of one policy of ``joined``."""
+    fields = {field: part[name] for field, part in state._asdict().items() if field != "iteration"}
+    return TrainState(**fields, iteration=state.iteration)
+
+
+def still(algorithm: Algorithm) -> Learner:
+    """Returns the learner of a policy that does not train: it counts rollouts, and leaves the variables as they are."""
+
+    def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
+        del rollout, key
+        return state._replace(iteration=state.iteration + 1), {}
+
+    return Learner(partial(sgd.init, algorithm), update)

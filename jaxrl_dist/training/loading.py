@@ -1,0 +1,45 @@
+"""Loads what acts from the directory of a run: an algorithm and its trained variables."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from jaxrl_dist.config import Train, check_run_dir
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run import checkpoint
+from jaxrl_dist.training.policies import Policies, alone
+from jaxrl_dist.training.setup import make_algorithm, variable_shapes
+from jaxrl_dist.training.stored import stored_config
+from jaxrl_dist.types import Algorithm, EnvSpec, Variables
+
+
+def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algorithm, Variables]:
+    """Returns the algorithm of a finished run, or of one of its policies, and its variables as numpy arrays.
+
+    Args:
+      policy: None: the run has one.
+      spec: what the policy sees and does.
+
+    Raises:
+      ConfigError: there is no such run or policy, it has other spaces, or its files are damaged.
+    """
+    check_run_dir(pathlib.Path(run_dir))
+    config = of_policy(stored_config(run_dir, env=f"{spec.backend}:{spec.id}"), policy, run_dir)
+    algorithm: Algorithm = make_algorithm(config, spec)
+    return algorithm, checkpoint.load_variables(run_dir, variable_shapes(algorithm), policy)
+
+
+def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any]:
+    """Returns the config of the policy that the user has named, of a run's.
+
+    Raises:
+      ConfigError: the run has no such policy, or several, of which none is named.
+    """
+    known = list(config.algorithm.parts) if isinstance(config.algorithm, Policies) else []
+    if policy is None and not known:
+        return config
+    if policy not in known:
+        there = f"it has the policies {', '.join(known)}" if known else "it has one policy, which needs no name"
+        raise ConfigError(f"{run_dir}: {'which policy?' if policy is None else f'no policy {policy}'}; {there}")
+    return alone(config, str(policy))

@@ -1,0 +1,148 @@
+"""Several policies in one environment: the config of each, and how they are filled in.
+
+Imports nothing heavy, so that a rejected flag is fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_dist.algorithms import config_class, name_of
+from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.config import RUN_DEFAULTS, Train
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.training.resolving import RUN_FIELDS, filled, find_env, without_preset
+from jaxrl_dist.training.still import Still, still
+
+if TYPE_CHECKING:
+    from jaxrl_dist.envs.source import EnvSource
+
+OWN = ("normalize_observations", "scale_rewards", "clip_rewards")
+"""Fields of ``Train`` that each policy has for itself; the others are the run's."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Policies:
+    """The algorithms of several policies; it stands where a single policy has its hyperparameters."""
+
+    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """By policy, a ``Train`` of which only the algorithm and ``OWN`` count."""
+
+    def validate(self) -> None:
+        """Raises ``ConfigError`` if a value of a policy is out of range."""
+        for name, part in self.parts.items():
+            with naming(name):
+                getattr(part.algorithm, "validate", lambda: None)()
+
+
+def label(algorithm: Any) -> str:
+    """Returns the name of an algorithm's config; of several policies, such as ``ppo+dqn``."""
+    if not isinstance(algorithm, Policies):
+        return name_of(algorithm)
+    return "+".join(name_of(part.algorithm).lower() for part in algorithm.parts.values())
+
+
+@contextlib.contextmanager
+def naming(policy: str) -> Iterator[None]:
+    """Puts the policy's name before the message of an error."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"policy {policy}: {error.with_flags}") from None
+
+
+def alone(config: Train[Any], policy: str) -> Train[Any]:
+    """Returns the config of one policy: the run's, with its own algorithm."""
+    part = config.algorithm.parts[policy]
+    own = {name: getattr(part, name) for name in OWN}
+    return dataclasses.replace(config, algorithm=part.algorithm, policies={}, **own)
+
+
+def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], EnvSource]:
+    """As ``resolving.resolved``, for several policies.
+
+    Sizes that the user leaves out are the largest of the policies' presets; the plan is ``on_device``.
+    """
+    given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
+    for name in changes:
+        if name not in RUN_FIELDS:
+            example = f"--{next(iter(given), 'prey')}.{flag(name)[2:]}"
+            raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
+    config = dataclasses.replace(config, **changes)
+    _check_names(config, given)
+    config = dataclasses.replace(config, plan=config.plan or "on_device")
+    if config.plan != "on_device":
+        raise ConfigError(
+            f"several policies need --plan on_device, and not {config.plan}; or give all agents one policy"
+        )
+    asked, parts = dataclasses.replace(config, algorithm=Policies()).checked(), {}
+    for name, value in given.items():
+        with naming(name):
+            parts[name] = _asked(asked, value)
+    if all(isinstance(part.algorithm, Still) for part, _ in parts.values()):
+        raise ConfigError("no policy trains; one or more must")
+    source = find_env(asked)
+    found = {}
+    for name, (part, own) in parts.items():
+        with naming(name):
+            found[name] = filled(part, own, source._replace(spec=source.spec.policies[name]))
+    sizes = {
+        name: max(getattr(part, name) for part in found.values())
+        for name in RUN_DEFAULTS
+        if name not in (*OWN, "num_actors") and getattr(asked, name) is None
+    }
+    whole = {
+        name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in found.items()
+    }
+    return dataclasses.replace(asked, algorithm=Policies(whole), **sizes).checked(), source
+
+
+def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:
+    """Checks that each policy has agents and an algorithm.
+
+    Raises:
+      ConfigError: one has not, or its name is none.
+    """
+    for name in given:
+        if not isinstance(name, str) or NAME.fullmatch(name) is None:
+            raise ConfigError(f"{shown(name)} is no name of a policy: letters, digits, _ and - work, a letter first")
+        if name not in config.policies:
+            near = did_you_mean(name, config.policies)
+            raise ConfigError(f"policy {name} has no agents{near}; --policies {name}=AGENTS names them")
+    if left := [name for name in config.policies if name not in given]:
+        raise ConfigError(f"policy {left[0]} has no algorithm{did_you_mean(left[0], given)}; each policy needs one")
+
+
+def _asked(config: Train[Any], value: Any) -> tuple[Train[Any], dict[str, Any]]:
+    """Returns what the user wants of a policy: a config that a preset may fill in, and its hyperparameters.
+
+    Args:
+      config: the run's.
+      value: an algorithm, a ``Train`` or, from the command line, an algorithm and a dict of fields.
+    """
+    algorithm, fields = value if isinstance(value, tuple) else (value, {})
+    if isinstance(algorithm, Train):
+        defaults, part = Train(algorithm.algorithm), algorithm
+        for field in dataclasses.fields(Train):
+            if field.name not in ("algorithm", *OWN) and getattr(part, field.name) != getattr(defaults, field.name):
+                raise ConfigError(f"{flag(field.name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are")
+        fields = {name: getattr(part, name) for name in OWN if getattr(part, name) is not None}
+        algorithm = part.algorithm
+    if isinstance(algorithm, str) and (made := still(algorithm)) is not None:
+        algorithm = made
+    by_name = isinstance(algorithm, str | type)
+    kind = config_class(algorithm) if by_name else type(algorithm)
+    if not dataclasses.is_dataclass(kind):
+        raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
+    own = {name: value for name, value in fields.items() if name not in OWN}
+    seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
+    if issubclass(kind, Still):
+        seen = {"normalize_observations": False, "scale_rewards": False, "clip_rewards": None}
+    part = dataclasses.replace(config, algorithm=without_preset(algorithm, own), policies={}, **seen).checked()
+    own = {name: getattr(part.algorithm, name) for name in own}
+    return dataclasses.replace(part, algorithm=algorithm if by_name else part.algorithm), own

@@ -1,0 +1,105 @@
+"""Policies that do not train, for some agents of an environment: random actions, or the policy of another run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import partial
+from typing import Any
+
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.lazy import distributions, jax, jnp, np, observations, optax, spaces
+from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, PyTree, Variables
+
+END_OF_SCHEDULES = 1e15
+"""Env steps of training after which schedules of exploration have ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Still:
+    """A policy that does not train."""
+
+    def validate(self) -> None:
+        """Raises ``ConfigError`` if a value is out of range."""
+
+    @staticmethod
+    def preset(spec: EnvSpec) -> dict[str, Any]:
+        """Nothing differs for any environment."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Random(Still):
+    """Uniform actions, among the legal ones; normal ones where a number has no bounds."""
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        head = distributions.policy_head(spec.action)
+
+        def draw(space: Any, drawn: jax.Array, key: jax.Array) -> jax.Array:
+            if not isinstance(space, spaces.Box):
+                return drawn
+            if not np.isfinite([space.low, space.high]).all():
+                return jax.random.normal(key, space.shape)
+            return jax.random.uniform(key, space.shape, minval=jnp.asarray(space.low), maxval=jnp.asarray(space.high))
+
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+            rows = len(jax.tree.leaves(obs)[0])
+            outputs = jnp.zeros((rows, head.num_outputs + head.log_std_size))
+            drawn = head.distribution(outputs, observations.legal(spec, obs)).sample(context.keys)
+            action = jax.tree.map(lambda space, x: jax.vmap(partial(draw, space))(x, context.keys), spec.action, drawn)
+            return action, core, {}
+
+        return _still(lambda key: Variables({}, ()), policy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Still):
+    """The policy of a finished run, which draws its actions as that run ended."""
+
+    run_dir: str = ""
+    """Its directory."""
+    policy: str | None = None
+    """Which policy of that run; None: it has one."""
+
+    def validate(self) -> None:
+        if not self.run_dir:
+            raise ConfigError("fixed needs the directory of a run, as in fixed(runs/NAME)")
+
+    def make(self, spec: EnvSpec) -> Algorithm:
+        from jaxrl_dist.training.loading import load_acting
+
+        algorithm, variables = load_acting(self.run_dir, self.policy, spec)
+
+        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+            return algorithm.policy(variables, obs, core, context._replace(env_step=jnp.float32(END_OF_SCHEDULES)))
+
+        made = _still(lambda key: jax.tree.map(jnp.asarray, variables), policy)
+        return dataclasses.replace(made, initial_core=algorithm.initial_core, feedback=algorithm.feedback)
+
+
+STILL: dict[Any, type[Still]] = {kind.__name__: kind for kind in (Random, Fixed)}
+"""These config classes, by the names that ``config.json`` has for them."""
+
+
+def still(text: str) -> Still | None:
+    """Reads ``random``, ``fixed(RUN_DIR)`` or ``fixed(RUN_DIR,POLICY)``; None: the text is neither.
+
+    Raises:
+      ConfigError: ``fixed`` without a directory.
+    """
+    if text == "random":
+        return Random()
+    if text == "fixed" or (found := re.fullmatch(r"fixed\((.+?)(?:,([\w-]+))?\)", text)) is None:
+        if text.startswith("fixed"):
+            raise ConfigError(f"{text!r} is no policy; fixed(RUN_DIR) and fixed(RUN_DIR,POLICY) are")
+        return None
+    return Fixed(found[1], found[2])
+
+
+def _still(init: Any, policy: Any) -> Algorithm:
+    """Returns an algorithm that never learns: ``num_epochs`` is 0."""
+
+    def none(*args: Any) -> Any:
+        raise NotImplementedError("this policy does not train")
+
+    return Algorithm(init, policy, postprocess=none, loss=none, optimizer=optax.identity(), num_epochs=0)

@@ -1,0 +1,274 @@
+"""Several policies in one environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+import team
+
+import jaxrl_dist
+from jaxrl_dist import Train, cli
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.envs.agents import agents_of
+from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.source import find
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.training.setup import prepare
+from jaxrl_dist.training.still import Random
+from jaxrl_dist.types import Context
+
+PPO_ = PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2)
+DQN_ = DQN(
+    hidden_sizes=(8,), replay_capacity=1024, batch_size=8, learning_starts=100, replay_ratio=1 / 32,
+    epsilon_steps=200, priority_exponent=0.6, importance_exponent=0.4,
+)  # fmt: skip
+SIZES: dict[str, Any] = {
+    "num_envs": 8, "rollout_length": 8, "total_env_steps": 960, "report_interval": 192, "evaluation_episodes": 6,
+    "num_devices": 1,
+}  # fmt: skip
+BOTH = {"a": "short", "b": "long_*"}
+THREE = {"a": Train(PPO_, normalize_observations=True), "b": DQN_, "c": "random"}
+OF_THREE = {"a": "short", "b": "long_1", "c": "long_2"}
+
+
+def train(algorithms: Any, env: Any = None, **fields: Any) -> list[Any]:
+    return list(jaxrl_dist.train(Train(algorithms, env=env or team.Unlike(), **{**SIZES, **fields})))
+
+
+def timeless(report: Any) -> dict[str, Any]:
+    return {name: value for name, value in report.metrics.items() if not name.startswith("time/")}
+
+
+@cache
+def three() -> tuple[Any, ...]:
+    """A run of PPO, DQN and random actions, and its variables at the end."""
+    *_, last = reports = train(THREE, policies=OF_THREE)
+    return reports, last.variables(), last.checkpoint()
+
+
+@pytest.mark.parametrize("algorithm", [PPO_, dataclasses.replace(DQN_, replay_capacity=1008)])
+def test_one_policy_by_name_is_the_shared_one_bit_for_bit(algorithm: Any) -> None:
+    env = team.CartPoles(3)
+    named, shared = train({"x": algorithm}, env, policies={"x": "*"}), train(algorithm, env)
+    for ours, theirs in zip(named, shared, strict=True):
+        own = {name[2:]: value for name, value in timeless(ours).items() if name.startswith("x/")}
+        assert own == {name: timeless(theirs)[name] for name in own} and len(own) > 8
+    jax.tree.map(np.testing.assert_array_equal, named[-1].variables()["x"], shared[-1].variables())
+
+
+@pytest.mark.parametrize("policy", ["a", "b"])
+def test_each_policy_learns_what_it_learns_alone(policy: str) -> None:
+    """The second policy has other keys, so it is put first here."""
+    reports, variables, _ = three()
+    agent = OF_THREE[policy]
+    if policy == "b":
+        *_, last = reports = train({name: THREE[name] for name in "bac"}, policies=OF_THREE)
+        variables = last.variables()
+    alone = train(
+        {"a": PPO_, "b": DQN_}[policy], team.Unlike(agent), total_env_steps=320, report_interval=64,
+        normalize_observations=policy == "a",
+    )  # fmt: skip
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)  # XLA fuses a larger program differently
+    jax.tree.map(close, variables[policy], alone[-1].variables())
+    for ours, theirs in zip(reports, alone, strict=True):
+        for name, value in timeless(theirs).items():
+            if name != "replay/ratio":
+                expected = value if value is None else pytest.approx(value, rel=1e-4, abs=1e-5)
+                assert ours.metrics[f"{policy}/{name}"] == expected, name
+
+
+def test_counts_and_returns_are_of_all_policies() -> None:
+    reports, _, _ = three()
+    last = reports[-1]
+    # A warm-up of 100 env steps of its agent: a third of the run's.
+    assert last.env_steps == 960 and reports[0].metrics["b/loss/q"] is None and last.metrics["b/loss/q"] is not None
+    counts = {name: last.metrics[f"{name}episode/count"] for name in ("", "a/", "b/", "c/")}
+    parts = ("a/", "b/", "c/")
+    assert counts[""] == sum(counts[name] for name in parts) and counts["b/"] == counts["a/"] > 0
+    mean = sum(last.metrics[f"{name}episode/return"] * counts[name] for name in parts) / counts[""]
+    assert last.metrics["episode/return"] == pytest.approx(mean)
+    evaluation = last.evaluation
+    assert evaluation["episodes"] == 6 and evaluation["a/episodes"] == 2 == evaluation["c/episodes"]
+    mean = sum(evaluation[f"{name}return_mean"] for name in parts) / 3
+    assert evaluation["return_mean"] == pytest.approx(mean) and evaluation["length_mean"] == 5.0
+    assert not any(name.startswith("c/loss") for name in last.metrics)
+
+
+def test_policies_have_their_own_random_numbers() -> None:
+    """But the first has those that it has alone."""
+    algorithms, both = {"a": PPO_, "b": PPO_}, {"a": "long_1", "b": "long_2"}
+    config = {**SIZES, "env": team.Unlike("long_1", "long_2")}
+    states = [
+        prepare(Train(PPO_, **config)).job.learner.init(jax.random.key(5)).variables.params,
+        *prepare(Train(algorithms, policies=both, **config)).job.learner.init(jax.random.key(5)).variables.values(),
+    ]
+    alone, a, b = map(jax.tree.leaves, [states[0], states[1].params, states[2].params])
+    assert all(np.array_equal(x, y) for x, y in zip(alone, a, strict=True))
+    assert not any(np.array_equal(x, y) for x, y in zip(a, b, strict=True) if x.ndim > 1)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    reports, _, checkpoint = three()
+    config = Train(THREE, env=team.Unlike(), policies=OF_THREE, run_dir=str(tmp_path / "run"), **SIZES)
+    first = list(itertools.islice(jaxrl_dist.train(config), 2))
+    rest = list(jaxrl_dist.resume(tmp_path / "run", env=team.Unlike()))
+    assert len(first) + len(rest) == len(reports)
+    assert timeless(rest[-1]) == timeless(reports[-1]) and rest[-1].evaluation == reports[-1].evaluation
+    jax.tree.map(np.testing.assert_array_equal, rest[-1].checkpoint().state, checkpoint.state)
+    assert checkpoint.state.updates["c"] == 0
+
+    policy = jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike(), policy="b")
+    action, _ = policy(np.zeros((4, 2), np.float32))
+    assert action.shape == (4,)
+    everyone = jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike())
+    assert everyone.evaluate(6).summary() == {**rest[-1].evaluation}
+    with pytest.raises(ValueError, match=r"policies a, b, c; load_policy\(run_dir, policy=\.\.\.\)"):
+        everyone(np.zeros((4, 2), np.float32))
+    with pytest.raises(ConfigError, match="no policy z; it has the policies a, b, c"):
+        jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike(), policy="z")
+    with pytest.raises(ConfigError, match="plays with the others of its run"):
+        policy.evaluate(2)
+
+
+def test_a_fixed_policy_is_that_of_its_run(tmp_path: Path) -> None:
+    *_, before = train(THREE, policies=OF_THREE, run_dir=str(tmp_path / "run"))
+    fixed = f"fixed({tmp_path / 'run'},b)"
+    *_, last = train({"x": PPO_, "y": fixed}, policies={"x": "short", "y": "long_*"}, total_env_steps=384)
+    jax.tree.map(np.testing.assert_array_equal, last.variables()["y"], before.variables()["b"])
+    assert not any(name.startswith("y/loss") for name in last.metrics)
+
+
+def test_eight_devices_give_what_one_gives() -> None:
+    env, policies = team.CartPoles(3), {"a": "pole_0", "b": "pole_[12]"}
+    uniform = dataclasses.replace(DQN_, priority_exponent=None, importance_exponent=DQN().importance_exponent)
+    one, eight = (
+        train({"a": PPO_, "b": uniform}, env, policies=policies, num_devices=count)[0].metrics for count in (1, 8)
+    )
+    assert one.keys() == eight.keys()
+    for name, value in one.items():
+        if not name.startswith("time/") and value is not None:
+            assert eight[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+def test_members_of_a_population_are_their_lone_runs() -> None:
+    algorithms = {"a": PPO_, "b": DQN_}
+    *_, both = train(algorithms, policies=BOTH, seeds=2)
+    for seed, member in enumerate(both.members):
+        *_, alone = train(algorithms, policies=BOTH, seed=seed)
+        for name, value in timeless(alone).items():
+            assert member.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_random_actions_are_legal_and_uniform() -> None:
+    env = find(team.Meeting()).device()
+    algorithm = Random().make(env.spec)
+    keys = jax.random.split(jax.random.key(0), 3000)
+    mask = jnp.tile(jnp.array([[True, False, True]]), (3000, 1))
+    obs = {"observation": jnp.zeros((3000, 1)), "mask": mask}
+    action, _, _ = algorithm.policy(algorithm.init(keys[0]), obs, (), Context(keys))
+    counts = np.bincount(np.asarray(action), minlength=3)
+    assert counts[1] == 0 and counts[0] == pytest.approx(1500, abs=150)
+    spec = find("gymnax:Pendulum-v1").spec
+    action, _, _ = Random().make(spec).policy((), jnp.zeros((3000, 3)), (), Context(keys))
+    assert action.shape == (3000, 1) and float(action.std()) == pytest.approx(4 / 12**0.5, abs=0.06)
+
+
+def test_rows_of_a_policy_are_its_agents() -> None:
+    whole = find(team.CartPoles(3)).device()
+    parts = find(team.CartPoles(3), wrappers=Wrappers(policies={"a": "pole_1", "b": "pole_0,pole_2"})).device()
+    keys = jax.random.split(jax.random.key(0), 12)
+    (state, obs), (other, seen) = whole.reset(keys), parts.reset(keys)
+    places = {"a": np.array([1, 4, 7, 10]), "b": np.array([0, 2, 3, 5, 6, 8, 9, 11])}
+    action = jax.random.randint(keys[0], (12,), 0, 2)
+    step_whole, step_parts = jax.jit(whole.step), jax.jit(parts.step)
+    for _ in range(40):
+        for name, rows in places.items():
+            np.testing.assert_array_equal(seen[name], obs[rows])
+        state, step, ended = step_whole(state, action, keys)
+        other, steps, episodes = step_parts(other, {name: action[rows] for name, rows in places.items()}, keys)
+        for name, rows in places.items():
+            expected = jax.tree.map(lambda x, rows=rows: x[rows], (step, ended))
+            jax.tree.map(np.testing.assert_array_equal, (steps[name], episodes[name]), expected)
+        obs, seen = step.obs, {name: each.obs for name, each in steps.items()}
+
+
+def test_agents_of_a_policy() -> None:
+    agents = ["good_0", "good_1", "bad_0", 3]
+    assert agents_of({}, agents, "E") == {"": agents}
+    found = agents_of({"x": "*_0, 3", "y": "good_1"}, agents, "E")
+    assert found == {"x": ["good_0", "bad_0", 3], "y": ["good_1"]}
+
+
+WRONG = {
+    "--policy a=ppo:short": "agents without a policy: long_1, long_2; the agents of .* are short, long_1, long_2",
+    "--policy a=ppo:short --policy b=dqn:*": "agent short has the policies a and b; it can have one",
+    "--policy a=ppo:shirt,long_*": r"policy a: no agent is named shirt \(did you mean 'short'\?\); the agents of",
+    "--policy a=ppo:*": r"agents with different observations \(short: Box\[1\]; long_1, long_2: Box\[2\]\)",
+    "--policy a=ppoo:short --policy b=ppo:long_*": r"policy a: unknown algorithm 'ppoo' \(did you mean 'ppo'\?\)",
+    "--policy a:short": "--policy a:short is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0",
+    "--policy a=ppo:short --policy a=ppo:long_*": "names the policy a twice",
+    "--policy a=ppo:short --policy b=sac:long_* --b.learning-rate -1": "policy b: --learning-rate must be > 0",
+    "--policy a=ppo:short --policy b=ppo:long_* --gamma 1": "unknown flag --gamma",
+    "--policy a=ppo:short --policy b=ppo:long_* --discount 1": "--discount belongs to a policy: --a.discount",
+    "--policy a=ppo:short --policy b=ppo:long_* --c.learning-rate 1": "there is no policy c",
+    "--policy a=ppo:short --policy b=ppo:long_* --b.num-envs 1": "--b.num-envs: all policies share --num-envs",
+    "--policy a=es:short --policy b=ppo:long_*": "policy a: es restarts all environments",
+    "--policy a=td3:short --policy b=ppo:long_*": "policy a: td3 needs actions that are vectors of numbers",
+    "--policy a=ppo:short --policy b=ppo:long_* --plan synchronous": "several policies need --plan on_device",
+    "--policy a=ppo:short --policy b=random:long_* --b.discount 1": "--b.discount: random does not train",
+    "--policy a=ppo:short --policy b=fixed(nowhere):long_*": "policy b: nowhere is no run directory",
+    "--policy a=random:short --policy b=random:long_*": "no policy trains",
+    "--policy a=ppo:short --policy b=ppo:long_* --hide 0": "--hide works for environments with one policy",
+}
+
+
+@pytest.mark.parametrize("flags", WRONG)
+def test_what_is_wrong_exits_2_in_one_line(flags: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert cli.main(["train", *flags.split(), "--env", "team:Unlike", "--run-dir", str(run_dir)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and re.search(WRONG[flags], message), message
+    assert not run_dir.exists()
+
+
+def test_in_python_the_message_names_fields() -> None:
+    with pytest.raises(ConfigError, match="policy b has no agents; policies b=AGENTS names them"):
+        train({"a": PPO_, "b": DQN_}, policies={"a": "*"})
+    with pytest.raises(ConfigError, match="policies are for environments of several agents, and CartPole-v1 has one"):
+        train({"a": PPO_}, "CartPole-v1", policies={"a": "*"})
+    with pytest.raises(ConfigError, match="num_envs is the run's, and no policy's"):
+        train({"a": Train(PPO_, num_envs=3), "b": DQN_}, policies=BOTH)
+
+
+def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--num-envs 8 --rollout-length 8 --total-env-steps 384 --report-interval 192 --evaluation-episodes 6"
+    own = "--a.hidden-sizes 8 --a.num-minibatches 2 --a.num-epochs 2 --a.normalize-observations --num-devices 1 "
+    own += (
+        "--b.hidden-sizes 8 --b.replay-capacity 1024 --b.batch-size 8 --b.learning-starts 100 --b.replay-ratio=0.03125 "
+    )
+    own += "--b.epsilon-steps 200 --b.priority-exponent 0.6 --b.importance-exponent 0.4 --b.double"
+    command = f"--policy a=ppo:short --policy b=dqn:long_1 --policy c=random:long_2 --env team:Unlike {sizes} {own}"
+    run = runs.train(command, tmp_path / "run")
+    config = runs.read_json(run / "config.json")
+    assert config["hyperparameters"]["b"]["hyperparameters"]["batch_size"] == 8
+    assert config["hyperparameters"]["a"]["normalize_observations"] and config["run"]["policies"]["b"] == "long_1"
+    again = runs.train(f"--config {run} --env team:Unlike", tmp_path / "again")
+    assert runs.untimed(again) == runs.untimed(run)
+    more = ["resume", str(run), "--env", "team:Unlike", "--total-env-steps", "768", "--quiet"]
+    assert cli.main(more) == 0
+    assert runs.read_metrics(run)[-1]["env_steps"] >= 768
+    assert cli.main(["evaluate", str(run), "--env", "team:Unlike", "--episodes", "3"]) == 0
+    assert "b/return_mean" in runs.read_json(run / "summary.json")["evaluation"]
+    assert cli.main(["train", "--policy", "a=ppo:b", "--help"]) == 0
+    assert "--NAME.FLAG" in capsys.readouterr().out
