@@ -50,7 +50,7 @@ class EnvSpec:
     """Agents of an environment; each is a row of the batch, next to the others of its environment."""
     unread_mask: str = ""
     """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
-    policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict)
+    policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """What each of several policies sees and does; then the spaces above are dicts by policy. Empty: there is one."""
 
 

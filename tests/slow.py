@@ -261,4 +261,9 @@ CASES = {
         "learners/test_learners.py::test_one_device_is_as_many"
     ),
     "training/test_policies.py::test_members_of_a_population_are_their_lone_runs": "training/test_population.py",
+    "training/test_profiling.py::test_a_stage_that_sleeps_is_the_one_that_takes_longer[dqn": "ppo",
+    "training/test_profiling.py::test_a_run_is_profiled[replay]": "on_device",
+    "training/test_profiling.py::test_a_run_is_profiled[asynchronous]": "synchronous",
+    "training/test_profiling.py::test_a_run_is_profiled[gradients]": "synchronous",
+    "training/test_profiling.py::test_the_config_of_a_run_is_profiled": "test_a_run_is_profiled[on_device]",
 }

@@ -10,7 +10,20 @@ import sys
 
 from jaxrl_dist.config import split_env
 
-COMMANDS = ("train", "sweep", "resume", "evaluate", "video", "plot", "export", "check-env", "doctor", "list", "presets")
+COMMANDS = (
+    "train",
+    "sweep",
+    "resume",
+    "evaluate",
+    "video",
+    "plot",
+    "export",
+    "check-env",
+    "doctor",
+    "list",
+    "presets",
+    "profile",
+)
 """Each is a module of this package, with ``_`` in place of ``-``."""
 HELP = """\
 usage: jaxrl-dist COMMAND ...
@@ -30,6 +43,7 @@ usage: jaxrl-dist COMMAND ...
   doctor --compile-for h200x8 ALGO --env ID [FLAGS]  compile a run for a GPU or TPU that is not here
   list algorithms|envs|plans         what there is
   presets [ALGO --env ID]            the flags that would run
+  profile ALGO --env ID [FLAGS]      show where the time of a run goes, stage by stage
   --version                          which jaxrl-dist this is
 
 algorithms: {algorithms}

@@ -40,19 +40,16 @@ def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
         num_examples = num_envs * examples_per_env(algorithm, num_steps)
         chex.assert_tree_shape_prefix(batch, (num_examples,))
         epochs, minibatches = algorithm.num_epochs, algorithm.num_minibatches
-        group = envs_per_group(num_examples // num_envs, minibatches)
-        examples = mesh.global_index(num_examples).reshape(num_envs // group, -1)
-        group_index = mesh.global_index(num_envs // group)
+        examples = mesh.global_index(num_examples)
 
         def one_update(
             carry: tuple[TrainState, PyTree], step: tuple[jax.Array, jax.Array, jax.Array | None]
         ) -> tuple[tuple[TrainState, PyTree], Mapping[str, jax.Array]]:
             (state, done), (index, epoch, rows) = carry, step
-            flat = examples.reshape(-1)
-            minibatch = batch
+            which, minibatch = examples, batch
             if rows is not None:
-                flat, minibatch = jax.tree.map(partial(_take, rows=rows), (flat, batch))
-            keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 2 + epoch), index), flat)
+                which, minibatch = take((examples, batch), rows)
+            keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 2 + epoch), index), which)
             grads, metrics, _ = sgd.gradient(algorithm, state, minibatch, keys)
             new = sgd.apply(algorithm, state, grads)
             if algorithm.done is None:
@@ -64,12 +61,7 @@ def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
         def one_epoch(
             state: tuple[TrainState, PyTree], epoch: jax.Array
         ) -> tuple[tuple[TrainState, PyTree], Mapping[str, jax.Array]]:
-            rows = None
-            if minibatches > 1:
-                shuffle_keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 1), epoch), group_index)
-                local = jnp.arange(num_examples, dtype=jnp.int32).reshape(examples.shape)
-                shuffled = jax.vmap(jax.random.permutation)(shuffle_keys, local)
-                rows = shuffled.reshape(shuffled.shape[0], minibatches, -1).swapaxes(0, 1).reshape(minibatches, -1)
+            rows = shuffled(key, epoch, num_envs, num_examples, minibatches) if minibatches > 1 else None
             index = jnp.arange(minibatches)
             with jax.named_scope("update"):
                 return packing.scan(one_update, state, (index, jnp.full_like(index, epoch), rows), packed=packed)
@@ -106,9 +98,22 @@ def _means(metrics: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
     return {name: x for name, x in means.items() if name != COUNTED} | {"learner/left_out": left_out}
 
 
-def _take(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns these rows, whose numbers need no check."""
-    return x.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
+def shuffled(key: jax.Array, epoch: jax.Array, num_envs: int, num_examples: int, minibatches: int) -> jax.Array:
+    """Returns the rows of each minibatch of an epoch, int32 ``[minibatches, num_examples / minibatches]``.
+
+    Args:
+      key: of the iteration.
+      num_envs: environments of this device, which have ``num_examples``.
+    """
+    groups = num_envs // envs_per_group(num_examples // num_envs, minibatches)
+    keys = rng.per_index(jax.random.fold_in(jax.random.fold_in(key, 1), epoch), mesh.global_index(groups))
+    rows = jax.vmap(jax.random.permutation)(keys, jnp.arange(num_examples, dtype=jnp.int32).reshape(groups, -1))
+    return rows.reshape(groups, minibatches, -1).swapaxes(0, 1).reshape(minibatches, -1)
+
+
+def take(tree: PyTree, rows: jax.Array) -> PyTree:
+    """Returns these rows of all arrays; their numbers need no check."""
+    return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False), tree)
 
 
 def examples_per_env(algorithm: Algorithm, rollout_length: int) -> int:

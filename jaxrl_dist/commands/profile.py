@@ -1,0 +1,138 @@
+"""``jaxrl-dist profile``: shows where the time of a run goes."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxrl_dist.checks import counted
+from jaxrl_dist.commands import flags, train
+from jaxrl_dist.config import CONFIG_FILE, check_run_dir
+from jaxrl_dist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl_dist.training.profiling import Profile
+
+HELP = """\
+usage: jaxrl-dist profile ALGO --env ID [FLAGS]
+       jaxrl-dist profile RUN_DIR [FLAGS]
+
+Times a run, then each of its stages alone: environment, policy, replay, postprocess, gradient, optimizer. FLAGS are
+those of `jaxrl-dist train`, and:
+
+  --seconds S        seconds for the run, and again for the stages (default 10); compiling comes on top
+  --json FILE        write the numbers as JSON
+  --picture FILE     draw them, as .png, .svg or .pdf
+
+No run directory is written.
+"""
+BAR = 32
+"""Characters of a bar for the whole of an iteration."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Runs ``profile ALGO --env ID [FLAGS]`` or ``profile RUN_DIR [FLAGS]``."""
+    if any(arg in flags.HELP for arg in args):
+        print(HELP, end="")
+        return 0
+    if not args:
+        raise ConfigError("which run? Such as: jaxrl-dist profile ppo --env CartPole-v1")
+    wanted, args = flags.taken(args, "--seconds")
+    files = {}
+    for name in ("--json", "--picture"):
+        files[name], args = flags.taken(args, name)
+    seconds = _seconds(wanted)
+    for name, file in files.items():
+        if file is not None and not pathlib.Path(file).absolute().parent.is_dir():
+            raise ConfigError(f"{name} {file}: there is no directory {pathlib.Path(file).parent}")
+    if files["--picture"] is not None and pathlib.Path(files["--picture"]).suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--picture {files['--picture']} needs the extension .png, .svg or .pdf")
+    if args and pathlib.Path(args[0]).is_dir():
+        check_run_dir(pathlib.Path(args[0]))
+        args = ["--config", str(pathlib.Path(args[0], CONFIG_FILE)), *args[1:]]
+    asked = train.asked(args)
+    assert asked is not None, "help has been printed"
+    train.shown_as(asked.fields)
+    config, source = asked.resolved()
+
+    from jaxrl_dist.run.console import one_line_warnings
+    from jaxrl_dist.training import profiling
+
+    with one_line_warnings():
+        found = profiling.profile(config, source, seconds)
+    print("\n".join(lines(found)))
+    if (file := files["--json"]) is not None:
+        pathlib.Path(file).write_text(json.dumps(profiling.to_json(found), indent=2) + "\n", encoding="utf-8")
+        print(f"wrote {file}")
+    if (file := files["--picture"]) is not None:
+        _draw(found, pathlib.Path(file))
+        print(f"wrote {file}")
+    return 0
+
+
+def _seconds(text: str | None) -> float:
+    """Converts the value of ``--seconds``.
+
+    Raises:
+      ConfigError: it is no positive number.
+    """
+    try:
+        seconds = 10.0 if text is None else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < 1e6:
+        raise ConfigError(f"--seconds {text} is no number of seconds above 0")
+    return seconds
+
+
+def lines(found: Profile) -> list[str]:
+    """Formats a profile for reading."""
+    from jaxrl_dist.training import profiling
+
+    run, whole = found.run, found.iteration_seconds
+    shown = [
+        f"{run['algorithm']} on {run['env']} under {run['plan']}, {counted(run['num_envs'], 'environment')} x "
+        f"{counted(run['rollout_length'], 'step')} an iteration, on {run['devices']} x {run['kind']}",
+        f"{found.env_steps_per_second:,.0f} env steps a second, {whole * 1e3:.3g} ms an iteration",
+    ]
+    for thread, stages in found.threads.items():
+        shown += ["", f"{thread:<24}{'ms':>10}{'share':>8}"]
+        for stage, seconds in stages.items():
+            share = seconds / whole
+            reached = found.matmul_rates.get(stage)
+            of = "" if reached is None else f"  {reached / found.matmul_ceiling:.0%} of the peak of matrix products"
+            shown.append(
+                f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {'#' * round(BAR * max(share, 0)):<{BAR}}{of}"
+            )
+    _, _, share, advice = profiling.bound(found)
+    return [*shown, "", f"{share:.0%} of the time: {advice}"]
+
+
+def _draw(found: Profile, out: pathlib.Path) -> None:
+    """Draws a bar for each thread, divided into its stages.
+
+    Raises:
+      ConfigError: the file cannot be written.
+    """
+    from jaxrl_dist.commands.plot import drawing
+
+    names = list(dict.fromkeys(stage for stages in found.threads.values() for stage in stages))
+    colors = dict(zip(names, drawing.styles(names).values(), strict=True))
+    figure, (ax,) = drawing.figure("two", 1, height=0.9 + 0.5 * len(found.threads))
+    for y, stages in enumerate(found.threads.values()):
+        left = 0.0
+        for stage, seconds in stages.items():
+            label = stage if stage not in [text.get_label() for text in ax.patches] else None
+            ax.barh(y, max(seconds, 0.0) * 1e3, left=left, color=colors[stage]["color"], label=label)
+            left += max(seconds, 0.0) * 1e3
+    ax.set_yticks(range(len(found.threads)), list(found.threads))
+    ax.invert_yaxis()
+    ax.set_xlabel("ms of an iteration")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    try:
+        drawing.save(figure, out)
+    except OSError as error:
+        raise ConfigError(f"--picture {out} cannot be written: {error}") from error

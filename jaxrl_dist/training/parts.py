@@ -1,0 +1,330 @@
+"""The stages of an iteration, each as a program that runs alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import packing, rng
+from jaxrl_dist.actors import device, host
+from jaxrl_dist.actors.step import step_numbers
+from jaxrl_dist.envs.base import DeviceEnv, Share, ended_episodes
+from jaxrl_dist.learners import off_policy, on_policy, sgd
+from jaxrl_dist.memory import ring
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.rng import Stream
+from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
+
+ONE, BATCH, TIME, ROLLOUT = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH, meshes.ROLLOUT
+
+
+class Part(NamedTuple):
+    """A stage of an iteration, alone."""
+
+    run: Callable[[], Any]
+    """Does an iteration's work of the stage; once its outputs are ready, the work is done."""
+    matmul_flops: int
+    """Floating-point operations of its matrix products and convolutions, on all devices."""
+
+
+def make_parts(job: Job) -> dict[str, Part]:
+    """Returns the stages of an iteration that run on devices and that no thread times, in their order.
+
+    They are ``environment`` and ``policy`` under the plan ``on_device``, and the learner's: ``replay``,
+    ``postprocess``, ``shuffle``, ``gradient`` and ``optimizer``. The plan ``gradients`` has none.
+    """
+    if job.config.plan == "gradients":
+        return {}
+    state = job.initial_state()
+    if not job.source.is_pure:
+        return _learner_parts(job, state, _host_rollout(job, state))
+    env, act_key, env_key = job.source.device(), job.key(Stream.ACT), job.key(Stream.ENV)
+    begin = jax.jit(lambda key: device.init(job.algorithm, env, Share.all(job.num_envs), key))
+    program = device.compile_rollout(job.algorithm, env, job.mesh, job.rollout_length, act_key, env_key)
+    actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))  # the program uses up the first
+    rollout = program(state.variables, actor, state.iteration, state.env_step, np.int32(0))[1]
+    parts = _learner_parts(job, state, rollout)
+    if job.config.plan != "on_device":
+        return parts
+    light = state._replace(memory=())
+    return {
+        "environment": _environment(job, env, started, rollout),
+        "policy": _policy(job, env, started, rollout, light),
+        **parts,
+    }
+
+
+def _host_rollout(job: Job, state: TrainState) -> Rollout:
+    """Fills a rollout from environments on the host."""
+    with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
+        programs = host.compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))
+        actor = host.HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
+        return actor.rollout(state.variables, state.iteration, state.env_step)[0]
+
+
+# --- Acting -------------------------------------------------------------------------------------------
+
+
+def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollout) -> Part:
+    """Steps the environments with the actions of a rollout, and stores what they return."""
+    packed = packing.pays_on(job.mesh.devices.flat[0])
+
+    def step_all(state: PyTree, actions: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
+        length, rows = jax.tree.leaves(actions)[0].shape[:2]
+        keys = rng.per_step(key, step_numbers(jnp.int32(0), length), meshes.global_index(rows))
+
+        def step(state: PyTree, now: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[Timestep, EpisodeStats]]:
+            state, timestep, episodes = env.step(state, *now)
+            return state, (timestep, episodes)
+
+        return packing.scan(step, state, (actions, keys), packed=packed)
+
+    mapped = meshes.acting(step_all, job.mesh, (BATCH, TIME, ONE), (BATCH, TIME))
+    return _part(mapped, actor.env, rollout.action, job.key(Stream.ENV), carries=True)[0]
+
+
+def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollout, state: TrainState) -> Part:
+    """Acts on the observations of a rollout, and stores actions and observations."""
+
+    def replayed(state: tuple[PyTree, jax.Array], action: PyTree, keys: jax.Array) -> Any:
+        del action, keys
+        observations, now = state  # [B, T + 1, ...], [B]
+        no, zeros = jnp.zeros(now.shape, bool), jnp.zeros(now.shape, jnp.float32)
+        obs = jax.tree.map(lambda x: x[:, now[0] + 1], observations)
+        return (observations, now + 1), Timestep(obs, zeros, no, no, ~no), ended_episodes(no, zeros, now)
+
+    act = device.make_rollout(
+        dataclasses.replace(job.algorithm, episodic=False),  # what begins its rollouts belongs to the environment
+        env._replace(step=replayed),
+        job.rollout_length,
+        packed=packing.pays_on(job.mesh.devices.flat[0]),
+    )
+
+    def act_all(actor: device.ActorState, state: TrainState, key: jax.Array) -> tuple[PyTree, PyTree, PyTree]:
+        _, acted, _ = act(state.variables, actor, key, key, state.iteration, state.env_step)
+        return acted.obs, (acted.action, acted.extras), acted.final_core
+
+    by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout.obs)
+    replay = by_env, jnp.zeros(rollout.reward.shape[1], jnp.int32)
+    actor = actor._replace(env=meshes.put(replay, job.mesh, BATCH))
+    mapped = meshes.acting(act_all, job.mesh, (BATCH, ONE, ONE), (TIME, TIME, BATCH))
+    return _part(mapped, actor, state, job.key(Stream.ACT))[0]
+
+
+# --- Learning -----------------------------------------------------------------------------------------
+
+
+def _learner_parts(job: Job, state: TrainState, rollout: Rollout) -> dict[str, Part]:
+    algorithm, key, light = job.algorithm, job.key(Stream.LEARN), state._replace(memory=())
+    parts: dict[str, Part] = {}
+    if algorithm.replay is None:
+        parts["postprocess"], (batch, _) = _postprocess_once(job, light, rollout, key)
+        minibatches = algorithm.num_minibatches
+        updates = algorithm.num_epochs * minibatches
+        if minibatches > 1:
+            parts["shuffle"], _ = _shuffle(job, batch, key)
+    else:
+        minibatches, updates = 1, off_policy.updates_per_iteration(algorithm.replay, rollout.reward.size)
+        parts["replay"], (_, windows) = _replay(job, state.memory, rollout, key, updates)
+        parts["postprocess"], batch = _postprocess_each(job, light, windows, key, updates)
+    parts["gradient"], gradient = _gradient(job, light, batch, key, updates, minibatches)
+    parts["optimizer"] = _optimizer(job, light, gradient, updates)
+    return parts
+
+
+def _postprocess_once(job: Job, state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[Part, Any]:
+    """Postprocesses a rollout, and observes it for running statistics."""
+    algorithm = job.algorithm
+
+    def postprocess(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[PyTree, PyTree]:
+        keys = rng.per_index(key, meshes.global_index(rollout.reward.shape[1]))
+        batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
+        return batch, algorithm.observe(state.variables, rollout, state.context())
+
+    return _part(meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key)
+
+
+def _shuffle(job: Job, batch: PyTree, key: jax.Array) -> tuple[Part, PyTree]:
+    """Divides the examples of a rollout into the minibatches of every epoch."""
+    epochs, minibatches, num_envs = (
+        job.algorithm.num_epochs,
+        job.algorithm.num_minibatches,
+        job.num_envs * job.source.spec.num_agents // job.mesh.size,
+    )
+
+    def shuffle(batch: PyTree, key: jax.Array, order: jax.Array) -> PyTree:
+        size = len(jax.tree.leaves(batch)[0])
+
+        def epoch(number: jax.Array) -> PyTree:
+            rows = on_policy.shuffled(key, number, num_envs, size, minibatches)
+            return _repeated(lambda rows: on_policy.take(batch, rows), rows)
+
+        return _repeated(epoch, order)
+
+    return _part(meshes.acting(shuffle, job.mesh, (BATCH, ONE, ONE), BATCH), batch, key, _order(epochs))
+
+
+def _replay(
+    job: Job, memory: ring.Memory, rollout: Rollout, key: jax.Array, updates: int
+) -> tuple[Part, tuple[ring.Memory, Rollout]]:
+    """Stores a rollout, and draws and gathers the windows of every update; it sets their priorities, if it has any."""
+    replay, window, frame_stack = job.algorithm.replay, job.algorithm.window, job.source.spec.frame_stack
+    assert replay is not None and window is not None, "replay needs windows of a fixed length"
+    size = replay.batch_size // job.mesh.size
+
+    def store(memory: ring.Memory, rollout: Rollout) -> ring.Memory:
+        return ring.add(memory, rollout, window, frame_stack)
+
+    def draw(memory: ring.Memory, key: jax.Array) -> tuple[ring.Memory, Rollout]:
+        if replay.priority_exponent is None:
+            index = ring.draw_uniform(memory, key, size, window, frame_stack)
+        else:
+            index, probability = ring.draw_prioritized(memory, key, size)
+            memory = ring.set_priority(memory, index, probability)
+        return memory, ring.gather(memory, index, window, frame_stack)
+
+    def store_and_draw(memory: ring.Memory, rollout: Rollout, key: jax.Array, order: jax.Array) -> Any:
+        memory, keys = store(memory, rollout), rng.per_index(key, order)
+        blank = _blank(lambda: draw(memory, keys[0])[1])
+        return jax.lax.scan(lambda carry, key: (draw(carry[0], key), None), (memory, blank), keys)[0]
+
+    fill = jax.jit(meshes.acting(store, job.mesh, (BATCH, ROLLOUT), BATCH), donate_argnums=0)
+    for _ in range(2 + window // job.rollout_length):  # so that there are windows to draw
+        memory = fill(memory, rollout)
+    mapped = meshes.acting(store_and_draw, job.mesh, (BATCH, ROLLOUT, ONE, ONE), (BATCH, ROLLOUT))
+    return _part(mapped, memory, rollout, key, _order(updates), carries=True)
+
+
+def _postprocess_each(job: Job, state: TrainState, windows: Rollout, key: jax.Array, updates: int) -> tuple[Part, Any]:
+    """Postprocesses the windows of every update."""
+    algorithm = job.algorithm
+
+    def postprocess(state: TrainState, windows: Rollout, key: jax.Array, order: jax.Array) -> PyTree:
+        keys = rng.per_index(key, meshes.global_index(windows.reward.shape[1]))
+        pair = _twice(windows)
+
+        def one(number: jax.Array) -> PyTree:
+            chosen = jax.tree.map(lambda x: x[number % 2], pair)
+            return algorithm.postprocess(state.variables, chosen, state.context(keys))
+
+        return _repeated(one, order)
+
+    mapped = meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE, ONE), BATCH)
+    return _part(mapped, state, windows, key, _order(updates))
+
+
+def _gradient(
+    job: Job, state: TrainState, batch: PyTree, key: jax.Array, updates: int, minibatches: int
+) -> tuple[Part, PyTree]:
+    """Differentiates the loss of every update's examples."""
+    algorithm = job.algorithm
+
+    def differentiate(state: TrainState, batch: PyTree, key: jax.Array, order: jax.Array, which: jax.Array) -> PyTree:
+        parts = jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), batch)
+        if minibatches == 1:
+            parts = _twice(batch)
+        examples = meshes.global_index(jax.tree.leaves(parts)[0].shape[1])
+
+        def one(now: tuple[jax.Array, jax.Array]) -> PyTree:
+            number, which = now
+            keys = rng.per_index(jax.random.fold_in(key, number), examples)
+            return sgd.gradient(algorithm, state, jax.tree.map(lambda x: x[which], parts), keys)[:2]
+
+        return _repeated(one, (order, which))[0]
+
+    order = _order(updates)
+    mapped = meshes.learning(differentiate, job.mesh, (ONE, BATCH, ONE, ONE, ONE), ONE)
+    return _part(mapped, state, batch, key, order, order % max(minibatches, 2))
+
+
+def _optimizer(job: Job, state: TrainState, gradient: PyTree, updates: int) -> Part:
+    """Makes every update, from one gradient."""
+
+    def update(state: TrainState, gradient: PyTree, order: jax.Array) -> tuple[TrainState]:
+        return (jax.lax.scan(lambda state, _: (sgd.apply(job.algorithm, state, gradient), None), state, order)[0],)
+
+    mapped = meshes.learning(update, job.mesh, (ONE, ONE, ONE), ONE)
+    return _part(mapped, state, gradient, _order(updates), carries=True)[0]
+
+
+# --- Parts --------------------------------------------------------------------------------------------
+
+
+def _order(updates: int) -> np.ndarray:
+    return np.arange(updates, dtype=np.int32)
+
+
+def _twice(tree: PyTree) -> PyTree:
+    """Stacks arrays twice: what differs by nothing but a number at run time, no compiler computes once for a loop."""
+    return jax.tree.map(lambda x: jnp.stack([x, x]), tree)
+
+
+def _blank(function: Callable[[], PyTree]) -> PyTree:
+    """Returns zeros in the shapes of what a function would return."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function))
+
+
+def _repeated(function: Callable[[Any], PyTree], over: PyTree) -> PyTree:
+    """Calls a function with each entry of the arrays ``over``, one after the other, and returns its last output."""
+    blank = _blank(lambda: function(jax.tree.map(lambda x: x[0], over)))
+    return jax.lax.scan(lambda _, now: (function(now), None), blank, over)[0]
+
+
+def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tuple[Part, Any]:
+    """Returns the part that a mapped function is, and its first output.
+
+    Args:
+      carries: the function returns a tuple, and takes its first output as its first argument in the next run.
+    """
+    args = jax.tree.map(jnp.copy, args[:1]) + args[1:] if carries else args
+    flops = matmul_flops(jax.make_jaxpr(mapped)(*args).jaxpr)
+    program = jax.jit(mapped, donate_argnums=0 if carries else ())
+    first = program(*args)
+    state = first[0] if carries else args[0]
+
+    def run() -> Any:
+        nonlocal state
+        out = program(state, *args[1:])
+        if carries:
+            state = out[0]
+        return out
+
+    return Part(run, flops), first
+
+
+def matmul_flops(jaxpr: Any) -> int:
+    """Counts the floating-point operations of a traced program's matrix products and convolutions, on all devices.
+
+    A loop whose passes data decide counts once, and of branches the largest one counts.
+    """
+    total = 0
+    for eqn in jaxpr.eqns:
+        name, params = eqn.primitive.name, eqn.params
+        if name == "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            left = eqn.invars[0].aval.shape
+            total += 2 * eqn.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
+        elif name == "conv_general_dilated":
+            kernel = eqn.invars[1].aval
+            channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+            total += 2 * eqn.outvars[0].aval.size * kernel.size // channels
+        else:
+            inside = [matmul_flops(inner) for value in params.values() for inner in _jaxprs(value)]
+            times = params["length"] if name == "scan" else params["mesh"].size if name == "shard_map" else 1
+            total += times * (max(inside, default=0) if name == "cond" else sum(inside))
+    return total
+
+
+def _jaxprs(value: Any) -> Iterator[Any]:
+    for x in value if isinstance(value, (tuple, list)) else [value]:
+        if hasattr(x, "eqns"):
+            yield x
+        elif hasattr(x, "jaxpr"):
+            yield x.jaxpr

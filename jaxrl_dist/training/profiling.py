@@ -1,0 +1,250 @@
+"""Where the time of a run goes: the run itself is timed, then each of its stages alone.
+
+A compiled program does not tell how long its parts take, and a tracer that watches every operation slows small networks
+tenfold. So each stage is compiled alone, gets what the run would give it, and is repeated as often as in an iteration.
+The rest of the run's time is a stage too: starting loops and kernels, moving data, Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist import algorithms
+from jaxrl_dist.config import Train, env_name
+from jaxrl_dist.envs.source import EnvSource
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.plans import PLANS
+from jaxrl_dist.training import parts, setup
+from jaxrl_dist.training.members import is_population
+from jaxrl_dist.training.run import Run
+from jaxrl_dist.types import Report
+
+REST = "rest"
+"""The stage that holds the time of no other one."""
+UPDATE = "update"
+"""The stage of a host thread that updates; it is divided into the learner's stages."""
+HOST_STAGES = {
+    "env": "environment",
+    "acting": "policy",
+    "updating": UPDATE,
+    "blocked": "waiting for the learner",
+    "parameters": "waiting for parameters",
+    "waiting": "waiting for actors",
+}
+"""Stages of host threads by their names in reports; stages that are not here keep their names."""
+WAITING = ("waiting for the learner", "waiting for parameters", "waiting for actors")
+ADVICE = {
+    "environment": "the environments bind: actors in threads overlap them with learning (--plan asynchronous), and "
+    "environments that JAX compiles are faster",
+    "policy": "choosing actions binds: more --num-envs make each call do more, smaller --hidden-sizes make it cheaper",
+    "replay": "sampling binds: a smaller --batch-size or --replay-ratio samples less",
+    "postprocess": "the postprocessor binds: it computes targets and advantages of every example",
+    "shuffle": "dividing the rollout into minibatches binds: fewer --num-epochs shuffle less often",
+    "gradient": "the loss and its gradient bind: fewer --num-epochs, a lower --replay-ratio or smaller --hidden-sizes "
+    "compute less; --precision bfloat16 computes faster on accelerators",
+    "optimizer": "the optimiser binds: fewer, larger updates (--num-minibatches, --batch-size) call it less often",
+    REST: "no stage binds: starting loops and kernels, and moving data, take most; more --num-envs do more with each",
+}
+"""What would make a run faster that a stage binds."""
+LONG = 10**8
+"""Least env steps of the run, which ends by its seconds."""
+LEAST_SECONDS, MOST_CALLS = 0.02, 64
+"""Time for which a part is called, and how often at most."""
+ROUNDS = 5
+"""Least number of times that each stage is timed; its median counts."""
+
+
+class Profile(NamedTuple):
+    """Where the time of a run goes."""
+
+    run: Mapping[str, Any]
+    """Names and sizes of the run, for JSON."""
+    env_steps_per_second: float
+    iteration_seconds: float
+    threads: Mapping[str, Mapping[str, float]]
+    """Seconds of an iteration by thread and stage; those of a thread sum to ``iteration_seconds``."""
+    matmul_rates: Mapping[str, float]
+    """Floating-point operations a second that the matrix products of a stage reach."""
+    matmul_ceiling: float
+    """Those of one large matrix product on each device."""
+
+
+def profile(config: Train[Any], source: EnvSource, seconds: float) -> Profile:
+    """Times a run and its stages.
+
+    Updates begin at once, without waiting for ``learning_starts``.
+
+    Args:
+      config: resolved; the run writes no files.
+      source: its environment.
+      seconds: for the run, which takes two reports at least. The stages take about as long again. Compiling adds to it.
+
+    Raises:
+      ConfigError: the config describes a population or several policies, or cannot be run.
+    """
+    if is_population(config):
+        raise ConfigError("a profile is of one run; leave out --seeds and --vary")
+    if source.spec.policies:
+        raise ConfigError("a profile is of a run with one policy; leave out --policy")
+    algorithm = config.algorithm
+    if hasattr(algorithm, "learning_starts"):
+        algorithm = dataclasses.replace(algorithm, learning_starts=0)
+    config = dataclasses.replace(
+        config,
+        algorithm=algorithm,
+        total_env_steps=max(config.total_env_steps, LONG),
+        run_dir=None,
+        evaluation_episodes=0,
+        evaluation_interval=None,
+        stop_at_return=None,
+    )
+    run = setup.prepare(config, source)
+    assert isinstance(run, Run)
+    made = parts.make_parts(run.job)
+    timed = _timed(run.reports(), made, seconds, in_turn=not PLANS[config.plan].threaded)
+    iterations = timed.last.iteration - timed.first.iteration
+    whole = timed.seconds / iterations
+    threads = {
+        thread: {stage: spent / iterations for stage, spent in stages.items()}
+        for thread, stages in _of_threads(timed.first, timed.last).items()
+    } or {"device": {UPDATE: whole}}
+    return Profile(
+        run=_described(config, run),
+        env_steps_per_second=(timed.last.env_steps - timed.first.env_steps) / timed.seconds,
+        iteration_seconds=whole,
+        threads={thread: _divided(stages, timed.alone, whole) for thread, stages in threads.items()},
+        matmul_rates={name: part.matmul_flops / timed.alone[name] for name, part in made.items() if part.matmul_flops},
+        matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
+    )
+
+
+class _Timed(NamedTuple):
+    first: Report
+    last: Report
+    seconds: float  # from the first to the last report
+    alone: dict[str, float]  # median seconds of each part
+
+
+def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: float, *, in_turn: bool) -> _Timed:
+    """Times a run for some seconds, from a report after its first updates on, and its parts; ends the run.
+
+    Args:
+      in_turn: after each report the parts run once, so that a machine's drift slows all alike. It is for runs that
+        stand still meanwhile; others are timed before their parts.
+
+    Raises:
+      ConfigError: the run is too short.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in made}
+    first, spent, last = next(reports, None), 0.0, None
+    while first is not None and (last is None or spent < seconds or (in_turn and _rounds(taken) < ROUNDS)):
+        began = time.perf_counter()
+        last = next(reports, None)
+        if last is None:
+            raise ConfigError(
+                f"the run ended before {seconds:g} s of it were timed; a larger --total-env-steps works, or fewer "
+                "--seconds"
+            )
+        spent += time.perf_counter() - began
+        if not first.updates:
+            first, spent, last = last, 0.0, None
+        elif in_turn:
+            _time_each(made, taken)
+    while _rounds(taken) < ROUNDS:
+        _time_each(made, taken)
+    assert first is not None and last is not None, "a run yields a report at least"
+    return _Timed(first, last, spent, {name: statistics.median(each) for name, each in taken.items()})
+
+
+def _rounds(taken: Mapping[str, Sequence[float]]) -> int:
+    return min(map(len, taken.values()), default=ROUNDS)
+
+
+def _time_each(made: Mapping[str, parts.Part], taken: dict[str, list[float]]) -> None:
+    """Times each part once: calls that follow each other at once, so that Python prepares one while another runs."""
+    for name, part in made.items():
+        jax.block_until_ready(part.run())
+        calls = 1 if not taken[name] else min(MOST_CALLS, math.ceil(LEAST_SECONDS / taken[name][-1]))
+        began = time.perf_counter()
+        for _ in range(calls):
+            out = part.run()
+        jax.block_until_ready(out)
+        taken[name].append((time.perf_counter() - began) / calls)
+
+
+def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:
+    """Returns the seconds between two reports that host threads spent on each stage, by thread; {}: none is timed."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in last.metrics.items():
+        if name.startswith("time/") and name.endswith("_s") and name != "time/compile_s" and value is not None:
+            thread, _, stage = name.removeprefix("time/").removesuffix("_s").rpartition("/")
+            spent = value - (first.metrics.get(name) or 0.0)
+            found.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = spent
+    return found
+
+
+def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: float) -> dict[str, float]:
+    """Returns a thread's stages, its update divided into the parts, and the rest, so that they sum to ``whole``.
+
+    Parts that take longer alone than in the update, where a compiler joins them, are scaled down to it.
+    """
+    divided = {stage: seconds for stage, seconds in stages.items() if seconds and not (alone and stage == UPDATE)}
+    scale = min(1.0, stages.get(UPDATE, 0.0) / max(sum(alone.values()), 1e-12))
+    if UPDATE in stages:
+        divided |= {stage: scale * seconds for stage, seconds in alone.items()}
+    return {**divided, REST: whole - sum(divided.values())}
+
+
+def _described(config: Train[Any], run: Run) -> dict[str, Any]:
+    devices = list(run.job.mesh.devices.flat)
+    return {
+        "algorithm": algorithms.name_of(config.algorithm),
+        "env": env_name(config.env),
+        "plan": config.plan,
+        "num_envs": config.num_envs,
+        "rollout_length": config.rollout_length,
+        "devices": len(devices),
+        "kind": devices[0].device_kind,
+    }
+
+
+def matmul_ceiling(size: int = 2048, rounds: int = 7) -> float:
+    """Returns the floating-point operations a second of a float32 product of square matrices on the first device."""
+    x = jnp.ones((size, size), jnp.float32)
+    product = jax.jit(lambda x: x @ x)
+    product(x).block_until_ready()
+    best = math.inf
+    for _ in range(rounds):
+        began = time.perf_counter()
+        product(x).block_until_ready()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def bound(found: Profile) -> tuple[str, str, float, str]:
+    """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would move it.
+
+    Of several threads, the one that waits least for the others binds.
+    """
+
+    def waits(thread: str) -> float:
+        return sum(seconds for stage, seconds in found.threads[thread].items() if stage in WAITING)
+
+    thread = min(found.threads, key=waits)
+    stages = {stage: seconds for stage, seconds in found.threads[thread].items() if stage not in WAITING}
+    stage = max(stages, key=stages.__getitem__)
+    advice = ADVICE.get(stage, f"{stage} binds, in thread {thread}")
+    return thread, stage, stages[stage] / found.iteration_seconds, advice
+
+
+def to_json(found: Profile) -> dict[str, Any]:
+    """Returns a profile for JSON, with what binds the run."""
+    return {**found._asdict(), "bound": dict(zip(("thread", "stage", "share", "advice"), bound(found), strict=True))}

@@ -1,0 +1,182 @@
+"""Where the time of a run goes: each stage is found by what it costs, and stages sum to the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+
+from jaxrl_dist import cli, mesh
+from jaxrl_dist.config import Train
+from jaxrl_dist.training import parts, profiling, setup
+from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.training.run import Run
+from jaxrl_dist.types import Algorithm
+
+NAP = 0.2
+SMALL = "--num-envs 8 --hidden-sizes 4 --num-devices 1 --report-interval 64 --seconds 0.2"
+
+
+@pytest.mark.parametrize(
+    "name, own", [("ppo", {"num_epochs": 1, "num_minibatches": 2}), ("dqn", {"replay_ratio": 1 / 32})]
+)
+def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[str, Any]) -> None:
+    naps = dict.fromkeys(("environment", "policy", "postprocess", "gradient", "optimizer"), 0.0)
+
+    def nap(stage: str, x: jax.Array) -> jax.Array:
+        """Returns ``x`` after the stage's nap."""
+
+        def sleep(x: np.ndarray) -> np.ndarray:
+            time.sleep(naps[stage])
+            return x
+
+        return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    sizes = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "hidden_sizes": (4,)}
+    run = setup.prepare(*resolved(Train(name, env="gymnax:CartPole-v1"), {**sizes, **own}))
+    assert isinstance(run, Run)
+    job = run.job
+    made = parts.make_parts(job._replace(algorithm=drowsy(job.algorithm, nap), source=DrowsySource(job.source, nap)))
+    for part in made.values():
+        jax.block_until_ready(part.run())
+    for stage in naps:
+        naps[stage] = NAP
+        seconds = {}
+        for other, part in made.items():
+            began = time.perf_counter()
+            jax.block_until_ready(part.run())
+            seconds[other] = time.perf_counter() - began
+        naps[stage] = 0.0
+        assert seconds.pop(stage) >= NAP
+        assert max(seconds.values()) < NAP, f"only {stage} sleeps: {seconds}"
+
+
+def drowsy(algorithm: Algorithm, nap: Any) -> Algorithm:
+    """The algorithm whose functions take naps first."""
+
+    def policy(variables: Any, obs: jax.Array, core: Any, context: Any) -> Any:
+        return algorithm.policy(variables, nap("policy", obs), core, context)
+
+    def postprocess(variables: Any, rollout: Any, context: Any) -> Any:
+        return algorithm.postprocess(variables, rollout._replace(reward=nap("postprocess", rollout.reward)), context)
+
+    def loss(variables: Any, batch: Any, context: Any) -> Any:
+        leaves, structure = jax.tree.flatten(batch)
+        leaves[0] = nap("gradient", jax.lax.stop_gradient(leaves[0]))
+        return algorithm.loss(variables, structure.unflatten(leaves), context)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        leaves, structure = jax.tree.flatten(updates)
+        leaves[0] = nap("optimizer", leaves[0])
+        inner = optax.with_extra_args_support(algorithm.optimizer)
+        return inner.update(structure.unflatten(leaves), state, params, **extra)
+
+    optimizer = optax.GradientTransformationExtraArgs(algorithm.optimizer.init, update)
+    return dataclasses.replace(algorithm, policy=policy, postprocess=postprocess, loss=loss, optimizer=optimizer)
+
+
+class DrowsySource:
+    """An environment's source whose compiled environment takes a nap before each step."""
+
+    def __init__(self, source: Any, nap: Any) -> None:
+        self._source, self._nap = source, nap
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def device(self) -> Any:
+        env = self._source.device()
+        return env._replace(step=lambda state, action, keys: env.step(state, self._nap("environment", action), keys))
+
+
+def test_the_operations_of_matrix_products_are_counted() -> None:
+    def layers(x: jax.Array, w: jax.Array, kernel: jax.Array) -> Any:
+        x, _ = jax.lax.scan(lambda x, _: (x @ w, None), x, length=3)
+        larger = jax.lax.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x @ w)
+        images = jax.lax.conv_general_dilated(
+            jnp.ones((2, 8, 8, 3)), kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return larger, images
+
+    product, pixels = 2 * 5 * 7 * 7, 2 * 6 * 6
+    args = jnp.ones((5, 7)), jnp.ones((7, 7)), jnp.ones((3, 3, 3, 4))
+    jaxpr = jax.make_jaxpr(layers)(*args).jaxpr
+    assert parts.matmul_flops(jaxpr) == (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)
+    over = mesh.acting(lambda x, w: x @ w, mesh.make_mesh(jax.devices()[:2]), (mesh.BATCH, mesh.REPLICATED), mesh.BATCH)
+    assert parts.matmul_flops(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == 2 * product
+
+
+def test_parts_are_scaled_to_their_update_and_threads_sum_to_the_whole() -> None:
+    alone = {"postprocess": 1.0, "gradient": 3.0}
+    stages = profiling._divided({"environment": 2.0, "update": 2.0, "closing": 0.0}, alone, 5.0)
+    assert stages == {"environment": 2.0, "postprocess": 0.5, "gradient": 1.5, "rest": 1.0}
+    stages = profiling._divided({"update": 5.0}, alone, 5.0)
+    assert stages == {"postprocess": 1.0, "gradient": 3.0, "rest": 1.0}
+
+
+@pytest.mark.parametrize(
+    "command, threads",
+    [
+        ("ppo --env CartPole-v1 --rollout-length 8 --num-epochs 1", {"device"}),
+        ("r2d2 --env CartPole-v1 --rollout-length 8 --sequence-length 4 --burn-in 2 --core-size 4", {"device"}),
+        ("ppo --env envpool:CartPole-v1 --rollout-length 8 --num-epochs 1", {"main"}),
+        ("impala --env envpool:CartPole-v1 --rollout-length 8 --num-actors 2", {"learner", "actor"}),
+        ("a2c --env envpool:CartPole-v1 --plan gradients --rollout-length 8 --num-actors 2", {"learner", "actor"}),
+    ],
+    ids=["on_device", "replay", "synchronous", "asynchronous", "gradients"],
+)
+def test_a_run_is_profiled(command: str, threads: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = tmp_path / "profile.json", tmp_path / "profile.png"
+    assert cli.main(f"profile {command} {SMALL} --json {file} --picture {picture}".split()) == 0
+    found = runs.read_json(file)
+    assert found["threads"].keys() == threads and picture.stat().st_size > 1000
+    for stages in found["threads"].values():
+        assert sum(stages.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
+        assert all(seconds >= 0 for stage, seconds in stages.items() if stage != "rest")
+    if "device" in threads:
+        assert {"environment", "policy", "postprocess", "gradient", "optimizer"} < found["threads"]["device"].keys()
+    steps = found["run"]["num_envs"] * found["run"]["rollout_length"]
+    if "gradients" not in command:  # there an iteration is one actor's rollout
+        assert found["env_steps_per_second"] == pytest.approx(steps / found["iteration_seconds"], rel=0.3)
+    out = capsys.readouterr().out
+    assert f"of the time: {found['bound']['advice']}" in out and not list(tmp_path.glob("runs*"))
+
+
+def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir).mkdir()
+    config = {"format": 1, "algorithm": "pg", "hyperparameters": {"hidden_sizes": [4]}}
+    config["run"] = {"env": "gymnax:CartPole-v1", "num_envs": 8, "rollout_length": 4, "report_interval": 32}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    assert cli.main(["profile", str(run_dir), "--seconds", "0.1", "--num-devices", "1"]) == 0
+    assert "pg on gymnax:CartPole-v1 under on_device, 8 environments x 4 steps" in capsys.readouterr().out
+    assert [path.name for path in run_dir.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ("", "which run? Such as: jaxrl-dist profile ppo --env CartPole-v1"),
+        ("ppo --env CartPole-v1 --seconds soon", "--seconds soon is no number of seconds above 0"),
+        ("ppo --env CartPole-v1 --seconds 0", "--seconds 0 is no number of seconds above 0"),
+        ("ppo --env CartPole-v1 --json nowhere/x.json", "--json nowhere/x.json: there is no directory nowhere"),
+        ("ppo --env CartPole-v1 --picture x.txt", "--picture x.txt needs the extension .png, .svg or .pdf"),
+        ("ppo --env CartPole-v1 --seeds 2", "a profile is of one run; leave out --seeds and --vary"),
+        (".", ". is no run directory: it has no config.json"),
+    ],
+)
+def test_what_cannot_be_profiled_is_said_in_one_line(
+    args: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["profile", *args.split()]) == 2
+    assert capsys.readouterr().err == f"jaxrl-dist: error: {message}\n"
