@@ -173,6 +173,8 @@ class Train(Named, Generic[Config]):
     policies: dict[str, str] = dataclasses.field(default_factory=dict)
     """Agents of each policy, such as prey=agent_0 hunter=adversary_*, where --policy does not name them; none: all
     agents share one policy."""
+    agent_ids: bool = False
+    """Show each agent of several which of its policy's it is, as a one-hot part of its observation."""
     num_envs: int = PRESET
     """Environments stepped together, in total over all devices."""
     rollout_length: int = PRESET

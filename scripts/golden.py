@@ -54,7 +54,7 @@ REPLAY = "--batch-size 16 --replay-capacity 192 --replay-ratio 0.03125 --learnin
 """Updates begin in the first iteration, and the memory is full after three."""
 OF_ALGORITHM = {
     **dict.fromkeys(("ppo", "appo", "pqn"), MINIBATCHES),
-    **dict.fromkeys(("dqn", "rainbow", "ddpg", "td3", "sac", "apex", "apex-ddpg"), REPLAY),
+    **dict.fromkeys(("dqn", "rainbow", "qmix", "vdn", "ddpg", "td3", "sac", "apex", "apex-ddpg"), REPLAY),
     "r2d2": f"{REPLAY} --burn-in 1 --sequence-length 3 --n-step 2",
     "async-dqn": "--batch-size 16",
 }
@@ -106,6 +106,8 @@ dqn on_device gymnax:CartPole-v1 1
 dqn on_device gymnax:Breakout-MinAtar 8 --frame-stack 2 --n-step 3 --priority-exponent 0.6
 rainbow on_device gymnax:CartPole-v1 1
 r2d2 on_device gymnax:CartPole-v1 8
+qmix on_device gymnax:CartPole-v1 1
+vdn on_device gymnax:CartPole-v1 8
 ddpg on_device gymnax:Pendulum-v1 1 --noise parameter --normalize-observations
 td3 on_device gymnax:Pendulum-v1 8 --normalize-observations --scale-rewards
 sac on_device gymnax:CartPole-v1 1 --priority-exponent 0.6
@@ -123,6 +125,7 @@ dqn synchronous envpool:Pong-v5 1 --torso minatar
 dqn synchronous gymnasium:CartPole-v1 8 --frame-stack 3 --priority-exponent 0.6
 rainbow synchronous gymnax:CartPole-v1 1
 r2d2 synchronous envpool:CartPole-v1 8
+qmix synchronous gymnasium:CartPole-v1 8
 ddpg synchronous gymnasium:Pendulum-v1 1
 td3 synchronous envpool:Pendulum-v1 8
 sac synchronous gymnasium:Pendulum-v1 1
@@ -138,6 +141,7 @@ pqn asynchronous gymnax:CartPole-v1 1
 dqn asynchronous envpool:CartPole-v1 8
 rainbow asynchronous gymnasium:CartPole-v1 1
 r2d2 asynchronous gymnax:CartPole-v1 8
+qmix asynchronous envpool:CartPole-v1 1
 ddpg asynchronous envpool:Pendulum-v1 1 --noise parameter
 td3 asynchronous gymnax:Pendulum-v1 8
 sac asynchronous envpool:Pendulum-v1 1

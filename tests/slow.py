@@ -266,4 +266,6 @@ CASES = {
     "training/test_profiling.py::test_a_run_is_profiled[asynchronous]": "synchronous",
     "training/test_profiling.py::test_a_run_is_profiled[gradients]": "synchronous",
     "training/test_profiling.py::test_the_config_of_a_run_is_profiled": "test_a_run_is_profiled[on_device]",
+    "algorithms/test_qmix.py::test_a_team_beside_another_policy": "test_a_team_is_a_row_that_is_paid_the_mean",
+    "nn/test_optimizers.py::test_every_algorithm_has_the_flags_and_obeys_them[qmix]": "ppo, dqn",
 }

@@ -140,3 +140,36 @@ class Unlike:
 
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(3 + (agent != "short"))
+
+
+class TwoSteps:
+    """The two-step game of Rashid et al. (2018, section 5), whose optimum is 8 and needs both agents' second action.
+
+    In the first step the first agent chooses a matrix game. One pays 7 whatever the agents do; the other pays
+    ``[[0, 1], [1, 8]]``. Both agents see which step it is and which game they play.
+    """
+
+    agents = ("first", "second")
+
+    def reset(self, key: jax.Array) -> Any:
+        return self.shown(jnp.int32(0)), jnp.int32(0)
+
+    def step_env(self, key: jax.Array, state: jax.Array, actions: Any) -> Any:
+        first, second = actions["first"], actions["second"]
+        game = jnp.array([[0.0, 1.0], [1.0, 8.0]])[first, second]
+        reward = jnp.where(state == 0, 0.0, jnp.where(state == 1, 7.0, game))
+        done = state > 0
+        state = jnp.where(done, state, 1 + first).astype(jnp.int32)
+        return self.shown(state), state, dict.fromkeys(self.agents, reward), self.over(done), {}
+
+    def over(self, done: jax.Array) -> Any:
+        return dict.fromkeys((*self.agents, "__all__"), done)
+
+    def shown(self, state: jax.Array) -> Any:
+        return dict.fromkeys((*self.agents, "world_state"), jax.nn.one_hot(state, 3))
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 1, (3,), jnp.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)

@@ -22,6 +22,7 @@ ALGORITHMS = {
     "rainbow": "Rainbow",
     "pqn": "PQN",
     "r2d2": "R2D2",
+    "qmix": "QMIX",
     "ddpg": "DDPG",
     "td3": "TD3",
     "sac": "SAC",
@@ -51,6 +52,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         "ddpg",  # section 4.2
         {"plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6},
     ),
+    "vdn": ("qmix", {"plan": "on_device", "mixer": "vdn"}),  # Sunehag et al. (2017)
     "a3c": ("a2c", {"plan": "gradients", "num_actors": 4, "scale_rewards": False}),
     "async-dqn": (
         "dqn",  # Mnih et al. (2016), section 4

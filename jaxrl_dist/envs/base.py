@@ -37,6 +37,8 @@ class Wrappers(NamedTuple):
     time_limit: int | None = None
     hide: str | None = None
     policies: Mapping[str, str] = {}
+    joint: Sequence[str] = ()  # policies whose agents act as one, "" for the only one
+    agent_ids: bool = False
 
     def limit(self, own: int | None) -> int | None:
         """Returns the time limit in env steps; ``own`` is the environment's limit, in its unrepeated steps."""
@@ -306,9 +308,8 @@ def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = No
     """Returns the error for environment ``index`` that gave NaN or infinity; ``value`` is that value, if known."""
     kind = "an observation" if field == "observation" else f"a {field}"
     shown = "" if value is None else f": {' '.join(str(value).split())[:80]}"
-    return EnvError(
-        f"{spec.backend}:{spec.id}: environment {index} at step {step} gave {kind} that is not finite{shown}"
-    )
+    where = f"{spec.backend}:{spec.id}: environment {index} at step {step}"
+    return EnvError(f"{where} gave {kind} that is not finite{shown}")
 
 
 def parse_option(env: str, key: str, text: str, default: Any) -> Any:

@@ -31,6 +31,7 @@ from jaxrl_dist.envs.base import (
     space_of,
 )
 from jaxrl_dist.envs.drawing import draw
+from jaxrl_dist.envs.groups import Team
 from jaxrl_dist.envs.native import PlainSpace, is_team, named, plain, unnamed
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.mesh import over_policies
@@ -97,7 +98,7 @@ def from_library(library: str, env_id: str, options: Mapping[str, str], wrappers
     """
     env = libraries.make(library, env_id, options)
     with _compiling(f"{library}:{env_id}"):
-        if isinstance(env, agents.Team):
+        if isinstance(env, Team):
             found = agents.from_team(env, env_id, library, wrappers)
         else:
             found = from_gymnax(env, env.default_params, env_id, env.family, wrappers, library)
@@ -124,7 +125,7 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
     if is_team(env):
         with _compiling(f"gymnax:{env_id}"):
             options = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
-            team = agents.Team(env, **options)
+            team = Team(env, **options)
             found = agents.from_team(team, env_id, "gymnax", wrappers)
             _trace(found)
         return found

@@ -125,6 +125,9 @@ def find(
         found = _of_object(env, options, wrappers)
     if wrappers.policies and not (isinstance(found, DeviceEnv) and found.spec.policies):
         raise ConfigError(f"--policies are for environments of several agents, and {env_name(env)} has one")
+    several = isinstance(found, DeviceEnv) and (found.spec.num_agents > 1 or found.spec.policies or wrappers.joint)
+    if wrappers.agent_ids and not several:
+        raise ConfigError(f"--agent-ids is for environments of several agents, and {env_name(env)} has one")
     native = None if isinstance(found, DeviceEnv) else found
     if wrappers.hide is not None:
         found = hidden.hidden(found, wrappers.hide)

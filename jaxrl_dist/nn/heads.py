@@ -149,3 +149,28 @@ def actor_critic_heads(num_outputs: int, log_std: int, initial_std: float) -> He
         return outputs, value.apply(params["value"], for_value)[..., 0]
 
     return Heads(2, init, apply)
+
+
+def mixing_heads(num_agents: int, size: int) -> Heads:
+    """Mixes the values of agents monotonically: output ``[...]``, the team's value (Rashid et al. 2018, figure 2).
+
+    Features are the state ``[..., S]``, input the values ``[..., num_agents]``. Linear layers read the state and make
+    the weights of a mixing network with ``size`` hidden units and ELU; the absolute value makes them positive, so the
+    output never falls where an agent's value rises. The biases may be negative; the last one has a hidden layer.
+    """
+    sizes = {"weights": num_agents * size, "bias": size, "last_weights": size, "hidden": size}
+    layers: dict[str, Any] = {name: dense(width, scale=1.0) for name, width in sizes.items()}
+    last_bias: Any = dense(1, scale=1.0)
+
+    def init(keys: jax.Array, features: jax.Array) -> dict[str, PyTree]:
+        params = {name: layer.init(key, features) for (name, layer), key in zip(layers.items(), keys, strict=False)}
+        return {**params, "last_bias": last_bias.init(keys[-1], jnp.zeros((1, size)))}
+
+    def apply(params: PyTree, features: jax.Array, values: jax.Array) -> tuple[jax.Array]:
+        made = {name: layer.apply(params[name], features) for name, layer in layers.items()}
+        weights = jnp.abs(made["weights"]).reshape(*values.shape, size)
+        hidden = nn.elu(jnp.einsum("...k,...kh->...h", values, weights) + made["bias"])
+        offset = last_bias.apply(params["last_bias"], nn.relu(made["hidden"]))[..., 0]
+        return (jnp.sum(hidden * jnp.abs(made["last_weights"]), axis=-1) + offset,)
+
+    return Heads(len(layers) + 1, init, apply)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxrl_dist import spaces
 from jaxrl_dist.nn.config import CoreConfig, NetworkConfig, TorsoConfig
 from jaxrl_dist.nn.cores import NO_CORE, Core, beside, make_core
-from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
+from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, mixing_heads, q_heads
 from jaxrl_dist.nn.observations import preprocess, side_by_side
 from jaxrl_dist.nn.torsos import choose_torso, make_torso
 from jaxrl_dist.nn.views import Recurrence, View, take_rows, unroll_late
@@ -213,6 +213,16 @@ def recurrent_q_network(
     return make_network(
         config, observation, make_core(config, jnp.dtype(config.precision)), plain, core_inputs=core_inputs
     )
+
+
+def mixing_network(size: int, num_agents: int, state_size: int) -> Network:
+    """The value of a team: ``apply`` is ``(params, state [N, S], values [N, k]) -> [N]``; see ``mixing_heads``."""
+    heads = mixing_heads(num_agents, size)
+
+    def init(key: jax.Array) -> PyTree:
+        return heads.init(jax.random.split(key, heads.num_keys), jnp.zeros((1, state_size)))
+
+    return Network(init, lambda params, state, values: heads.apply(params, state, values)[0])
 
 
 # --- Actors and critics ---------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[T
             parts[name] = _asked(asked, value)
     if all(isinstance(part.algorithm, Still) for part, _ in parts.values()):
         raise ConfigError("no policy trains; one or more must")
-    source = find_env(asked)
+    source = find_env(dataclasses.replace(asked, algorithm=Policies({name: part for name, (part, _) in parts.items()})))
     found = {}
     for name, (part, own) in parts.items():
         with naming(name):

@@ -42,7 +42,7 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
 
         return resolved_policies(config, changes)
     by_name = isinstance(config.algorithm, str | type)
-    kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
+    kind = _kind(config.algorithm)
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
     hyperparameters = [field.name for field in dataclasses.fields(kind)]
@@ -67,6 +67,11 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
 def several(algorithm: Any) -> bool:
     """Returns whether an algorithm of ``Train`` is those of several policies."""
     return isinstance(algorithm, Mapping) or hasattr(algorithm, "parts")
+
+
+def _kind(algorithm: Any) -> Any:
+    """Returns the config class of an algorithm, given by its name, its class or a config."""
+    return algorithms.config_class(algorithm) if isinstance(algorithm, str | type) else type(algorithm)
 
 
 def filled(config: Train[Any], own: Mapping[str, Any], source: EnvSource) -> Train[Any]:
@@ -119,7 +124,10 @@ def find_env(config: Train[Any]) -> EnvSource:
     from jaxrl_dist.plans.devices import reserve_memory
 
     reserve_memory(config.mem_fraction)
-    wrappers = Wrappers(config.frame_stack, config.action_repeat, config.time_limit, config.hide, config.policies)
+    parts = getattr(config.algorithm, "parts", {"": config})
+    joint = tuple(name for name, part in parts.items() if getattr(_kind(part.algorithm), "joint", False))
+    seen = config.frame_stack, config.action_repeat, config.time_limit, config.hide
+    wrappers = Wrappers(*seen, config.policies, joint, config.agent_ids)
     how = config.atari_preset, config.env_workers, config.env_timeout
     return find(config.env, config.env_options, *how, wrappers)
 

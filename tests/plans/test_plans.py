@@ -182,7 +182,7 @@ COMBINATIONS = [
     for backend in BACKENDS
     if backend == "gymnax" or plan != "on_device"
 ]
-NO_GRADIENTS = ("ppo", "impala", "appo", "dqn", "rainbow", "pqn", "r2d2")
+NO_GRADIENTS = ("ppo", "impala", "appo", "dqn", "rainbow", "pqn", "r2d2", "qmix")
 """Whose presets ask for what ``gradients`` does not do: several updates of a rollout, running statistics, replay."""
 
 EPISODIC = ("es", "ars")

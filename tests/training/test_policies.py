@@ -20,8 +20,8 @@ import jaxrl_dist
 from jaxrl_dist import Train, cli
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.envs.agents import agents_of
 from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.groups import agents_of
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.training.setup import prepare

@@ -62,8 +62,8 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
     from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
     from jaxrl_dist.config import LIBRARIES
     from jaxrl_dist.envs import gymnasium, gymnax, libraries
-    from jaxrl_dist.envs.agents import Team
     from jaxrl_dist.envs.base import UNWRAPPED
+    from jaxrl_dist.envs.groups import Team
     from jaxrl_dist.envs.native import construct, is_team
     from jaxrl_dist.envs.source import locate
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import jaxmarl
 
-from jaxrl_dist.envs.agents import Team
 from jaxrl_dist.envs.base import parse_options
+from jaxrl_dist.envs.groups import Team
 
 CLOCK = "max_steps"
 

@@ -1,0 +1,203 @@
+"""QMIX and VDN: a team that is paid together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import team
+
+import jaxrl_dist
+from jaxrl_dist.algorithms.qmix import QMIX
+from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.source import find
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.nn.networks import mixing_network
+from jaxrl_dist.types import Context
+
+JOINT = Wrappers(joint=("",))
+SMALL = QMIX(hidden_sizes=(4,), mixing_size=3)
+
+
+def test_the_mixer_never_falls_where_an_agent_s_value_rises() -> None:
+    mixing = mixing_network(5, 3, 2)
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = mixing.init(keys[0])
+    params = jax.tree.map(lambda x: x + jax.random.normal(keys[1], x.shape), params)  # biases too, and both signs
+    state, values = jax.random.normal(keys[2], (200, 2)), 3 * jax.random.normal(keys[3], (200, 3))
+    total = mixing.apply(params, state, values)
+    assert total.shape == (200,) and float(total.std()) > 0.1
+    for agent in range(3):
+        risen = mixing.apply(params, state, values.at[:, agent].add(0.5))
+        assert bool((risen >= total).all()) and bool((risen > total + 1e-3).any())
+
+
+def batch_of(spec: Any, size: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+
+    def obs() -> Any:
+        who = np.tile(np.eye(2, dtype=np.float32), (size, 1, 1))
+        seen = {"observation": rng.normal(size=(size, 2, 1)).astype(np.float32), "agent": who}
+        legal = rng.random((size, 6)) < 0.6
+        return {"agents": seen, "state": rng.normal(size=(size, 3)).astype(np.float32), "mask": legal}
+
+    return {
+        "obs": obs(), "next_obs": obs(), "action": rng.integers(0, 3, (size, 2)), "valid": np.ones(size, bool),
+        "reward": rng.normal(size=size).astype(np.float32), "discount": np.full(size, 0.9, np.float32),
+    }  # fmt: skip
+
+
+def dense(params: Any, x: np.ndarray) -> np.ndarray:
+    return x @ np.asarray(params["params"]["kernel"], np.float64) + np.asarray(params["params"]["bias"], np.float64)
+
+
+def naive_values(params: Any, obs: Any, row: int, agent: int) -> np.ndarray:
+    own = obs["agents"]
+    read = np.concatenate([own["agent"][row, agent], own["observation"][row, agent]]).astype(np.float64)
+    layer = {"params": params["q"]["torso"]["mlp"]["params"]["Dense_0"]}
+    return dense(params["q"]["heads"][0], np.maximum(dense(layer, read), 0))
+
+
+def naive_total(params: Any, obs: Any, row: int, chosen: list[float], mixer: str) -> float:
+    if mixer == "vdn":
+        return sum(chosen)
+    made, state = params["mixer"], obs["state"][row].astype(np.float64)
+    weights = np.abs(dense(made["weights"], state)).reshape(2, 3)
+    hidden = dense(made["bias"], state)
+    for agent, value in enumerate(chosen):
+        hidden = hidden + value * weights[agent]
+    hidden = np.where(hidden > 0, hidden, np.exp(np.minimum(hidden, 0)) - 1)
+    offset = dense(made["last_bias"], np.maximum(dense(made["hidden"], state), 0))[0]
+    return float(hidden @ np.abs(dense(made["last_weights"], state)) + offset)
+
+
+@pytest.mark.parametrize("mixer, double", [("qmix", True), ("vdn", True), ("qmix", False)])
+def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool) -> None:
+    spec, size = find(team.Meeting(), wrappers=JOINT).spec, 20
+    config = dataclasses.replace(SMALL, mixer=mixer, double=double)
+    algorithm = config.make(spec)
+    variables, other = (algorithm.init(jax.random.key(seed)) for seed in (0, 1))
+    batch = batch_of(spec, size)
+    losses, mask, aux = algorithm.loss(variables, batch, Context(target=other.params))
+    for row in range(size):
+        online, target = [], []
+        for agent in range(2):
+            legal = batch["next_obs"]["mask"][row, 3 * agent : 3 * agent + 3]
+            legal = legal | ~legal.any()
+            choosing = naive_values(variables.params if double else other.params, batch["next_obs"], row, agent)
+            best = max(range(3), key=lambda a, v=choosing, ok=legal: v[a] if ok[a] else -np.inf)
+            target.append(naive_values(other.params, batch["next_obs"], row, agent)[best])
+            online.append(naive_values(variables.params, batch["obs"], row, agent)[batch["action"][row, agent]])
+        q = naive_total(variables.params, batch["obs"], row, online, mixer)
+        bootstrap = naive_total(other.params, batch["next_obs"], row, target, mixer)
+        error = batch["reward"][row] + 0.9 * bootstrap - q
+        assert float(losses[row]) == pytest.approx(0.5 * error**2, rel=1e-4, abs=1e-5)
+        assert float(aux.priority[row]) == pytest.approx(abs(error), rel=1e-4, abs=1e-5)
+    assert mask.all()
+
+
+def test_actions_are_legal_greedy_and_each_agent_s_own() -> None:
+    spec = find(team.Meeting(), wrappers=JOINT).spec
+    algorithm, obs = SMALL.make(spec), batch_of(spec, 400)["obs"]
+    variables = algorithm.init(jax.random.key(0))
+    greedy, _, _ = algorithm.policy(variables, obs, (), Context())
+    drawn, _, _ = algorithm.policy(variables, obs, (), Context(jax.random.split(jax.random.key(1), 400), 0.0))
+    legal = obs["mask"].reshape(400, 2, 3)
+    legal = legal | ~legal.any(-1, keepdims=True)
+    rows = np.arange(400)
+    for agent in range(2):
+        assert legal[rows, agent, greedy[:, agent]].all() and legal[rows, agent, drawn[:, agent]].all()
+    for row in range(20):
+        for agent in range(2):
+            values = np.where(legal[row, agent], naive_values(variables.params, obs, row, agent), -np.inf)
+            assert int(greedy[row, agent]) == int(np.argmax(values))
+    assert len({(int(a), int(b)) for a, b in drawn}) == 9  # agents explore apart
+
+
+def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
+    alone = find(team.CartPoles(3, 30)).device()
+    joint = find(team.CartPoles(3, 30), wrappers=JOINT).device()
+    assert joint.spec.num_agents == 1
+    rows = jax.random.split(jax.random.key(0), 12)
+    state, obs = alone.reset(rows)
+    other, seen = joint.reset(rows[::3])
+    step_alone, step_joint = jax.jit(alone.step), jax.jit(joint.step)
+    total, length, gone = np.zeros(4), np.zeros((4, 3)), np.zeros((4, 3), bool)
+    ended = 0
+    for t in range(80):
+        np.testing.assert_array_equal(seen["agents"]["observation"], obs.reshape(4, 3, 4))
+        np.testing.assert_array_equal(seen["state"], obs.reshape(4, 12))
+        np.testing.assert_array_equal(seen["agents"]["agent"], np.tile(np.eye(3), (4, 1, 1)))
+        action = jax.random.randint(jax.random.key(t), (12,), 0, 2)
+        state, step, _ = step_alone(state, action, rows)
+        other, whole, episodes = step_joint(other, action.reshape(4, 3), rows[::3])
+        reward, valid, over, cut = (
+            np.asarray(x).reshape(4, 3) for x in (step.reward, step.valid, step.terminated, step.truncated)
+        )
+        np.testing.assert_allclose(whole.reward, reward.mean(axis=1))
+        np.testing.assert_array_equal(whole.valid, valid.any(axis=1))
+        gone = (gone | over | cut) & valid.any(axis=1, keepdims=True)
+        done = gone.all(axis=1)
+        np.testing.assert_array_equal(whole.truncated, done & cut.any(axis=1))
+        np.testing.assert_array_equal(whole.terminated, done & ~cut.any(axis=1))
+        total, length = total + reward.mean(axis=1), length + valid
+        np.testing.assert_allclose(episodes.return_sum, np.where(done, total, 0), rtol=1e-6)
+        np.testing.assert_array_equal(episodes.length_sum, np.where(done, length.max(axis=1), 0))
+        total, length, ended = np.where(done, 0, total), np.where(done[:, None], 0, length), ended + done.sum()
+        obs, seen = step.obs, whole.obs
+    assert ended > 4
+
+
+def test_agent_ids_say_who_sees() -> None:
+    env = find(team.CartPoles(3), wrappers=Wrappers(agent_ids=True)).device()
+    _, obs = env.reset(jax.random.split(jax.random.key(0), 6))
+    np.testing.assert_array_equal(obs["agent"], np.tile(np.eye(3), (2, 1)))
+    policies = {"a": "pole_1", "b": "pole_0,pole_2"}
+    env = find(team.CartPoles(3), wrappers=Wrappers(agent_ids=True, policies=policies)).device()
+    _, obs = env.reset(jax.random.split(jax.random.key(0), 6))
+    np.testing.assert_array_equal(obs["a"]["agent"], np.ones((2, 1)))
+    np.testing.assert_array_equal(obs["b"]["agent"], np.tile(np.eye(2), (2, 1)))
+    with pytest.raises(ConfigError, match="agent_ids is for environments of several agents, and CartPole-v1 has one"):
+        find("CartPole-v1", wrappers=Wrappers(agent_ids=True))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for field, value in (("num_atoms", 51), ("noisy", True), ("core", "gru")):
+        with pytest.raises(ConfigError, match=f"{field} does not work with a mixer"):
+            dataclasses.replace(SMALL, **{field: value}).validate()
+    with pytest.raises(ConfigError, match="mixing_size does nothing without mixer qmix"):
+        QMIX(mixer="vdn", mixing_size=4).validate()
+
+
+def test_a_team_beside_another_policy() -> None:
+    small = {"replay_capacity": 1024, "batch_size": 8, "learning_starts": 64, "replay_ratio": 1 / 32}
+    config = jaxrl_dist.Train(
+        {"team": dataclasses.replace(SMALL, **small), "other": "random"}, env=team.CartPoles(3),
+        policies={"team": "pole_0,pole_2", "other": "pole_1"}, num_envs=8, rollout_length=8, total_env_steps=1000,
+        num_devices=1, evaluation_episodes=4,
+    )  # fmt: skip
+    *_, last = jaxrl_dist.train(config)
+    assert last.evaluation["team/episodes"] == 2 == last.evaluation["other/episodes"]
+    assert last.metrics["team/loss/q"] is not None and last.updates > 0
+
+
+TWO_STEPS: dict[str, Any] = {
+    "epsilon_start": 1.0, "epsilon_end": 1.0, "hidden_sizes": (64,), "batch_size": 32, "replay_capacity": 512,
+    "learning_starts": 64, "replay_ratio": 0.25, "target_period": 100, "learning_rate": 5e-4, "num_envs": 8,
+    "rollout_length": 4, "num_devices": 1, "total_env_steps": 40_000, "evaluation_episodes": 8,
+    "report_interval": 20_000,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qmix", "vdn", "dqn"])
+@pytest.mark.parametrize("seed", range(3))
+def test_only_a_mixing_network_solves_the_two_step_game(name: str, seed: int) -> None:
+    """Rashid et al. (2018), section 5 and figure 4: VDN, and learning apart, take the 7 that is safe."""
+    own = {"agent_ids": True, "n_step": 1, "total_env_steps": 80_000} if name == "dqn" else {}
+    *_, last = jaxrl_dist.train(jaxrl_dist.preset(name, team.TwoSteps(), **{**TWO_STEPS, **own}, seed=seed))
+    value = last.evaluation["return_mean"]
+    assert value >= 7.5 if name == "qmix" else value == pytest.approx(7.0, abs=0.3)
