@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import COMMANDS, help_text
-from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError
+from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError
+from jaxrl_dist.hosts import start
 from jaxrl_dist.run.signals import Interrupted
 
 
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         discard_output()
         return 1
+    except ProcessError as error:
+        return _fail(str(error), error.exit_code)
     except (OSError, EnvError, DivergedError, CheckpointError) as error:
         for note in getattr(error, "__notes__", ()):  # the author of an environment needs its traceback
             print(note, file=sys.stderr)
@@ -65,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(message: str, code: int) -> int:
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(f"jaxrl-dist: error: {' '.join(message.split())}", file=sys.stderr)
+    start.leave(code)
     return code
 
 

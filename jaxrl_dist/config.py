@@ -21,6 +21,8 @@ from jaxrl_dist.checks import (
     parse_devices,
 )
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts.config import NAMES as LAUNCH
+from jaxrl_dist.hosts.config import Launch
 from jaxrl_dist.synonyms import hint
 from jaxrl_dist.values import Named, plain
 
@@ -142,7 +144,7 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Train(Named, Generic[Config]):
+class Train(Named, Launch, Generic[Config]):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
 
     algorithm: Config
@@ -227,7 +229,7 @@ class Train(Named, Generic[Config]):
     checkpoint_replay: bool | None = None
     """Save the replay memory in checkpoints, otherwise it fills again on resume; None: if it is smaller than 2 GB."""
     num_devices: int | None = None
-    """Devices to train on; None: all local ones."""
+    """Devices to train on, of all processes together; None: all there are."""
     mem_fraction: float | None = None
     """Fraction of a GPU's memory to reserve at the start; None: JAX's default (0.75)."""
     compile_cache: bool = True
@@ -318,6 +320,7 @@ class Train(Named, Generic[Config]):
         check_range(self, "lag", low=0, high=1000)
         for name in ("actor_devices", "learner_devices"):
             parse_devices(name, getattr(self, name))
+        self.check_launch()
         if hasattr(self.algorithm, "validate") and not isinstance(self.algorithm, type):
             self.algorithm.validate()
 
@@ -339,5 +342,6 @@ RESUMABLE = (
     *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),
     *("num_devices", "actor_devices", "learner_devices", "mem_fraction", "compile_cache"),
     *("env_workers", "env_timeout", "on_actor_error", "max_restarts"),
+    *LAUNCH,
 )
 """Fields of ``Train`` that may change when a run is resumed."""

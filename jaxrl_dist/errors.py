@@ -59,6 +59,13 @@ class DivergedError(RuntimeError):
     """Training has diverged; the message is one line."""
 
 
+class ProcessError(RuntimeError):
+    """Another process of the run has failed; the message is one line."""
+
+    exit_code = 1
+    """That of the process that has failed."""
+
+
 class FileWarning(UserWarning):
     """A file of a run cannot be written or is damaged, and the run continues without it; the message is one line."""
 

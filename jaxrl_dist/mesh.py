@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_dist import packing
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.types import Rollout, TrainState
 
 AGENT = "agent"
@@ -74,7 +75,7 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
 
 def put(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     """Puts every array of ``tree`` on the mesh."""
-    return jax.device_put(tree, NamedSharding(mesh, spec))
+    return arrays.put(tree, NamedSharding(mesh, spec))
 
 
 def _jit_disabled() -> bool:
@@ -172,8 +173,8 @@ class Program:
         Arguments may be numpy arrays, which are placed according to ``in_specs``. Arguments in ``donate`` are donated.
         """
         self._map = partial(mapped, function, mesh, in_specs, out_specs)
-        self._num_devices = mesh.size
-        where = shardings(mesh, in_specs), shardings(mesh, out_specs)
+        self._num_devices, self._spans = mesh.size, arrays.spans(mesh)
+        self._where = where = shardings(mesh, in_specs), shardings(mesh, out_specs)
         self._jitted = jax.jit(self._map(), in_shardings=where[0], out_shardings=where[1], donate_argnums=donate)
         self._compiled: Any = None
         self._compiling = threading.Lock()
@@ -182,11 +183,15 @@ class Program:
     def __call__(self, *args: Any) -> Any:
         if _jit_disabled():
             return self._step_by_step(*args)
+        if self._spans:  # JAX itself places values only where all devices belong to this process
+            args = arrays.put(args, self._where[0])
         if self._compiled is None:
             with self._compiling:
                 if self._compiled is None:
                     began = time.perf_counter()
                     self._compiled = self.lower(*args).compile()
+                    if self._spans:  # the others may compile for longer than its collectives would wait
+                        peers.gather(None, "a compiled program")
                     self.compile_seconds = time.perf_counter() - began
         return self._compiled(*args)
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import PRESET, RUN_DEFAULTS
+from jaxrl_dist.hosts.config import NAMES as LAUNCH
 
 COMMON = (
     *("env", "env_options", "total_env_steps", "num_envs", "rollout_length", "seed", "seeds", "plan", "run_dir"),
@@ -34,6 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("num_actors", "actor_devices", "max_lag", "lockstep", "lag", "free_running", "gather", "gather_deadline"),
         *("on_actor_error", "max_restarts"),
     ),
+    "processes": LAUNCH,
     "population": ("vary", "zip", "evolve", "evolve_interval"),
     "evaluation": ("evaluation_policy", "evaluation_max_steps"),
     "checkpoints": ("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay", "init_from"),

@@ -14,6 +14,7 @@ from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.train import asked
 from jaxrl_dist.config import CONFIG_FILE, Train, split_env
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts.config import NAMES as LAUNCH
 from jaxrl_dist.run import directories, processes, signals, text
 from jaxrl_dist.run import files as run_files
 
@@ -29,7 +30,7 @@ which is faster. The same command with the same --run-dir goes on with a sweep t
 
 `jaxrl-dist train ALGO --help` explains the other flags.
 """
-_OURS = ("seeds", "seed", "vary", "zip", "run_dir", "quiet", "evolve", "evolve_interval")
+_OURS = (*LAUNCH, "seeds", "seed", "vary", "zip", "run_dir", "quiet", "evolve", "evolve_interval")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _command(
         if not skipping:
             kept.append(arg)
     run_dir = pathlib.Path(str(member.run_dir))
-    own = ["--seed", str(member.seed), "--run-dir", str(run_dir), "--quiet"]
+    own = ["--processes", "1", "--seed", str(member.seed), "--run-dir", str(run_dir), "--quiet"]
     for name, value in values.items():
         own += (
             [flag(name) if value else "--no-" + flag(name)[2:]] if isinstance(value, bool) else [flag(name), str(value)]
@@ -132,7 +133,7 @@ def _command(
         if any((run_dir / run_files.CHECKPOINTS).glob("[0-9]*")):
             code = ["--algorithm", algorithm] if algorithm.endswith(".py") else []
             code += ["--env", str(config.env)] if split_env(str(config.env))[1] else []
-            return [*words, "resume", str(run_dir), "--quiet", *code]
+            return [*words, "resume", str(run_dir), "--processes", "1", "--quiet", *code]
         directories.remove(run_dir)  # it holds no more than reports of what is lost
         return [*words, "train", algorithm, *kept, *own]
 

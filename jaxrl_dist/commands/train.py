@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.algorithms import from_file
@@ -14,6 +15,8 @@ from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import peers, start
+from jaxrl_dist.hosts.config import launch_of
 from jaxrl_dist.run import signals
 from jaxrl_dist.training.policies import OWN, Policies, label
 from jaxrl_dist.training.resolving import resolved
@@ -118,9 +121,19 @@ def run(args: Sequence[str]) -> int:
     found = asked(args)
     if found is not None:
         output = shown_as(found.fields)
-        with signals.stopping() as stop:
+        with signals.stopping() as stop, joined(found.fields, stop):
             _train(found, stop, **output)
     return 0
+
+
+@contextlib.contextmanager
+def joined(fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
+    """Joins the processes of a run for its time, and tells them of signals and errors here."""
+    start.start(launch_of(fields), detect=True)
+    if (watch := start.watch()) is not None:
+        watch.asked = lambda: stop.number or 0
+    with start.failing():
+        yield
 
 
 def shown_as(fields: dict[str, Any]) -> dict[str, bool]:
@@ -146,6 +159,7 @@ def _train(run: Asked, stop: signals.Stop, *, quiet: bool, verbose: bool) -> Non
     if config.run_dir is None:
         run_dir = files.default_run_dir(run.fields["env"], run.name, config.seed)
         config = dataclasses.replace(config, run_dir=run_dir)
+    quiet = quiet or not peers.first()
     with one_line_warnings(quiet):
         show(run.name, setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
 
@@ -161,6 +175,9 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
 
     if stop():  # the signal arrived before the run began
         raise stop.interrupted()
+    quiet = quiet or not peers.first()
+    if (watch := start.watch()) is not None:
+        watch.advice = f"`{run.resume_command()}` goes on from the newest checkpoint"
     if not quiet:
         stop.notice = (
             "jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later, ends the run at "
@@ -178,6 +195,7 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
         if not stop() or error.errno != errno.EIO or error.filename:
             raise
         raise stop.interrupted() from None  # SIGHUP: the terminal has closed, and the run is saved
+    stop.number = max(peers.gather(stop.number or 0, "signals")) or None
     if stop():
         run_dir = shlex.quote(str(config.run_dir))
         if last.ended_by is None:

@@ -14,6 +14,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import Share
+from jaxrl_dist.hosts import arrays
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import NO_EPISODES, IntervalSums
 from jaxrl_dist.rng import Stream
@@ -101,7 +102,7 @@ def initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> TrainState
         init = _one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key))
         return job.with_init_variables(jax.jit(init, out_shardings=shardings)(keys, hyper), MEMBERS)
     stacked = stack([job.resumed.state for job in jobs if job.resumed is not None])
-    state = TrainState._make(map(jax.device_put, stacked, shardings))
+    state = TrainState._make(map(arrays.put, stacked, shardings))
     if jax.tree.leaves(state.memory):
         return state
 

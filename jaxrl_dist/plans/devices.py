@@ -8,24 +8,51 @@ from typing import Any
 
 import jax
 
-from jaxrl_dist.checks import counted, flag, parse_devices
+from jaxrl_dist.checks import check_divides, counted, flag, parse_devices
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import peers
 
 
-def local_devices(count: int | None) -> list[jax.Device]:
-    """Returns the first ``count`` local devices; None: all of them.
+def all_devices() -> list[jax.Device]:
+    """Returns the devices of all processes, those of process 0 first."""
+    return sorted(jax.devices(), key=lambda device: device.process_index) if peers.world() else jax.local_devices()
+
+
+def first_devices(count: int | None) -> list[jax.Device]:
+    """Returns the first ``count`` devices, as many of each process; None: all of them.
 
     Raises:
-      ConfigError: there are fewer.
+      ConfigError: there are fewer, or they do not divide over the processes.
     """
-    devices = jax.local_devices()
+    devices, processes = all_devices(), peers.count()
     if count is not None and count > len(devices):
         hint = f"; JAX_NUM_CPU_DEVICES={count} forces as many" if devices[0].platform == "cpu" else ""
         raise ConfigError(
             f"--num-devices {count}, but there are {counted(len(devices), devices[0].platform + ' device')}{hint}"
         )
-    return devices[:count]
+    if count is None or processes == 1:
+        return devices[:count]
+    check_divides("num_devices", count, (processes, "processes"))
+    return [device for at in range(processes) for device in _of_process(devices, at)[: count // processes]]
+
+
+def _of_process(devices: Sequence[jax.Device], process: int) -> list[jax.Device]:
+    return [device for device in devices if device.process_index == process]
+
+
+def check_evenly(devices: Sequence[jax.Device], what: str) -> None:
+    """Checks that each process has as many of these devices.
+
+    Raises:
+      ConfigError: they do not.
+    """
+    numbers = [len(_of_process(devices, process)) for process in range(peers.count())]
+    if len(set(numbers)) > 1:
+        raise ConfigError(
+            f"each process must have as many devices {what}, and they have {', '.join(map(str, numbers))}; "
+            "--num-devices takes as many of each"
+        )
 
 
 def learner_devices(config: Train[Any]) -> list[jax.Device]:
@@ -36,14 +63,18 @@ def learner_devices(config: Train[Any]) -> list[jax.Device]:
     """
     numbers = parse_devices("learner_devices", config.learner_devices)
     if numbers is None:
-        return local_devices(config.num_devices)
+        devices = first_devices(config.num_devices)
+        check_evenly(devices, "that learn")
+        return devices
     if config.num_devices not in (None, len(numbers)):
         raise ConfigError(f"--learner-devices {config.learner_devices} contradicts --num-devices {config.num_devices}")
-    return numbered("learner_devices", numbers)
+    devices = numbered("learner_devices", numbers)
+    check_evenly(devices, "that learn")
+    return devices
 
 
 def numbered(name: str, numbers: Sequence[int]) -> list[jax.Device]:
-    """Returns the local devices with these numbers.
+    """Returns the devices with these numbers, counted over all processes.
 
     Args:
       name: the field that holds the numbers.
@@ -51,7 +82,7 @@ def numbered(name: str, numbers: Sequence[int]) -> list[jax.Device]:
     Raises:
       ConfigError: there are fewer.
     """
-    devices = jax.local_devices()
+    devices = all_devices()
     if max(numbers) >= len(devices):
         there = counted(len(devices), f"{devices[0].platform} device")
         raise ConfigError(f"{flag(name)} names device {max(numbers)}, but there are {there}, counted from 0")

@@ -15,6 +15,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource
+from jaxrl_dist.hosts import arrays
 from jaxrl_dist.types import Algorithms, Array, Checkpoint, Learner, Report, TrainState, Variables
 
 
@@ -32,6 +33,7 @@ class Job(NamedTuple):
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to resume from; None: a new run
     stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of the progress so far
+    stop_here: Callable[[], bool] = lambda: False  # the same for waits of this process: no vote of all processes
     away: Callable[[], float] = lambda: 0.0  # seconds that were not spent on training, such as on evaluations
     # Called before the first update with a function that reports the newest state, even after the plan has failed.
     offer: Callable[[Callable[[], Report]], None] = lambda newest: None
@@ -69,7 +71,7 @@ class Job(NamedTuple):
         init, key = jax.jit(self.learner.init, out_shardings=shardings), self.key(rng.Stream.INIT)
         if self.resumed is None:
             return self.with_init_variables(init(key), meshes.REPLICATED)
-        state = TrainState._make(map(jax.device_put, self.resumed.state, shardings))
+        state = TrainState._make(map(arrays.put, self.resumed.state, shardings))
         if not jax.tree.leaves(state.memory):  # there is none, or it was not saved and fills again
             return state._replace(memory=init(key).memory)
         cut = meshes.Program(self.learner.cut, self.mesh, (meshes.BATCH,), meshes.BATCH, donate=(0,))
@@ -116,7 +118,9 @@ class Job(NamedTuple):
 
     def actor_job(self) -> ActorJob:
         """Returns the job of an actor pool."""
-        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, self.stop)
+        return ActorJob(
+            self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, self.stop_here
+        )
 
     @property
     def iterations_per_report(self) -> int:

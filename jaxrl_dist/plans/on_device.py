@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
+from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
@@ -139,7 +140,7 @@ class Population:
         count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
         began = time.perf_counter() - clock.compile_seconds
         self._state, self._actor, self._since, *outputs = self.program(*self.inputs(count))
-        steps, fault = jax.device_get(outputs)
+        steps, fault = arrays.fetch(outputs)
         for row, member in enumerate(self._rows):
             self._env_steps[member] += 0 if self._done[member] else int(steps[row])
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
@@ -147,7 +148,8 @@ class Population:
             found = device.Fault(fault.iteration[row], fault.where[row])
             device.check_fault(job.source.spec, found, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - clock.compile_seconds - began
-        self._per_dispatch = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
+        fitting = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
+        self._per_dispatch = peers.least(fitting, "iterations of a dispatch")
         self._iterations += count
         self._report(running)
 
@@ -222,7 +224,7 @@ class Population:
         """Fetches what reports show of all members, with one transfer."""
         state = self._state
         counts = state.updates, state.iteration, state.skipped
-        since, (updates, iteration, skipped) = jax.device_get((self._since, counts))
+        since, (updates, iteration, skipped) = arrays.fetch((self._since, counts))
         return since, state._replace(updates=updates, iteration=iteration, skipped=skipped)
 
     def _now(self, member: int, numbers: tuple[IntervalSums, TrainState], *, keep: bool = False) -> Report:
@@ -259,16 +261,16 @@ class Population:
 def _copied(tree: Any, what: str, row: int) -> Any:
     """Copies a member's part of the arrays on the devices to the host; other values stay. Raises as ``copied``."""
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [x for x in leaves if isinstance(x, jax.Array)]
-    check_there(arrays, what)
-    parts = iter(_part(arrays, row))
+    here = [x for x in leaves if isinstance(x, jax.Array)]
+    check_there(here, what)
+    parts = iter(_part(here, row))
     return jax.tree.unflatten(structure, [next(parts) if isinstance(x, jax.Array) else np.array(x) for x in leaves])
 
 
-def _part(arrays: Sequence[jax.Array], row: int) -> list[np.ndarray]:
-    if not arrays or len(arrays[0]) == 1:
-        return [np.array(x)[0] for x in arrays]
-    return [np.array(x) for x in _taken(arrays, np.int32(row))]
+def _part(parts: Sequence[jax.Array], row: int) -> list[np.ndarray]:
+    if parts and len(parts[0]) > 1:
+        return [np.array(x) for x in arrays.whole(_taken(parts, np.int32(row)))]
+    return [np.array(x)[0] for x in arrays.whole(parts)]
 
 
 _taken = jax.jit(lambda arrays, row: [x[row] for x in arrays])

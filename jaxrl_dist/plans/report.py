@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.hosts import arrays
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
 
@@ -245,7 +246,7 @@ def report(
       copy: as ``copied``; a member of a population copies its part.
     """
     copy = copy or copied
-    since, iteration = jax.device_get(since), int(state.iteration)
+    since, iteration = arrays.fetch(since), int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
     rates = clock.rates(env_steps, updates)
     if not jax.tree.leaves(state.memory):
@@ -297,7 +298,7 @@ def copied(tree: Any, what: str) -> Any:
       RuntimeError: as ``check_there``.
     """
     check_there(jax.tree.leaves(tree), what)
-    return jax.tree.map(np.array, tree)
+    return jax.tree.map(np.array, arrays.whole(tree))
 
 
 def check_there(arrays: Iterable[jax.Array], what: str) -> None:

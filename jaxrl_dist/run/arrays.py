@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.types import PyTree
@@ -30,8 +31,21 @@ def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     """
     import orbax.checkpoint as ocp  # imported here: it takes half a second
 
-    with _silence(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    alone = _alone()
+    handler = ocp.StandardCheckpointHandler(**alone)
+    with _silence(), ocp.Checkpointer(handler, **alone) as checkpointer:
         checkpointer.save(path, args=ocp.args.StandardSave(arrays))
+
+
+def _alone() -> dict[str, Any]:
+    """Returns orbax's options for a process that writes or reads by itself, beside the others of its run."""
+    import orbax.checkpoint as ocp
+
+    if peers.world() is None:
+        return {}
+    here = peers.index()
+    options = ocp.options.MultiprocessingOptions(here, {here}, f"process{here}")
+    return {"multiprocessing_options": options}
 
 
 def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
@@ -52,7 +66,9 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
     if needed > (there := memory_size()):
         raise ConfigError(f"{path} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there")
     try:
-        with _silence(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        alone = _alone()
+        handler = ocp.PyTreeCheckpointHandler(**alone)
+        with _silence(), ocp.Checkpointer(handler, **alone) as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
             found = {name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in tree.items()}
             for name in sorted(wanted if prefix else wanted.keys() | found.keys()):
@@ -107,7 +123,7 @@ def _silence() -> Iterator[None]:
         logger.disabled = before
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or the error's type if it has no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 

@@ -26,9 +26,14 @@ def train(config: Train[Any]) -> Iterator[Report]:
     Raises:
       ConfigError: at once, before anything is written, if the config cannot be run.
     """
+    from jaxrl_dist.hosts import start
     from jaxrl_dist.training.setup import prepare
 
-    return prepare(config).reports()
+    if isinstance(config, Train):  # else ``prepare`` says what is wrong
+        config.check_launch()
+        start.start(config)
+    with start.failing():
+        return prepare(config).reports()
 
 
 def resume(
@@ -59,12 +64,16 @@ def resume(
       ConfigError: at once, if the run cannot be resumed with these arguments.
       CheckpointError: at once, if no checkpoint can be read.
     """
+    from jaxrl_dist.hosts import start
+    from jaxrl_dist.hosts.config import launch_of
     from jaxrl_dist.training.resuming import prepare_resume
     from jaxrl_dist.training.stored import stored_config
 
     check_run_dir(pathlib.Path(run_dir))
-    config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
-    return prepare_resume(config, pathlib.Path(run_dir), changes, change_env_options=change_env_options).reports()
+    start.start(launch_of(changes))
+    with start.failing():
+        config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
+        return prepare_resume(config, pathlib.Path(run_dir), changes, change_env_options=change_env_options).reports()
 
 
 def preset(algorithm: str | type, env: Any, **changes: Any) -> Train[Any]:

@@ -12,6 +12,7 @@ from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
@@ -117,7 +118,7 @@ def check_memory(
     slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
     needed = members * ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
     if devices[0].platform == "cpu":
-        there = memory_size()
+        there = memory_size() * peers.count()
     elif devices[0] in jax.local_devices():
         there = (devices[0].memory_stats() or {}).get("bytes_limit", 2**63) * len(devices)
     else:  # a description of a device, for which a program is compiled

@@ -16,6 +16,7 @@ from typing import IO, Any
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, DivergedError, FileWarning
+from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.on_device import Population
 from jaxrl_dist.run import files as run_files
@@ -75,7 +76,7 @@ class PopulationRun:
         self._newest: dict[int, Report] = {}
         self._programs: dict[int, tuple[Population, int]] = {}  # and each member's place in it
 
-    def resumed(self, runs: Sequence[Run], rows: Sequence[Row], file: IO[bytes]) -> PopulationRun:
+    def resumed(self, runs: Sequence[Run], rows: Sequence[Row], file: IO[bytes] | None) -> PopulationRun:
         """Returns it with members that go on; ``file`` is the open ``metrics.jsonl``."""
         self.runs, self.rows, self._file = list(runs), rows, file
         return self
@@ -110,15 +111,16 @@ class PopulationRun:
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
-        if self._file is None and self.config.run_dir:
-            run_files.check_free(self.config.run_dir)
+        with start.failing():
+            if self._file is None and self.config.run_dir and peers.first():
+                run_files.check_free(self.config.run_dir)
         reports = self._reports(evaluating)
         UNFINISHED.add(reports)
         return reports
 
     def _reports(self, evaluating: Callable[[int], None]) -> Generator[Report]:
-        with contextlib.ExitStack() as stack:
-            files = self._files(stack) if self.config.run_dir else None
+        with start.failing(), contextlib.ExitStack() as stack:
+            files = self._files(stack) if self.config.run_dir and peers.first() else None
             for group in self.groups:
                 running = dict(self._begin(group, evaluating))
                 for reports in running.values():

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import DivergedError
+from jaxrl_dist.errors import DivergedError, ProcessError
+from jaxrl_dist.hosts import peers
+from jaxrl_dist.hosts.start import failed_alike, signalled
 from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.files import RunFiles
 from jaxrl_dist.types import Checkpoint, Report
 
@@ -17,7 +20,8 @@ from jaxrl_dist.types import Checkpoint, Report
 class Ending:
     """Callable: True once the run must end early, because of a stop request or an error.
 
-    The error is raised after the run's state is saved.
+    The error is raised after the run's state is saved. In a run over several processes each call is a vote, so that all
+    end after the same update.
     """
 
     def __init__(self, asked: Callable[[], bool]) -> None:
@@ -25,7 +29,19 @@ class Ending:
         self._asked = asked
 
     def __call__(self) -> bool:
-        return self.error is not None or self._asked()
+        return peers.any_of(self.here(), "whether to stop")
+
+    def here(self) -> bool:
+        """Returns whether this process must end: no vote, for its waits and evaluations."""
+        return self.error is not None or self._asked() or signalled()
+
+    def failed(self) -> bool:
+        """Returns whether an error ends the run, here or in another process, whose error then becomes this one's."""
+        message = None if self.error is None else first_line(self.error)
+        for process, found in enumerate(peers.gather(message, "errors")):
+            if found is not None and self.error is None:
+                self.error = ProcessError(f"process {process} has ended the run: {found}")
+        return self.error is not None
 
 
 def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], ending: Ending) -> Iterator[Report]:
@@ -36,14 +52,14 @@ def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], en
       ending: receives the plan's error. If it holds another stage's error, the last report is passed on again.
     """
     report: Report | None = None
-    while ending.error is None:
+    while not ending.failed():
         try:
             report = next(reports)
         except StopIteration:
             return
         except BaseException as error:
             ending.error = error
-            report = newest()
+            report = newest() if failed_alike(error) else None
             break
         if report.diverged:
             ending.error = DivergedError(
@@ -69,13 +85,14 @@ class Evaluations:
         """Evaluates at the interval, before the report is written. Checkpoints store which evaluations are done."""
         for report in reports:
             before, last = self._evaluated, report.ended_by is not None
-            self._due = passed(self._interval, before, report.env_steps)
+            self._due, evaluated = passed(self._interval, before, report.env_steps), False
             if self._due and not last and not self._ending():
                 try:
                     report = evaluate(report)
                 except BaseException as error:
                     self._ending.error = error
-            if last or report.evaluation or not self._due:  # else the next report is evaluated
+                evaluated = peers.told(report.evaluation is not None, "whether the evaluation is done")
+            if last or evaluated or not self._due:  # else the next report is evaluated
                 self._evaluated = report.env_steps
             marked = partial(_marked, report.checkpoint, before, self._evaluated)
             yield dataclasses.replace(report, checkpoint=marked)
@@ -101,28 +118,35 @@ def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Chec
     return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
 
 
-def writing(reports: Iterable[Report], files: RunFiles) -> Iterator[Report]:
+def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Report]:
     """Adds each report to the metrics, and writes the trained variables and the summary with the last one.
+
+    Args:
+      files: None: another process writes.
 
     Raises:
       OSError: the variables or the summary cannot be written.
     """
     finished = False
     for report in reports:
-        files.write(report)
+        if files is not None:
+            files.write(report)
         if report.ended_by and not finished:  # before the checkpoint, which is larger
             finished = True
-            files.check_place()
-            checkpoint.save_variables(files.path, report.variables())
-            files.finish(report)
+            if files is not None:
+                files.check_place()
+            variables = report.variables()  # of which other processes may hold parts
+            if files is not None:
+                checkpoint.save_variables(files.path, variables)
+                files.finish(report)
         yield report
 
 
 def saving(
     reports: Iterable[Report],
     save: Callable[[Report], None],
-    saver: checkpoint.Saver,
-    files: RunFiles,
+    saver: checkpoint.Saver | None,
+    files: RunFiles | None,
     config: Train,
     saved: int | None,
     ending: Ending,
@@ -134,6 +158,8 @@ def saving(
     Training does not wait for the disk: while a checkpoint is being written, the next one is postponed.
 
     Args:
+      save: all processes must call it, since each may hold parts of the state.
+      saver: None, as ``files``: another process writes.
       saved: env steps of the checkpoint that the run was resumed from; None: a new run.
       clock: returns seconds.
       agree: ``(iteration, wants) -> answer``: members of a population save on the way after the same iterations.
@@ -144,6 +170,11 @@ def saving(
     saved_at = clock()
 
     def due(report: Report) -> bool:
+        return peers.any_of(due_here(report), "whether to save")
+
+    def due_here(report: Report) -> bool:
+        if saver is None or files is None:
+            return False
         late = 0 < config.checkpoint_minutes * 60 <= clock() - saved_at
         due = late or passed(config.checkpoint_interval, saved or 0, report.env_steps)
         return due and not saver.busy() and files.in_place()
@@ -151,11 +182,11 @@ def saving(
     for report in reports:
         ends = report.ended_by is not None or ending()
         if report.env_steps != saved and (ends or agree(report.iteration, partial(due, report))):
-            if ends:
+            if ends and files is not None:
                 files.check_place()
             save(report)
             saved, saved_at = report.env_steps, clock()
-        if ends:
+        if ends and saver is not None:
             saver.finish()
         yield report
 

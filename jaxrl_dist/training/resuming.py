@@ -16,8 +16,9 @@ from jaxrl_dist.checks import flag
 from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import compiled
-from jaxrl_dist.plans.devices import learner_devices
+from jaxrl_dist.plans.devices import all_devices, learner_devices
 from jaxrl_dist.plans.job import Job, ended_by, score_of
 from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.run import checkpoint, directories
@@ -40,7 +41,9 @@ def prepare_resume(
         if name not in allowed:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {can_change(name)}")
     with contextlib.ExitStack() as files:
-        file = files.enter_context(run_files.lock(str(run_dir)))  # first: another process might resume the run
+        file = None
+        if peers.first():  # of the processes of this run; a run of its own might resume it, too
+            file = files.enter_context(run_files.lock(str(run_dir)))
         config = dataclasses.replace(config, run_dir=str(run_dir))
         new, source = resolved(dataclasses.replace(config, init_from=None), changes)
         _check_devices(new, source)
@@ -101,7 +104,7 @@ def _resumed(
 
 def _resumed_population(
     population: PopulationRun,
-    file: IO[bytes],
+    file: IO[bytes] | None,
     files: contextlib.ExitStack,
     init_from: str | None,
     changes: Mapping[str, Any],
@@ -121,7 +124,8 @@ def _resumed_population(
         there = {number: checkpoint.progress(folders[number]) for number in group}
         if not any(there.values()):
             for number in group:
-                directories.remove(folders[number])  # it holds no more than reports of what is lost
+                if peers.first():
+                    directories.remove(folders[number])  # it holds no more than reports of what is lost
                 rows[number] = population.begun[number]
             continue
         over = {number for number in group if rows[number].status == "diverged" or _over(config, there[number])}
@@ -142,7 +146,7 @@ def _resumed_population(
             elif row.status != "diverged":
                 ended = number in over and run_files.finished(folders[number], config.evaluation_episodes)
                 row.status = "done" if ended else "training"
-            if row.status == "training":
+            if row.status == "training" and peers.first():
                 lock = files.enter_context(run_files.lock(str(folders[number])))
                 runs[number] = runs[number]._replace(file=lock)
     if all(row.status != "training" for row in rows):
@@ -175,7 +179,7 @@ def _check_devices(config: Train[Any], source: EnvSource) -> None:
 
     num_devices = len(learner_devices(config))
     if (why := problem(num_devices)) is not None:
-        working = [str(n) for n in range(1, len(jax.local_devices()) + 1) if problem(n) is None]
+        working = [str(n) for n in range(1, len(all_devices()) + 1) if problem(n) is None]
         if working:
             why = f"the run cannot go on over {num_devices} devices; these --num-devices work: {', '.join(working)}"
         raise ConfigError(why)

@@ -20,6 +20,7 @@ from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train, env_name, split_env
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
+from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, signals, trackers
@@ -77,8 +78,9 @@ class Run(NamedTuple):
         Raises:
           ConfigError: at once, if the run directory cannot be written or holds a run already.
         """
-        if self.file is None and self.config.run_dir:
-            run_files.check_free(self.config.run_dir)
+        with start.failing():
+            if self.file is None and self.config.run_dir and peers.first():
+                run_files.check_free(self.config.run_dir)
         reports = self._reports(evaluating)
         UNFINISHED.add(reports)
         return reports
@@ -86,19 +88,21 @@ class Run(NamedTuple):
     def _reports(self, evaluating: Callable[[int], None]) -> Generator[Report]:
         """Yields the reports of all stages. Saves the run if an error ends it or the caller leaves."""
         ending = Ending(self.job.stop)
-        with contextlib.ExitStack() as stack:
-            files, saver = self._files(stack) if self.config.run_dir else (None, None)
-            reports = self._stages(stack, files, saver, ending, evaluating)
-            while (report := self._next(reports, ending)) is not None:
-                if ending.error is None:  # after an error, the report is only saved
-                    try:
-                        yield report
-                    except BaseException as error:  # raised by the caller, or the caller left the loop
-                        ending.error = error
-        if ending.error is not None:
-            if saver is not None and saver.newest is not None:
-                ending.error.add_note(self._way_on(ending.error, saver.newest))
-            raise ending.error
+        with start.failing():
+            with contextlib.ExitStack() as stack:
+                files, saver = self._files(stack) if self.config.run_dir and peers.first() else (None, None)
+                reports = self._stages(stack, files, saver, ending, evaluating)
+                while (report := self._next(reports, ending)) is not None:
+                    if ending.error is None:  # after an error, the report is only saved
+                        try:
+                            yield report
+                        except BaseException as error:  # raised by the caller, or the caller left the loop
+                            ending.error = error
+            if ending.error is not None:
+                if saver is not None and saver.newest is not None:
+                    ending.error.add_note(self._way_on(ending.error, saver.newest))
+                raise ending.error
+            peers.gather(None, "the end of the run")
 
     def _next(self, reports: Iterator[Report], ending: Ending) -> Report | None:
         """Returns the next report after all stages. Ctrl-C waits for it: it would otherwise lose an update."""
@@ -150,12 +154,12 @@ class Run(NamedTuple):
         """Returns the plan's reports, evaluated, written and saved when due; ``stack`` closes the plan."""
         config, shared = self.config, self.shared or self.alone()
         offered: list[Callable[[], Report]] = []
-        job = self.job._replace(stop=ending, away=lambda: shared.away, offer=offered.append)
+        job = self.job._replace(stop=ending, stop_here=ending.here, away=lambda: shared.away, offer=offered.append)
         evaluator = shared.evaluator.of_member(config.seed, job.hyper)
 
         def evaluate(report: Report, **options: Any) -> Report:
             began = time.perf_counter()
-            report = self._evaluate(evaluator, report, stop=ending, **options)
+            report = self._evaluate(evaluator, report, stop=ending.here, **options)
             shared.away += time.perf_counter() - began
             return report
 
@@ -167,14 +171,15 @@ class Run(NamedTuple):
             return report if report and report.env_steps > job.env_steps else None
 
         def save(report: Report) -> None:
-            assert saver is not None
-            saver.save(self._trimmed(report.checkpoint()), report.metrics["episode/return"])
+            whole = self._trimmed(report.checkpoint())
+            if saver is not None:
+                saver.save(whole, report.metrics["episode/return"])
 
         evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
         plan: Any = (self.execute or PLANS[config.plan].run)(job)
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
-        if files and saver:
+        if config.run_dir:
             done = None if job.resumed is None else job.env_steps
             reports = writing(reports, files)
             reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
@@ -220,8 +225,11 @@ class Run(NamedTuple):
         stop: Callable[[], bool] = lambda: False,
     ) -> Report:
         """Adds an evaluation, unless it is stopped, or environments fail under ``--on-actor-error restart``."""
+        variables = report.variables()  # of which other processes may hold parts
+        if not peers.first():
+            return report
         try:
-            played = evaluator.play(report.variables(), progress, stop=stop)
+            played = evaluator.play(variables, progress, stop=stop)
         except (EnvError, TimeoutError) as error:
             if self.config.on_actor_error == "raise":
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
@@ -12,10 +13,11 @@ import jax
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
-from jaxrl_dist.checks import parse_bounds
+from jaxrl_dist.checks import flag, parse_bounds
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, EnvWarning
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
@@ -27,6 +29,7 @@ from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.programs import keep_programs
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
+from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner
 
 
@@ -41,6 +44,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
     """
     if source is None:
         config, source = resolved(config)
+    config = _same(config)
     trackers.check(config)
     if config.compile_cache:
         keep_programs()
@@ -48,6 +52,27 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
     if source.spec.unread_mask:
         warnings.warn(f"{source.spec.backend}:{source.spec.id}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
     return prepared
+
+
+def _same(config: Train[Any]) -> Train[Any]:
+    """Checks that all processes of the run have this config, and returns it with the run directory of process 0.
+
+    Raises:
+      ConfigError: a field differs.
+    """
+    if peers.world() is None:
+        return config
+    here = json.loads(json.dumps(to_json(config)))
+    for process, there in enumerate(peers.gather(here, "the config")):
+        for part in ("algorithm", "hyperparameters", "run"):
+            new, old = ({part: x[part]} if part == "algorithm" else x[part] for x in (there, here))
+            for name in sorted(new.keys() | old.keys()):
+                if new.get(name) != old.get(name):
+                    raise ConfigError(
+                        f"all processes of a run need the same flags, and {flag(name)} is {old.get(name)} in process "
+                        f"{peers.index()} and {new.get(name)} in process {process}"
+                    )
+    return dataclasses.replace(config, run_dir=peers.told(config.run_dir, "the run directory"))
 
 
 def _run(config: Train[Any], job: Job) -> Run:

@@ -17,6 +17,7 @@ from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Train, env_name, named_env, split_env
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts.config import NAMES as LAUNCH
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.training.policies import OWN, Policies, naming
 from jaxrl_dist.training.still import STILL
@@ -31,7 +32,7 @@ FORMAT = 1
 """Format number of ``config.json``; a reader refuses unknown numbers."""
 SPACES = ("observation", "action")
 """Spaces of the environment that are stored: they must not change between two sessions of a run."""
-_NOT_KEPT = ("algorithm", "run_dir")
+_NOT_KEPT = ("algorithm", "run_dir", *LAUNCH)
 
 
 def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""Arrays on a mesh that spans the processes of a run: from the host, to the host, and each process's part of them.
+
+Where all devices of a mesh belong to this process, each function is JAX's own call, or returns its argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from jaxrl_dist.hosts import peers
+
+GATHERED = 2**28
+"""Bytes of the arrays that ``fetch`` gathers at a time, on each device."""
+
+
+def connect() -> None:
+    """Connects the devices of all processes, by a sum over them, before anything waits for anything else."""
+    mesh = Mesh(np.asarray(jax.devices()), ("all",))
+    ones = put(np.ones(mesh.size, np.float32), NamedSharding(mesh, PartitionSpec("all")))
+    jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones).block_until_ready()
+
+
+def own_devices(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Returns those devices that belong to this process."""
+    return [device for device in devices if device.process_index == jax.process_index()]
+
+
+def spans(mesh: Mesh) -> bool:
+    """Returns whether a mesh holds devices of other processes."""
+    return peers.world() is not None and bool(mesh.is_multi_process)
+
+
+def own_part(mesh: Mesh) -> Mesh:
+    """Returns the part of a mesh with one row that belongs to this process."""
+    if not spans(mesh):
+        return mesh
+    return Mesh(np.asarray(own_devices(list(mesh.devices.flat))).reshape(1, -1), mesh.axis_names)
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Puts every array of ``tree`` on devices.
+
+    Args:
+      tree: values that are equal in all processes.
+      shardings: one, or a tree of them of which ``tree``'s structure is an extension.
+    """
+    leaves = jax.tree.leaves(shardings, is_leaf=lambda x: isinstance(x, Sharding))
+    if all(sharding.is_fully_addressable for sharding in leaves):
+        return jax.device_put(tree, shardings)
+    full = jax.tree.broadcast(shardings, tree, is_leaf=lambda x: isinstance(x, Sharding))
+    return jax.tree.map(_put, tree, full)
+
+
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(x, jax.Array):
+        if not x.is_fully_addressable:
+            return x if x.sharding.is_equivalent_to(sharding, x.ndim) else jax.device_put(x, sharding)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    value = np.asarray(x)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def fetch(tree: Any) -> Any:
+    """Copies every array of ``tree`` to the host; all processes must call it if each holds parts of the arrays."""
+    return jax.device_get(whole(tree))
+
+
+def whole(tree: Any) -> Any:
+    """Copies those arrays of ``tree`` to the host of which other processes hold parts; all must call it."""
+    leaves, structure = jax.tree.flatten(tree)
+    parted = [at for at, x in enumerate(leaves) if isinstance(x, jax.Array) and not _is_here(x)]
+    small = [at for at in parted if leaves[at].nbytes <= GATHERED]
+    found = {at: _by_slices(leaves[at]) for at in parted if leaves[at].nbytes > GATHERED}
+    while small:
+        some, size = [], 0
+        while small and size + leaves[small[0]].nbytes <= GATHERED:
+            size += leaves[small[0]].nbytes
+            some.append(small.pop(0))
+        found |= zip(some, map(np.asarray, _everywhere([leaves[at] for at in some])), strict=True)
+    return jax.tree.unflatten(structure, [found.get(at, x) for at, x in enumerate(leaves)])
+
+
+def _is_here(x: jax.Array) -> bool:
+    return x.is_fully_addressable or x.is_fully_replicated
+
+
+def _identity(tree: Any) -> Any:
+    return tree
+
+
+def _slice(x: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+
+def _everywhere(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Returns arrays on the same mesh, whole on each device."""
+    sharding: Any = arrays[0].sharding
+    replicated = NamedSharding(sharding.mesh, PartitionSpec())
+    found: list[jax.Array] = jax.jit(_identity, out_shardings=replicated)(arrays)
+    return found
+
+
+def _by_slices(x: jax.Array) -> np.ndarray:
+    """Fetches an array in slices along its longest axis that is not divided over devices."""
+    sharding: Any = x.sharding
+    spec = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
+    axis = max((at for at in range(x.ndim) if spec[at] is None), key=lambda at: x.shape[at], default=None)
+    if axis is None:
+        return np.asarray(_everywhere([x])[0])
+    size = max(1, x.shape[axis] * GATHERED // x.nbytes)
+    replicated, out = NamedSharding(sharding.mesh, PartitionSpec()), np.empty(x.shape, x.dtype)
+    cut = jax.jit(_slice, static_argnums=(2, 3), out_shardings=replicated)
+    for start in range(0, x.shape[axis], size):
+        at = min(start, x.shape[axis] - size)
+        out[(slice(None),) * axis + (slice(at, at + size),)] = cut(x, np.int32(at), size, axis)
+    return out
+
+
+def as_local(tree: Any, mesh: Mesh) -> Any:
+    """Returns this process's part of arrays on ``mesh``, as arrays on ``own_part(mesh)``, without copying."""
+    if not spans(mesh):
+        return tree
+    part = own_part(mesh)
+    return jax.tree.map(lambda x: _view(x, part, x.sharding.spec, mesh.size, part.size), tree)
+
+
+def as_global(tree: Any, mesh: Mesh) -> Any:
+    """Joins the parts of all processes into arrays on ``mesh``, without copying; the inverse of ``as_local``."""
+    if not spans(mesh):
+        return tree
+    part = own_part(mesh)
+    return jax.tree.map(lambda x: _view(x, mesh, x.sharding.spec, part.size, mesh.size), tree)
+
+
+def _view(x: jax.Array, on: Mesh, spec: PartitionSpec, before: int, after: int) -> jax.Array:
+    shape = [
+        size * after // before if axis < len(spec) and spec[axis] is not None else size
+        for axis, size in enumerate(x.shape)
+    ]
+    shards = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(tuple(shape), NamedSharding(on, spec), shards)

@@ -1,0 +1,140 @@
+"""What the processes of a run tell each other: values that all must know before the run goes on.
+
+Values travel through the key-value store of JAX's coordination service, on the host. No collective of the devices waits
+for a process that is busy elsewhere, and each wait ends once a process is lost or has failed. With one process, each
+function returns its argument.
+
+All processes must call ``gather`` and what is made of it in the same order, which the text ``about`` checks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxrl_dist.errors import ProcessError
+
+FAILED = "a failure"
+WAIT_MS = 500
+"""Milliseconds of a wait, after which a process looks whether the others are still there."""
+
+
+class World(NamedTuple):
+    """The processes of a run, as one of them sees the others."""
+
+    client: Any
+    """Of JAX's coordination service: a key-value store for text."""
+    number: int
+    """Of this process."""
+    size: int
+    timeout: float
+    """Seconds after which a process that does not answer is lost."""
+    problem: Callable[[], ProcessError | None]
+    """Returns why the run cannot go on, as soon as another process has failed."""
+
+
+_world: World | None = None
+_said = 0
+
+
+def join(world: World | None) -> None:
+    """Makes this process one of a run's; None: it is alone again."""
+    global _world, _said
+    _world, _said = world, 0
+
+
+def world() -> World | None:
+    """Returns the processes of the run; None: this is the only one."""
+    return _world
+
+
+def count() -> int:
+    """Returns the number of processes."""
+    return 1 if _world is None else _world.size
+
+
+def index() -> int:
+    """Returns the number of this process."""
+    return 0 if _world is None else _world.number
+
+
+def first() -> bool:
+    """Returns whether this process writes the files, evaluates and shows progress."""
+    return index() == 0
+
+
+def gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
+    """Returns the values of all processes, in their order.
+
+    Args:
+      value: anything that JSON can hold.
+      about: what the value is; all processes must agree on that.
+      within: seconds to wait for the others.
+
+    Raises:
+      ProcessError: another process has failed, or is elsewhere in its program.
+      TimeoutError: the others have not come in time.
+    """
+    global _said
+    if _world is None:
+        return [value]
+    _said += 1
+    here, number, until = _world, _said, time.monotonic() + within
+    said = json.dumps([about, value])
+    if here.number:
+        here.client.key_value_set(f"jaxrl/{number}/{here.number}", said)
+        answer = _wait(here, f"jaxrl/{number}/all", until)
+    else:
+        others = [_wait(here, f"jaxrl/{number}/{other}", until) for other in range(1, here.size)]
+        answer = f"[{','.join([said, *others])}]"
+        here.client.key_value_set(f"jaxrl/{number}/all", answer)
+        here.client.key_value_delete(f"jaxrl/{number - 1}/")  # all have read it, or they would not have answered
+    found = json.loads(answer)
+    for other, (what, message) in enumerate(found):
+        if what == FAILED != about:
+            raise ProcessError(f"process {other} has failed: {message}")
+    for other, (what, _) in enumerate(found):
+        if what != found[0][0]:
+            places = f"{what}, and process 0 at {found[0][0]}"
+            raise ProcessError(f"the processes have lost each other: process {other} is at {places}")
+    return [value for _, value in found]
+
+
+def _wait(here: World, key: str, until: float) -> str:
+    while True:
+        if (problem := here.problem()) is not None:
+            raise problem
+        if time.monotonic() > until:
+            raise TimeoutError(f"the other processes have not come to {key}")
+        try:
+            return str(here.client.blocking_key_value_get(key, WAIT_MS))
+        except Exception as error:  # of jaxlib's own kind
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise ProcessError(f"the coordinator does not answer: {str(error).splitlines()[0]}") from None
+
+
+def any_of(wish: bool, about: str) -> bool:
+    """Returns whether any process wishes it."""
+    return wish if _world is None else any(gather(bool(wish), about))
+
+
+def least(number: int, about: str) -> int:
+    """Returns the smallest number."""
+    return number if _world is None else int(min(gather(number, about)))
+
+
+def told(value: Any, about: str) -> Any:
+    """Returns the value of process 0."""
+    return value if _world is None else gather(value, about)[0]
+
+
+def fail_alike(message: str, within: float = 10.0) -> bool:
+    """Returns whether all processes have failed at the same point, so that they can still save the run together."""
+    try:
+        gather(message, FAILED, within)
+    except (ProcessError, TimeoutError):
+        return False
+    return True

@@ -1,0 +1,164 @@
+"""A thread in each process that tells the others that it is alive, and ends it once another one is lost.
+
+A process that waits in a collective of the devices cannot be woken: where another process is lost or has failed, the
+thread ends the whole process after one line. Sources of the news are the key-value store of JAX's coordination service,
+and the service's own heartbeats, which notice the end of process 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_dist.errors import ProcessError
+
+SECONDS = 0.5
+"""Between two looks at the other processes."""
+GRACE_SECONDS = 8.0
+"""For the main thread to end by itself after another process has failed."""
+_STATE = "jaxrl/state"
+
+
+class Watch:
+    """What this process says of itself, and what it knows of the others."""
+
+    def __init__(self, client: Any, index: int, count: int, timeout: float) -> None:
+        """Begins to watch; ``timeout`` as ``Launch.lost_process_timeout``."""
+        self.advice = ""
+        """What the user can do once a process is lost, such as a command."""
+        self.asked: Callable[[], int] = lambda: 0
+        """Returns the number of the signal that asks this process to end the run; 0: none."""
+        self.signal = 0
+        """Number of the signal that asks any process to end the run; 0: none."""
+        self.problem: ProcessError | None = None
+        self._client, self._index, self._count, self._timeout = client, index, count, timeout
+        self.failed: dict[str, Any] | None = None
+        """The message and the exit code with which this process has failed."""
+        self._beat, self._left = 0, False
+        self._gone: set[int] = set()  # the processes that have left
+        self._since = {other: (time.monotonic(), -1) for other in range(count) if other != index}
+        self._stopping, self._telling = threading.Event(), threading.Lock()
+        self._answered = time.monotonic()
+        self._tell()
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for name, run in (("processes", self._run), ("coordinator", self._wait_for_answers))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def fail(self, message: str, code: int) -> None:
+        """Tells the others that this process has failed: they end, too, with the same exit code."""
+        self.failed = {"message": message, "code": code}
+        with contextlib.suppress(Exception):  # then they notice that it is lost
+            self._tell()
+
+    def wait(self) -> ProcessError | None:
+        """Waits until another process is known to have failed, and returns its error; None: all still answer.
+
+        Does not return if one is lost.
+        """
+        until = time.monotonic() + self._timeout + 4 * SECONDS
+        while self.problem is None and time.monotonic() < until:
+            time.sleep(SECONDS)
+        return self.problem
+
+    def leave(self, code: int) -> None:
+        """Ends this process after a failure; process 0 lets the others leave first."""
+        self._left = True
+        with contextlib.suppress(Exception):
+            self._tell()
+        until = time.monotonic() + 2 * GRACE_SECONDS
+        while self._index == 0 and len(self._gone) < self._count - 1 and time.monotonic() < until:
+            time.sleep(SECONDS / 5)
+        self._stopping.set()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    def close(self) -> None:
+        """Ends the threads: the run is over."""
+        self._stopping.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(self._timeout)
+
+    def lost(self, process: int) -> None:
+        """Ends this process because another one is lost."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        text = f"process {process} is lost: it has not answered for {self._timeout:g} s"
+        if process == 0 and time.monotonic() - self._answered < self._timeout:
+            text = "process 0 is lost"
+        self._say(f"{text}{self.advice and '; '}{self.advice}")
+        os._exit(1)
+
+    def service_ended(self, *status: object) -> None:
+        """Called by JAX once the coordination service has ended, or has itself missed heartbeats."""
+        stale = max(self._since, key=lambda other: (time.monotonic() - self._since[other][0], -other), default=0)
+        self.lost(stale if time.monotonic() - self._since[stale][0] > self._timeout / 2 else 0)
+
+    def _say(self, message: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"jaxrl-dist: error: {message}", file=sys.stderr, flush=True)
+
+    def _tell(self) -> None:
+        with self._telling:
+            self._beat += 1
+            state = {"beat": self._beat, "signal": self.asked(), "failed": self.failed, "left": self._left}
+            self._client.key_value_set(f"{_STATE}/{self._index}", json.dumps(state), True)
+
+    def _wait_for_answers(self) -> None:
+        """Notices that the coordinator's host is gone without a word: the other thread then waits for its answer."""
+        while not self._stopping.wait(SECONDS):
+            if time.monotonic() - self._answered > self._timeout:
+                self.lost(0)
+
+    def _run(self) -> None:
+        failed_at = None
+        while not self._stopping.wait(SECONDS):
+            try:
+                self._tell()
+                states = {int(key.rsplit("/", 1)[1]): value for key, value in self._client.key_value_dir_get(_STATE)}
+            except Exception:  # process 0 may be back in a moment
+                continue
+            now = self._answered = time.monotonic()
+            for other, text in states.items():
+                state = json.loads(text)
+                self.signal = self.signal or int(state["signal"])
+                if other == self._index:
+                    continue
+                if state["left"]:
+                    self._gone.add(other)
+                if state["beat"] != self._since[other][1]:
+                    self._since[other] = now, state["beat"]
+                if state["failed"] is not None and self.problem is None:
+                    self.problem = ProcessError(f"process {other} has failed: {state['failed']['message']}")
+                    self.problem.exit_code, failed_at = state["failed"]["code"], now
+            for other, (heard, _) in self._since.items():
+                if now - heard > self._timeout and not (self.problem or self.failed):
+                    self.lost(other)
+            if self.problem is not None and failed_at is not None and now - failed_at > GRACE_SECONDS:
+                self._say(str(self.problem))
+                self.leave(self.problem.exit_code)
+
+
+def on_terminate(function: Callable[[], None]) -> Any:
+    """Calls a function where C++ would end the process with ``std::terminate``; returns what must be kept alive.
+
+    jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end the process. Without
+    a C++ library that can be found, the process ends with C++'s own words.
+    """
+    kept = ctypes.CFUNCTYPE(None)(function)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"](kept)
+    return kept
