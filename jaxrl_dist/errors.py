@@ -43,6 +43,10 @@ class UnusedError(ConfigError):
         self.field = field
 
 
+class FinishedError(ConfigError):
+    """The run to be resumed is finished."""
+
+
 class CheckpointError(RuntimeError):
     """No checkpoint of the run can be read; the message is one line."""
 

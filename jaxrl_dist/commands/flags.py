@@ -33,6 +33,8 @@ class Command(Train[Config]):
     gymnax-style one, such as my_module:make."""
     config: str | None = None
     """A run's config.json, or its directory: train with its config, except for the flags that are given."""
+    resume_or_start: bool = False
+    """Go on with the run in --run-dir if it has saved a checkpoint, else start it: a supervisor repeats one command."""
     quiet: bool = False
     """Print nothing but errors."""
     verbose: bool = False

@@ -14,7 +14,7 @@ from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, FinishedError
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.config import launch_of
 from jaxrl_dist.run import signals
@@ -120,9 +120,12 @@ def run(args: Sequence[str]) -> int:
     """Runs ``train ALGO --env ID [FLAGS]``."""
     found = asked(args)
     if found is not None:
+        again = found.fields.pop("resume_or_start", False)
+        if again and found.fields.get("run_dir") is None:
+            raise ConfigError("--resume-or-start needs --run-dir: the directory of the run to resume or start")
         output = shown_as(found.fields)
         with signals.stopping() as stop, joined(found.fields, stop):
-            _train(found, stop, **output)
+            _train(found, stop, again=again, **output)
     return 0
 
 
@@ -143,13 +146,14 @@ def shown_as(fields: dict[str, Any]) -> dict[str, bool]:
       ConfigError: they contradict each other.
     """
     output = {name: fields.pop(name, False) for name in ("quiet", "verbose")}
+    fields.pop("resume_or_start", None)
     if all(output.values()):
         raise ConfigError("--verbose contradicts --quiet")
     return output
 
 
-def _train(run: Asked, stop: signals.Stop, *, quiet: bool, verbose: bool) -> None:
-    """Trains as the command line asks."""
+def _train(run: Asked, stop: signals.Stop, *, again: bool, quiet: bool, verbose: bool) -> None:
+    """Trains as the command line asks; ``again``: resumes the run if it has saved a checkpoint."""
     config, source = run.resolved()
 
     from jaxrl_dist.run import files
@@ -161,7 +165,34 @@ def _train(run: Asked, stop: signals.Stop, *, quiet: bool, verbose: bool) -> Non
         config = dataclasses.replace(config, run_dir=run_dir)
     quiet = quiet or not peers.first()
     with one_line_warnings(quiet):
-        show(run.name, setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
+        try:
+            prepared = _resumed_or_started(config) if again else None
+        except FinishedError as error:
+            if not quiet:
+                print(error.with_flags)
+            return
+        show(run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
+
+
+def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
+    """Prepares to resume the run in a config's directory; None: there is none that has saved a checkpoint.
+
+    What such a run has left is deleted.
+
+    Raises:
+      ConfigError: the run there has other flags, or another process is at it.
+      FinishedError: it is finished.
+    """
+    from jaxrl_dist.run import checkpoint, files
+    from jaxrl_dist.training import resuming
+
+    path = pathlib.Path(str(config.run_dir))
+    there = any(checkpoint.saved(folder) for folder in (path, *files.members_of(path)))
+    if peers.told(there, "whether a checkpoint is there"):
+        return resuming.prepare_resume(config, path, {})
+    if peers.first():
+        files.abandon(path)
+    return None
 
 
 def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool, verbose: bool) -> None:

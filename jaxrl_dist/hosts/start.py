@@ -98,6 +98,7 @@ def _initialize(launch: Launch, arguments: dict[str, Any]) -> None:
     config: Any = jax.config
     if getattr(config, "jax_cpu_collectives_implementation", None) in (None, "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     _kept.append(on_terminate(_ended))
     library: Any = vars(distributed)["_jax"]
     original = library.get_distributed_runtime_client

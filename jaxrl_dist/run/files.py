@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
+from jaxrl_dist.run import directories
 from jaxrl_dist.run.text import naming, read_json, write_json
 
 if TYPE_CHECKING:
@@ -55,6 +56,25 @@ def claim(run_dir: str) -> None:
         raise ConfigError(f"--run-dir {run_dir} {holds} name another directory") from None
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
+
+
+def abandon(path: pathlib.Path) -> None:
+    """Deletes what a run without a checkpoint has left in its directory, so that it can start again.
+
+    Other files stay. Trained variables, which such a run can only lack, are reason to delete nothing.
+
+    Raises:
+      ConfigError: another process is at the run.
+    """
+    if not (path / METRICS).is_file() or (path / CHECKPOINTS / "final").exists():
+        return
+    with lock(str(path)):
+        for name in (CONFIG_FILE, SUMMARY, "population.json", "results.csv"):
+            (path / name).unlink(missing_ok=True)
+        for name in (CHECKPOINTS, MEMBERS):
+            if not (path / name).is_symlink():
+                directories.remove(path / name)
+        (path / METRICS).unlink()
 
 
 def members_of(run_dir: pathlib.Path) -> list[pathlib.Path]:

@@ -15,7 +15,7 @@ import jax
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning
+from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FinishedError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import all_devices, learner_devices
@@ -97,7 +97,7 @@ def _resumed(
     over = not ends.isdisjoint(changes) or run_files.finished(run_dir, config.evaluation_episodes)
     if field is not None and over and not again:
         what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
-        raise ConfigError(f"{run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
+        raise FinishedError(f"{run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
     hyper = resumed.progress.get("hyper", run.job.hyper)
     return run._replace(config=config, job=run.job._replace(resumed=resumed, hyper=hyper))
 
@@ -153,7 +153,7 @@ def _resumed_population(
         ends = f"--total-env-steps {config.total_env_steps}"
         if config.stop_at_return is not None:
             ends += f" or --stop-at-return {config.stop_at_return}"
-        raise ConfigError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
+        raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
     return population.resumed(runs, rows, file)
 
 
