@@ -197,6 +197,8 @@ class Program:
 
     def lower(self, *args: Any) -> Any:
         """Lowers the function for arguments of these shapes and dtypes; returns a ``jax.stages.Lowered``."""
+        if peers.world() is not None and not self._spans:  # JAX takes no values to be divided from one of several
+            args = arrays.put(args, self._where[0])
         return self._jitted.lower(*args)
 
     def _step_by_step(self, *args: Any) -> Any:

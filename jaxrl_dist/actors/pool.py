@@ -123,6 +123,11 @@ class PoolOptions(NamedTuple):
     """How actors run beside the learner."""
 
     num_actors: int = 1
+    """Of this process."""
+    first: int = 0
+    """The number of the first one among those of all processes."""
+    all_actors: int | None = None
+    """Of all processes; None: ``num_actors``."""
     meshes: tuple[Mesh, ...] = ()
     """Of one device each; actors take them in turn."""
     lag: int | None = None
@@ -151,8 +156,10 @@ class ActorPool:
         self._restarting: list[RestartingEnv] = []
         self._stopping = threading.Event()
         self._programs = [self._compile(on) for on in options.meshes]
-        size = job.num_envs // options.num_actors
-        shares = [Share(index * size, size, job.num_envs) for index in range(options.num_actors)]
+        self._all_actors = options.all_actors or options.num_actors
+        size = job.num_envs // self._all_actors
+        firsts = ((options.first + index) * size for index in range(options.num_actors))
+        shares = [Share(first, size, job.num_envs) for first in firsts]
         samples = [self._samples(index, share, deliver[index]) for index, share in enumerate(shares)]
         self.streams: Parallel[Sample] = Parallel(samples, options.in_flight, self._stopping, "actor", job.stop)
 
@@ -214,7 +221,7 @@ class ActorPool:
                 if snapshot is None:
                     return
                 rollout, episodes, steps = actor.rollout(snapshot.state.variables, iteration, snapshot.state.env_step)
-                number = iteration * np.int32(self._options.num_actors) + np.int32(index)
+                number = iteration * np.int32(self._all_actors) + np.int32(self._options.first + index)
                 content = jax.block_until_ready(deliver(snapshot, rollout, number))
                 stages.mark("sending")
                 if not iteration:  # which has compiled the programs

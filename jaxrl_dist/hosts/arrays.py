@@ -131,12 +131,17 @@ def as_local(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: _view(x, part, x.sharding.spec, mesh.size, part.size), tree)
 
 
-def as_global(tree: Any, mesh: Mesh) -> Any:
-    """Joins the parts of all processes into arrays on ``mesh``, without copying; the inverse of ``as_local``."""
+def as_global(tree: Any, mesh: Mesh, specs: Any) -> Any:
+    """Joins the parts of all processes into arrays on ``mesh``, without copying; the inverse of ``as_local``.
+
+    Args:
+      specs: a tree of partition specs of which ``tree``'s structure is an extension.
+    """
     if not spans(mesh):
         return tree
     part = own_part(mesh)
-    return jax.tree.map(lambda x: _view(x, mesh, x.sharding.spec, part.size, mesh.size), tree)
+    full = jax.tree.broadcast(specs, tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return jax.tree.map(lambda x, spec: _view(x, mesh, spec, part.size, mesh.size), tree, full)
 
 
 def _view(x: jax.Array, on: Mesh, spec: PartitionSpec, before: int, after: int) -> jax.Array:

@@ -13,10 +13,11 @@ import json
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_dist.errors import ProcessError
 
+Result = TypeVar("Result")
 FAILED = "a failure"
 WAIT_MS = 500
 """Milliseconds of a wait, after which a process looks whether the others are still there."""
@@ -114,6 +115,26 @@ def _wait(here: World, key: str, until: float) -> str:
         except Exception as error:  # of jaxlib's own kind
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise ProcessError(f"the coordinator does not answer: {str(error).splitlines()[0]}") from None
+
+
+def attempt(function: Callable[[], Result], about: str) -> Result:
+    """Calls a function in all processes, and returns its result here; fails in all processes if it fails in one.
+
+    Raises:
+      Exception: what the function has raised here.
+      ProcessError: it has failed in another process.
+    """
+    failed: Exception | None = None
+    try:
+        result = function()
+    except Exception as error:
+        failed = error
+    for process, message in enumerate(gather(failed and f"{type(failed).__name__}: {failed}", about)):
+        if message is not None and failed is None:
+            raise ProcessError(f"process {process} has failed: {' '.join(message.split())}")
+    if failed is not None:
+        raise failed
+    return result
 
 
 def any_of(wish: bool, about: str) -> bool:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jaxrl_dist.errors import ConfigError, ProcessError
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.config import Launch
 from jaxrl_dist.hosts.watch import Watch, on_terminate
@@ -183,7 +183,7 @@ def failed_alike(error: BaseException) -> bool:
 
     if peers.world() is None:
         return True
-    return not isinstance(error, ProcessError | jax.errors.JaxRuntimeError) and peers.fail_alike(str(error))
+    return not isinstance(error, jax.errors.JaxRuntimeError) and peers.fail_alike(str(error))
 
 
 @contextlib.contextmanager

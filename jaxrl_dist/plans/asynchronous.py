@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,21 +17,28 @@ import jax
 from jaxrl_dist import flow
 from jaxrl_dist.actors.pool import ActorPool, ParamStore, Sample
 from jaxrl_dist.actors.step import Stages
-from jaxrl_dist.checks import flag
+from jaxrl_dist.checks import check_divides, flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import Clock
-from jaxrl_dist.plans.threaded import Tally, homes, joiner, prioritize, sender
+from jaxrl_dist.plans.threaded import CONTENT, Tally, homes, joiner, prioritize, sender
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Report
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``PlanInfo.check``; warns if experience may lag and the algorithm does not correct for it."""
+    if peers.count() > 1 and not config.lockstep:
+        raise ConfigError(
+            f"--plan asynchronous over {peers.count()} processes needs --lockstep: an update takes a rollout of each "
+            "actor of each process"
+        )
     threaded.check(config, (num_devices, "devices"))
+    check_divides("num_actors", config.num_actors or 1, (peers.count(), "processes"))
     for field in ("gather", "max_lag"):
         if getattr(config, field) is not None and algorithm.replay is not None:
             raise ConfigError(f"{flag(field)} leaves experience out, and what {name} replays must be without gaps")
@@ -47,16 +55,16 @@ def asynchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors in threads; the acting policy may lag some versions behind the learner."""
     clock, stages, options = Clock(job.resumed, job.away), Stages(), job.pool
     prioritized = job.algorithm.replay is not None and job.algorithm.replay.priority_exponent is not None
-    update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(job.mesh, options.num_actors)
+    here = arrays.own_part(job.mesh)
+    update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(here, options.num_actors)
     state, learn_key = job.initial_state(), job.key(Stream.LEARN)
     store = ParamStore(options.meshes, keep=options.lag or 0)
-    store.publish(state)
+    store.publish(arrays.as_local(state, job.mesh))
     relearn = compile_relearn(job.learner, job.mesh) if options.free_running else None
     programs = [update] if relearn is None else [update, relearn]
     priorities = [prioritize(job, on) if prioritized else None for on in options.meshes]
     send = [
-        sender(home, priorities[index % len(priorities)])
-        for index, home in enumerate(homes(job.mesh, options.num_actors))
+        sender(home, priorities[index % len(priorities)]) for index, home in enumerate(homes(here, options.num_actors))
     ]
     with ActorPool(job.actor_job(), options, store, send) as pool:
         tally = Tally(job, pool, store, job.iterations_per_report)
@@ -69,7 +77,8 @@ def asynchronous(job: Job) -> Iterator[Report]:
             return tally.report(state, clock, stages, programs)
 
         job.offer(now)
-        for samples in () if tally.done() else rounds(job, pool, tally):
+        taken = iter(() if tally.done() else rounds(job, pool, tally))
+        while (samples := peers.attempt(partial(next, taken, ()), "the actors")) != ():
             stages.mark("waiting")
             updates = int(state.updates)
             if samples is None:
@@ -77,11 +86,11 @@ def asynchronous(job: Job) -> Iterator[Report]:
                 state, metrics = relearn(state, job.key(Stream.LEARN_MORE))
             else:
                 tally.learn(samples)
-                rollout, *priority = join(samples)
+                rollout, *priority = arrays.as_global(join(samples), job.mesh, CONTENT[: 1 + prioritized])
                 state, metrics = update(state, rollout, learn_key, *priority)
             jax.block_until_ready(state)
             stages.mark("updating")
-            store.publish(state)
+            store.publish(arrays.as_local(state, job.mesh))
             tally.learned(metrics, counts=int(state.updates) > updates)
             stages.mark("publishing")
             if tally.ends(tally.env_steps):

@@ -20,6 +20,7 @@ from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.halves import check_sizes
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
 from jaxrl_dist.plans import threaded
@@ -32,6 +33,8 @@ from jaxrl_dist.types import Algorithm, PyTree, Report, Rollout
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
     """See ``PlanInfo.check``."""
     del name, num_devices  # each gradient is one actor's, so nothing is sharded
+    if peers.count() > 1:
+        raise ConfigError("--plan gradients trains in one process; --plan asynchronous --lockstep does in several")
     threaded.check(config)
     if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
         raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")

@@ -14,8 +14,9 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
 from jaxrl_dist.config import Train
+from jaxrl_dist.envs.base import Share
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.hosts import arrays
+from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.types import Algorithms, Array, Checkpoint, Learner, Report, TrainState, Variables
 
 
@@ -33,7 +34,6 @@ class Job(NamedTuple):
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to resume from; None: a new run
     stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of the progress so far
-    stop_here: Callable[[], bool] = lambda: False  # the same for waits of this process: no vote of all processes
     away: Callable[[], float] = lambda: 0.0  # seconds that were not spent on training, such as on evaluations
     # Called before the first update with a function that reports the newest state, even after the plan has failed.
     offer: Callable[[Callable[[], Report]], None] = lambda newest: None
@@ -42,6 +42,12 @@ class Job(NamedTuple):
     def num_envs(self) -> int:
         """Environments, over all devices and actors; each agent of one counts."""
         return self.config.num_envs * self.source.spec.num_agents
+
+    @property
+    def share(self) -> Share:
+        """The environments of this process's devices; under ``on_device``, a program has those of all processes."""
+        size = self.num_envs // peers.count()
+        return Share(peers.index() * size, size, self.num_envs)
 
     @property
     def rollout_length(self) -> int:
@@ -118,9 +124,9 @@ class Job(NamedTuple):
 
     def actor_job(self) -> ActorJob:
         """Returns the job of an actor pool."""
-        return ActorJob(
-            self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, self.stop_here
-        )
+        # Threads cast no votes: over several processes, waits end with the rollouts under way.
+        stop = self.stop if peers.world() is None else lambda: False
+        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, stop)
 
     @property
     def iterations_per_report(self) -> int:

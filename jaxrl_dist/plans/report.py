@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.hosts import arrays
+from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
 
@@ -190,6 +190,15 @@ class Clock:
             "compile_s": self._compile_seconds(),
             "reported": self._reported,
         }
+
+
+def of_all(env_steps: int, episodes: EpisodeStats) -> list[tuple[int, EpisodeStats]]:
+    """Returns the env steps and the finished episodes of a rollout of each process."""
+    here = [env_steps, [field.tolist() for field in episodes]]
+    return [
+        (steps, EpisodeStats._make(np.array(field, np.float32) for field in fields))
+        for steps, fields in peers.gather(here, "a rollout")
+    ]
 
 
 def mean_return(episodes: EpisodeStats | Mapping[str, EpisodeStats], otherwise: float) -> float:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
 from jaxrl_dist.actors.host import HostActor, compile_acting
+from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import Clock, HostInterval, report
+from jaxrl_dist.plans.report import Clock, HostInterval, of_all, report
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report
 
@@ -20,9 +24,11 @@ def synchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with one batch of host environments; experience always comes from the newest policy."""
     clock, interval = Clock(job.resumed, job.away), HostInterval(job, job.iterations_per_report)
     update = compile_update(job.learner, job.mesh)
-    with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
-        programs = compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))
-        actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
+    here, share = arrays.own_part(job.mesh), job.share
+    act_key = meshes.put(rng.stream(job.seed, Stream.ACT), here, meshes.REPLICATED)
+    with contextlib.closing(job.source.host(share, job.session_seed)) as env:
+        programs = compile_acting(job.algorithm, here, job.rollout_length, act_key)
+        actor = HostActor(job.algorithm, env, here, job.rollout_length, programs, share)
         state, learn_key = job.initial_state(), job.key(Stream.LEARN)
         clock.ready(update, *programs)
         env_steps, update_seconds = job.env_steps, 0.0
@@ -40,14 +46,16 @@ def synchronous(job: Job) -> Iterator[Report]:
         done = job.ended_by(env_steps, interval.score) is not None
         while not done:
             updates = int(state.updates)
-            rollout, ended, steps = actor.rollout(state.variables, state.iteration, state.env_step)
+            acting = arrays.as_local((state.variables, state.iteration, state.env_step), job.mesh)
+            rollout, episodes, steps = peers.attempt(partial(actor.rollout, *acting), "the environments")
             began = time.perf_counter()
-            state, metrics = update(state, rollout, learn_key)
+            state, metrics = update(state, arrays.as_global(rollout, job.mesh, meshes.ROLLOUT), learn_key)
             jax.block_until_ready(state)
             update_seconds += time.perf_counter() - began
-            env_steps += steps
             interval.iterations += 1
-            interval.ended(ended)
+            for count, ended in of_all(steps, episodes):
+                env_steps += count
+                interval.ended(ended)
             interval.learned(metrics, counts=int(state.updates) > updates)
             done = interval.ends(env_steps)
             if not done and interval.due:

@@ -19,9 +19,10 @@ from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import check_divides, flag, parse_devices
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_priority
 from jaxrl_dist.plans import report as reports
-from jaxrl_dist.plans.devices import numbered
+from jaxrl_dist.plans.devices import check_evenly, numbered
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import PyTree, Report, Rollout, TrainState
 
@@ -61,9 +62,13 @@ def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOpti
             raise ConfigError(
                 f"--actor-devices {config.actor_devices} are more than --num-actors {config.num_actors} can use"
             )
+    check_evenly(acting, "that act")
+    num_actors = config.num_actors // peers.count()
     return PoolOptions(
-        num_actors=config.num_actors,
-        meshes=tuple(meshes.make_mesh([device]) for device in acting[: config.num_actors]),
+        num_actors=num_actors,
+        first=peers.index() * num_actors,
+        all_actors=config.num_actors,
+        meshes=tuple(meshes.make_mesh([device]) for device in arrays.own_devices(acting)[:num_actors]),
         lag=config.lag if config.lockstep else None,
         max_lag=config.max_lag,
         gather=config.gather,
@@ -203,13 +208,16 @@ class Tally(reports.HostInterval):
         """Returns True if a sample's policy is recent enough to learn from; otherwise counts the sample as dropped."""
         fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
         if not fresh:
-            self._count(sample)
+            self._count([sample])
             self._dropped += 1
         return fresh
 
-    def _count(self, sample: Sample) -> None:
-        self.env_steps += sample.env_steps
-        self.ended(sample.episodes)
+    def _count(self, samples: Sequence[Sample]) -> None:
+        """Counts the samples of an actor of each process, of its next actor, and so on."""
+        for sample in samples:
+            for steps, episodes in reports.of_all(sample.env_steps, sample.episodes):
+                self.env_steps += steps
+                self.ended(episodes)
 
     def _lag(self, sample: Sample) -> int:
         return self._store.version - sample.version
@@ -217,11 +225,11 @@ class Tally(reports.HostInterval):
     def learn(self, samples: Sequence[Sample | None]) -> None:
         """Begins an iteration that learns from these samples."""
         self.iterations += 1
-        for sample in samples:
-            if sample is not None:
-                self._count(sample)
-                self._trained += 1
-                self._lags[self._lag(sample)] += 1
+        there = [sample for sample in samples if sample is not None]
+        self._count(there)
+        for sample in there:  # those of other processes, in lockstep, are as old
+            self._trained += peers.count()
+            self._lags[self._lag(sample)] += peers.count()
 
     def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
         """Ends an iteration, as ``HostInterval.learned``."""

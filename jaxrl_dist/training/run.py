@@ -154,7 +154,7 @@ class Run(NamedTuple):
         """Returns the plan's reports, evaluated, written and saved when due; ``stack`` closes the plan."""
         config, shared = self.config, self.shared or self.alone()
         offered: list[Callable[[], Report]] = []
-        job = self.job._replace(stop=ending, stop_here=ending.here, away=lambda: shared.away, offer=offered.append)
+        job = self.job._replace(stop=ending, away=lambda: shared.away, offer=offered.append)
         evaluator = shared.evaluator.of_member(config.seed, job.hyper)
 
         def evaluate(report: Report, **options: Any) -> Report:
