@@ -1,0 +1,298 @@
+"""The processes of a run: which there are, what they tell each other, and what each holds of an array."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import runs
+import yaml
+from jax.sharding import NamedSharding, PartitionSpec
+from probes import make_mesh
+
+from jaxrl_dist import Train, cli, preset
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist.errors import ConfigError, ProcessError
+from jaxrl_dist.hosts import arrays, peers, start
+from jaxrl_dist.hosts import watch as watching
+from jaxrl_dist.hosts.config import Launch, launch_of
+from jaxrl_dist.training.stored import to_json
+
+# --- Flags --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"coordinator": "a:1"}, "--coordinator needs --processes and --process"),
+        ({"processes": 2}, "--processes needs --coordinator and --process"),
+        ({"process": 0}, "--process needs --coordinator and --processes"),
+        ({"coordinator": "a", "processes": 2, "process": 0}, "--coordinator must be HOST:PORT"),
+        ({"coordinator": "a:99999", "processes": 2, "process": 0}, "--coordinator must be HOST:PORT"),
+        ({"coordinator": "a:1", "processes": 2, "process": 2}, "--process 2 is none of --processes 2"),
+        ({"processes": 0}, "--processes must be >= 1"),
+        ({"lost_process_timeout": 0.5}, "--lost-process-timeout must be >= 2"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        launch_of(fields)
+    assert caught.value.with_flags.startswith(message)
+    with pytest.raises(ConfigError):
+        Train("ppo", env="CartPole-v1", **fields).checked()
+
+
+def test_a_launch_is_no_part_of_a_run() -> None:
+    """A resumed run is not compared with it, and its files do not hold it."""
+    config = preset("ppo", "CartPole-v1")
+    launched = dataclasses.replace(config, coordinator="a:1", processes=2, process=1, lost_process_timeout=9.0)
+    launched.checked()
+    assert to_json(launched) == to_json(config)
+
+
+def test_the_command_line_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "ppo", "--env", "CartPole-v1", "--coordinator", "10.0.0.1:99"]) == 2
+    assert capsys.readouterr().err == (
+        "jaxrl-dist: error: --coordinator needs --processes and --process, as in --coordinator 10.0.0.1:9876 "
+        "--processes 2 --process 0\n"
+    )
+
+
+SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
+OMPI = {
+    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1",
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+}
+
+
+@pytest.mark.parametrize(
+    "variables, found",
+    [
+        ({}, None),
+        ({**SLURM, "SLURM_NTASKS": "2"}, "slurm"),
+        ({**SLURM, "SLURM_NTASKS": "1"}, None),
+        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "4"}, "ompi"),
+        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
+    ],
+)
+def test_a_cluster_is_found_where_it_has_started_several_processes(
+    variables: dict[str, str], found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*SLURM, *OMPI, "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert start.detected() == found
+    assert start._arguments(Launch(), detect=False) is None
+
+
+def test_one_process_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**SLURM, "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    start.start(Launch(processes=1), detect=True)
+    assert not jax.distributed.is_initialized() and start.watch() is None and peers.world() is None
+
+
+def test_launch_files_can_be_read() -> None:
+    folder = runs.ROOT / "scripts" / "launch"
+    files = {path.name for path in folder.iterdir()}
+    assert files == {"slurm.sbatch", "tpu_pod.sh", "skypilot.yaml", "jobset.yaml"}
+    for name in ("slurm.sbatch", "tpu_pod.sh"):
+        subprocess.run(["bash", "-n", str(folder / name)], check=True, timeout=60)
+    for name in ("skypilot.yaml", "jobset.yaml"):
+        assert list(yaml.safe_load_all((folder / name).read_text(encoding="utf-8")))
+    text = "".join((folder / name).read_text(encoding="utf-8") for name in files)
+    assert text.count("--resume-or-start") == 4
+
+
+# --- What processes tell each other -------------------------------------------------------------------
+
+
+class Store:
+    """The key-value store of the coordination service, for threads that stand for processes."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.changed = threading.Condition()
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        with self.changed:
+            assert allow_overwrite or key not in self.values
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
+                raise RuntimeError("DEADLINE_EXCEEDED: it is not there")
+            return self.values[key]
+
+    def key_value_delete(self, key: str) -> None:
+        with self.changed:
+            self.values = {name: value for name, value in self.values.items() if not name.startswith(key)}
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        with self.changed:
+            return [(name, value) for name, value in self.values.items() if name.startswith(f"{folder}/")]
+
+
+def of_processes(count: int, run: Callable[[Any, int], Any], problem: Any = None) -> list[Any]:
+    """Results or errors of ``run(peers, number)`` in threads that stand for processes: each has a copy of the module."""
+    spec = importlib.util.find_spec("jaxrl_dist.hosts.peers")
+    assert spec is not None and spec.loader is not None
+    store, results = Store(), [None] * count
+
+    def process(number: int) -> None:
+        module: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.join(module.World(store, number, count, 5.0, lambda: problem if number else None))
+        try:
+            results[number] = run(module, number)
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=process, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(store.values) <= count + 1  # what all have read is deleted
+    return results
+
+
+def test_values_of_all_in_their_order() -> None:
+    def run(peers: Any, number: int) -> Any:
+        found = [peers.gather([number, round], f"round {round}") for round in range(20)]
+        assert found == [[[other, round] for other in range(3)] for round in range(20)]
+        votes = peers.any_of(number == 2, "a wish"), peers.any_of(False, "none"), peers.least(5 - number, "the least")
+        return *votes, peers.told(f"of {number}", "what process 0 says"), peers.attempt(lambda: number, "a call")
+
+    assert of_processes(3, run) == [(True, False, 3, "of 0", number) for number in range(3)]
+
+
+def test_one_process_asks_nobody() -> None:
+    assert (
+        peers.gather([np.inf], "alone") == [[np.inf]] and peers.any_of(True, "alone") and peers.least(3, "alone") == 3
+    )
+    with pytest.raises(KeyError):
+        peers.attempt(lambda: {}["there is none"], "alone")
+
+
+def test_what_fails_in_one_fails_in_all() -> None:
+    def run(peers: Any, number: int) -> Any:
+        return peers.attempt(lambda: 1 // (number - 1), "a division")
+
+    first, second, third = of_processes(3, run)
+    assert isinstance(second, ZeroDivisionError)
+    for other in (first, third):
+        assert isinstance(other, ProcessError) and str(other).startswith("process 1 has failed: ZeroDivisionError")
+
+
+def test_processes_at_different_points_of_the_run_end() -> None:
+    for error in of_processes(2, lambda peers, number: peers.gather(None, f"point {number}")):
+        assert isinstance(error, ProcessError) and "point 1, and process 0 at point 0" in str(error)
+    first, second = of_processes(2, lambda peers, number: peers.fail_alike("it broke", within=5))
+    assert first is second is True
+    first, second = of_processes(
+        2, lambda peers, number: peers.gather(1, "a vote") if number else peers.fail_alike("it broke", within=5)
+    )
+    assert first is False and str(second) == "process 0 has failed: it broke"
+
+
+def test_nobody_waits_for_one_that_does_not_come() -> None:
+    first, _ = of_processes(2, lambda peers, number: number or peers.gather(None, "a vote", within=0.1))
+    assert isinstance(first, TimeoutError)
+    gone = ProcessError("process 0 has failed")
+    assert of_processes(2, lambda peers, number: number == 0 or peers.gather(None, "a vote"), gone) == [True, gone]
+
+
+class Left(Exception):
+    """In place of the end of a process."""
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The exit codes of processes that have ended: their threads sleep."""
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise Left
+
+    monkeypatch.setattr(watching.os, "_exit", leave)
+    monkeypatch.setattr(watching, "SECONDS", 0.02)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    return codes
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_that_is_silent_is_lost(ended: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store()
+    one, other = (watching.Watch(store, number, 2, 0.5) for number in range(2))
+    one.advice = "`resume` goes on"
+    time.sleep(1.0)
+    assert not ended  # both answer
+    other.close()
+    until(lambda: bool(ended))
+    one.close()
+    assert ended == [1]
+    text = "jaxrl-dist: error: process 1 is lost: it has not answered for 0.5 s; `resume` goes on\n"
+    assert capsys.readouterr().err == text
+
+
+def test_all_hear_of_a_signal_and_of_a_failure(ended: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store()
+    watches = [watching.Watch(store, number, 3, 30.0) for number in range(3)]
+    watches[2].asked = lambda: 15
+    until(lambda: all(watch.signal == 15 for watch in watches))
+    watches[1].fail("the disk is full", 2)
+    until(lambda: watches[0].problem is not None and watches[2].problem is not None)
+    assert str(watches[0].problem) == "process 1 has failed: the disk is full"
+    assert watches[2].problem is not None and watches[2].problem.exit_code == 2
+    assert watches[1].problem is None and not ended
+    for watch in watches:
+        watch.close()
+    assert capsys.readouterr().err == ""
+
+
+# --- Arrays -------------------------------------------------------------------------------------------
+
+
+def test_arrays_are_fetched_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do not fit on each device as a whole."""
+    mesh = make_mesh(8)
+    for shape, spec in (((8, 37, 3), ("data",)), ((1, 16, 5), (None, "data")), ((16,), ("data",))):
+        x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        there = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+        for limit in (2**28, x.nbytes // 3):
+            monkeypatch.setattr(arrays, "GATHERED", limit)
+            np.testing.assert_array_equal(arrays._by_slices(there), x)
+
+
+def test_with_one_process_views_and_copies_are_the_arrays_themselves() -> None:
+    mesh = make_mesh(8)
+    x = meshes.put(np.arange(16.0, dtype=np.float32), mesh, meshes.BATCH)
+    assert arrays.own_part(mesh) is mesh and arrays.whole({"x": x})["x"] is x
+    assert arrays.as_local(x, mesh) is x and arrays.as_global(x, mesh, meshes.BATCH) is x
+    np.testing.assert_array_equal(arrays.fetch(x), np.arange(16.0))

@@ -1,0 +1,290 @@
+"""Real processes, which exchange arrays by gloo: several are as one, to rounding, and all end together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import runs
+
+from jaxrl_dist import cli
+from jaxrl_dist.run import checkpoint, manifest
+
+SECONDS = 400
+"""For a run of some reports on a busy machine."""
+LOST_SECONDS = 5
+SIZES = (
+    "--num-envs 16 --rollout-length 8 --hidden-sizes 8 --total-env-steps 640 --report-interval 256 "
+    "--evaluation-episodes 2 --seed 3"
+)
+COMMANDS = {
+    "ppo": f"ppo --env CartPole-v1 {SIZES} --num-epochs 2 --num-minibatches 2 --normalize-observations",
+    "dqn": f"dqn --env CartPole-v1 {SIZES} --batch-size 16 --replay-capacity 512 --replay-ratio 0.03125 "
+    "--learning-starts 128 --priority-exponent 0.6",
+    "impala": f"impala --env CartPole-v1 {SIZES} --plan on_device --core gru --core-size 4",
+    "ppo-synchronous": f"ppo --env envpool:CartPole-v1 {SIZES} --num-epochs 2 --num-minibatches 2",
+    "a2c-gymnasium": f"a2c --env gymnasium:CartPole-v1 {SIZES} --plan synchronous",
+    "dqn-synchronous": f"dqn --env envpool:CartPole-v1 {SIZES} --batch-size 16 --replay-capacity 512 "
+    "--replay-ratio 0.03125 --learning-starts 128 --plan synchronous",
+    "impala-asynchronous": f"impala --env envpool:CartPole-v1 {SIZES} --plan asynchronous --lockstep --num-actors 4",
+    "es": f"es --env CartPole-v1 {SIZES} --plan on_device",
+    "population": f"ppo --env CartPole-v1 {SIZES} --num-epochs 1 --num-minibatches 2 --seeds 2",
+}
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+    seconds: float
+    """Since the others were told to end."""
+
+
+@contextlib.contextmanager
+def started(words: Sequence[str], processes: int, devices: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of one run on this machine, with so many devices each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(runs.ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+    }
+    there = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "jaxrl_dist.cli", *words, "--lost-process-timeout", str(LOST_SECONDS)),
+                *("--coordinator", address, "--processes", str(processes), "--process", str(number)),
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(processes)
+    ]
+    try:
+        yield there
+    finally:
+        for process in there:
+            process.kill()
+            process.communicate()
+
+
+def ends(there: Sequence[subprocess.Popen[str]]) -> list[Ended]:
+    """Waits for all of them."""
+    began, codes = time.monotonic(), dict[int, tuple[int, float]]()
+    while len(codes) < len(there):
+        assert time.monotonic() - began < SECONDS, codes
+        for number, process in enumerate(there):
+            if number not in codes and process.poll() is not None:
+                codes[number] = process.returncode, time.monotonic() - began
+        time.sleep(0.02)
+    return [Ended(codes[number][0], *process.communicate(), codes[number][1]) for number, process in enumerate(there)]
+
+
+def train(name: str, processes: int, devices: int, run_dir: Path) -> list[Ended]:
+    with started(["train", *COMMANDS[name].split(), "--run-dir", str(run_dir)], processes, devices) as there:
+        done = ends(there)
+    assert [process.code for process in done] == [0] * processes, done
+    for process in done[1:]:
+        assert (process.out, process.err) == ("", "")
+    assert "[Gloo]" not in done[0].out and done[0].err == "", done[0]
+    return done
+
+
+def alone(name: str, run_dir: Path) -> None:
+    """The same run on eight devices of this process."""
+    assert cli.main(["train", *COMMANDS[name].split(), "--run-dir", str(run_dir), "--quiet"]) == 0
+
+
+def arrays(run_dir: Path) -> dict[str, np.ndarray]:
+    """Those of the newest checkpoint, which is whole."""
+    newest = checkpoint.saved(run_dir)[0]
+    manifest.verify(newest, None)
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        found = checkpointer.restore(newest.absolute() / "arrays")
+    return {key: np.asarray(value) for key, value in found.items()}
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """All numbers of both runs: metrics within 1e-4, what a run goes on from within 1e-5."""
+    first, second = runs.untimed(one), runs.untimed(other)
+    assert len(first) == len(second) > 1
+    for before, after in zip(first, second, strict=True):
+        own = {name for name in before if re.match("async/(sent|queue|actor_idle|learner_idle)", name)}  # of process 0
+        assert before.keys() == after.keys()
+        for name in before.keys() - own:
+            assert after[name] == pytest.approx(before[name], rel=1e-4, abs=1e-6), name
+    there, here = arrays(one), arrays(other)
+    assert there.keys() == here.keys()
+    for name, value in there.items():
+        np.testing.assert_allclose(
+            here[name], value, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(value).max()), err_msg=name
+        )
+
+
+@pytest.mark.parametrize(
+    "name, processes",
+    [
+        ("dqn", 2),
+        *[pytest.param(name, 2, marks=pytest.mark.slow) for name in COMMANDS if name not in ("dqn", "population")],
+        *[pytest.param(name, 4, marks=pytest.mark.slow) for name in ("ppo", "impala-asynchronous")],
+    ],
+)
+def test_several_processes_are_as_one(name: str, processes: int, tmp_path: Path) -> None:
+    done = train(name, processes, 8 // processes, tmp_path / "several")
+    assert "8 cpu devices" in done[0].out
+    alone(name, tmp_path / "alone")
+    assert_alike(tmp_path / "alone", tmp_path / "several")
+
+
+@pytest.mark.slow
+def test_a_population_over_two_processes(tmp_path: Path) -> None:
+    train("population", 2, 4, tmp_path / "several")
+    alone("population", tmp_path / "alone")
+    for member in ("000", "001"):
+        assert_alike(tmp_path / "alone" / "members" / member, tmp_path / "several" / "members" / member)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_a_run_goes_on_with_other_processes(name: str, tmp_path: Path) -> None:
+    """Two, then one, then two: they end where one would have ended."""
+    parts = tmp_path / "parts"
+    train(name, 2, 4, parts)
+    resume = ["resume", str(parts), "--total-env-steps"]
+    assert cli.main([*resume, "1024", "--quiet"]) == 0
+    with started([*resume, "1536"], 2, 4) as there:
+        done = ends(there)
+    assert [process.code for process in done] == [0, 0], done
+    assert (
+        cli.main(["train", *COMMANDS[name].replace("640", "1536").split(), "--run-dir", str(tmp_path / "whole")]) == 0
+    )
+    whole, here = arrays(tmp_path / "whole"), arrays(parts)
+    assert whole.keys() == here.keys()
+    for key, value in whole.items():
+        np.testing.assert_allclose(here[key], value, rtol=1e-4, atol=1e-4 * max(1.0, np.abs(value).max()), err_msg=key)
+
+
+# --- Ends ---------------------------------------------------------------------------------------------
+
+
+def endless(name: str) -> list[str]:
+    return ["train", *COMMANDS[name].replace("--total-env-steps 640", "--total-env-steps 100000000").split()]
+
+
+def wait_for_reports(run_dir: Path, there: Sequence[subprocess.Popen[str]]) -> None:
+    until, lines = time.monotonic() + SECONDS, run_dir / "metrics.jsonl"
+    while not (lines.exists() and lines.read_bytes().count(b"\n") > 1):
+        assert time.monotonic() < until and all(process.poll() is None for process in there), ends(there)
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("name", ["ppo", "dqn-synchronous", "impala-asynchronous"])
+def test_a_signal_to_one_process_ends_all_after_the_same_update(name: str, number: Any, tmp_path: Path) -> None:
+    run_dir, generator = tmp_path / "run", random.Random(f"{name}{number}")
+    with started([*endless(name), "--run-dir", str(run_dir)], 2, 4) as there:
+        wait_for_reports(run_dir, there)
+        time.sleep(generator.random())
+        generator.choice(there).send_signal(number)
+        done = ends(there)
+    assert [process.code for process in done] == [128 + number] * 2, done
+    assert max(process.seconds for process in done) < 60
+    (newest,) = checkpoint.saved(run_dir)
+    arrays(run_dir)
+    assert not list(run_dir.glob("checkpoints/.*"))
+    for process in done:
+        *_, line = process.err.splitlines()
+        assert f"`jaxrl-dist resume {run_dir}` goes on from {int(newest.name)} env steps" in line
+        assert "Traceback" not in process.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("name", ["ppo", "impala-asynchronous"])
+def test_a_lost_process_ends_the_others(name: str, lost: int, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with started([*endless(name), "--run-dir", str(run_dir)], 2, 4) as there:
+        wait_for_reports(run_dir, there)
+        there[lost].kill()
+        done = ends(there)
+    survivor = done[1 - lost]
+    assert survivor.code == 1 and survivor.seconds < LOST_SECONDS + 15, done
+    assert survivor.err.count("\n") == 1, survivor.err
+    assert f"process {lost} is lost" in survivor.err and f"`jaxrl-dist resume {run_dir}` goes on" in survivor.err
+
+
+@pytest.mark.slow
+def test_other_flags_in_another_process_are_refused(tmp_path: Path) -> None:
+    """The processes themselves find out, so that nothing waits for ever."""
+    words = [*endless("ppo"), "--run-dir", str(tmp_path / "run")]
+    with started(words, 2, 4) as there:
+        there[1].kill()
+        address = next(str(word) for word in there[0].args if "127.0.0.1" in str(word))  # type: ignore[union-attr]
+        other = subprocess.run(
+            [sys.executable, "-m", "jaxrl_dist.cli", *words, "--learning-rate", "0.5", "--coordinator", address]
+            + ["--processes", "2", "--process", "1", "--lost-process-timeout", str(LOST_SECONDS)],
+            env={**os.environ, "PYTHONPATH": str(runs.ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        (first, _) = ends(there)
+    for code, err in ((other.returncode, other.stderr), (first.code, first.err)):
+        assert code == 2 and err.count("\n") == 1 and "--learning-rate is" in err, err
+    assert not (tmp_path / "run").exists()
+
+
+FAILING = """
+import gymnasium, numpy as np, os
+from gymnasium import spaces
+
+class Failing(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.steps += 1
+        Failing.total = getattr(Failing, "total", 0) + 1
+        if Failing.total > 400 and os.environ["JAX_NUM_CPU_DEVICES"] == "4" and "--process" in open(
+            f"/proc/{os.getpid()}/cmdline").read() and open(f"/proc/{os.getpid()}/cmdline").read().split("\\0")[-2] == "1":
+            raise RuntimeError("a plug was pulled")
+        return np.zeros(2, np.float32), 1.0, self.steps > 20, False, {}
+"""
+
+
+@pytest.mark.slow
+def test_an_environment_that_fails_in_one_process_ends_all_saved(tmp_path: Path) -> None:
+    (tmp_path / "failing_here.py").write_text(FAILING)
+    run_dir = tmp_path / "run"
+    words = ["train", "a2c", "--env", "failing_here:Failing", *SIZES.split(), "--plan", "synchronous"]
+    words = " ".join(words).replace("--total-env-steps 640", "--total-env-steps 1000000").split()
+    environment = os.environ.get("PYTHONPATH")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with started([*words, "--run-dir", str(run_dir)], 2, 4) as there:
+            done = ends(there)
+    assert environment == os.environ.get("PYTHONPATH")
+    assert [process.code for process in done] == [1, 1], done
+    assert "a plug was pulled" in done[1].err.splitlines()[-1]
+    assert "process 1" in done[0].err.splitlines()[-1] and "a plug was pulled" in done[0].err.splitlines()[-1]
+    arrays(run_dir)
