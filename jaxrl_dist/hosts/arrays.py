@@ -114,7 +114,7 @@ def _by_slices(x: jax.Array) -> np.ndarray:
     axis = max((at for at in range(x.ndim) if spec[at] is None), key=lambda at: x.shape[at], default=None)
     if axis is None:
         return np.asarray(_everywhere([x])[0])
-    size = max(1, x.shape[axis] * GATHERED // x.nbytes)
+    size = min(max(1, x.shape[axis] * GATHERED // x.nbytes), x.shape[axis])
     replicated, out = NamedSharding(sharding.mesh, PartitionSpec()), np.empty(x.shape, x.dtype)
     cut = jax.jit(_slice, static_argnums=(2, 3), out_shardings=replicated)
     for start in range(0, x.shape[axis], size):
