@@ -146,7 +146,7 @@ def test_the_readme_s_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 HOW_TO = (
     *("README.md", "docs/index.md", "docs/environments.md", "docs/runs.md", "docs/python.md", "docs/coming-from.md"),
-    *("docs/glossary.md", "docs/releasing.md", "docs/tutorial.md", "docs/adding-an-algorithm.md"),
+    *("docs/hosts.md", "docs/glossary.md", "docs/releasing.md", "docs/tutorial.md", "docs/adding-an-algorithm.md"),
 )
 """Pages that are read first: short sentences only."""
 

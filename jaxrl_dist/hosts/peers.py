@@ -106,15 +106,15 @@ def gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
 
 def _wait(here: World, key: str, until: float) -> str:
     while True:
-        if (problem := here.problem()) is not None:
-            raise problem
-        if time.monotonic() > until:
-            raise TimeoutError(f"the other processes have not come to {key}")
         try:
             return str(here.client.blocking_key_value_get(key, WAIT_MS))
         except Exception as error:  # of jaxlib's own kind
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise ProcessError(f"the coordinator does not answer: {str(error).splitlines()[0]}") from None
+        if (problem := here.problem()) is not None:
+            raise problem
+        if time.monotonic() > until:
+            raise TimeoutError(f"the other processes have not come to {key}")
 
 
 def attempt(function: Callable[[], Result], about: str) -> Result:

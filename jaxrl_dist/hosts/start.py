@@ -203,7 +203,7 @@ def failing() -> Iterator[None]:
 def _tell(watch: Watch, error: BaseException) -> None:
     import jax
 
-    if watch.problem is not None:
+    if watch.problem is not None or watch.failed is not None:
         return
     lines = str(error).strip().splitlines()
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
