@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from jaxrl_dist.hosts.watch import Watch, on_terminate
 
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")
 """Names of the clusters that are found without flags, as in ``jax.distributed.initialize``."""
+HINTS = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_hnp_uri"}
+"""Variables of the environment, one of which these clusters set; TPUs have a package instead."""
 JOIN_SECONDS = 300
-"""Within which all processes must have come."""
+"""Within which all processes must have come, and at the end have gone."""
 _MORE_SECONDS = 15
 """After ``lost_process_timeout``, until JAX's own heartbeats end the process: the watch can say which one is lost."""
 
@@ -42,12 +45,14 @@ def start(launch: Launch, *, detect: bool = False) -> None:
     """
     if peers.world() is not None or launch.processes == 1:
         return
+    arguments = _arguments(launch, detect=detect)
+    if arguments is None and "jax" not in sys.modules:
+        return
     if "jax" not in sys.modules:  # the runtime logs what the watch says in one line
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import jax
 
     if not jax.distributed.is_initialized():
-        arguments = _arguments(launch, detect=detect)
         if arguments is None:
             return
         _initialize(launch, arguments)
@@ -74,6 +79,8 @@ def detected() -> str | None:
     Raises:
       ConfigError: the cluster does not tell what JAX needs.
     """
+    if not (HINTS & os.environ.keys() or importlib.util.find_spec("libtpu")):
+        return None  # importing JAX takes a second, and a wrong flag is to be refused at once
     try:
         from jax._src.clusters import ClusterEnv  # JAX has no public name for it
     except ImportError:
@@ -110,7 +117,7 @@ def _initialize(launch: Launch, arguments: dict[str, Any]) -> None:
             **arguments,
             initialization_timeout=JOIN_SECONDS,
             heartbeat_timeout_seconds=int(launch.lost_process_timeout) + _MORE_SECONDS,
-            shutdown_timeout_seconds=int(launch.lost_process_timeout) + _MORE_SECONDS,
+            shutdown_timeout_seconds=JOIN_SECONDS,
         )
     except Exception as error:
         line = " ".join(str(error).split())[:300]

@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxrl_dist.errors import ProcessError
 
-SECONDS = 0.5
+SECONDS = 1.0
 """Between two looks at the other processes."""
 GRACE_SECONDS = 8.0
 """For the main thread to end by itself after another process has failed."""
