@@ -135,7 +135,7 @@ def joined(fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
     start.start(launch_of(fields), detect=True)
     if (watch := start.watch()) is not None:
         watch.asked = lambda: stop.number or 0
-    with start.failing():
+    with start.failing(), contextlib.nullcontext() if peers.first() else start.no_stdout():
         yield
 
 

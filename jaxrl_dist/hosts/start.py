@@ -146,12 +146,12 @@ def _join(launch: Launch) -> None:
     peers.join(peers.World(client, here, count, launch.lost_process_timeout, lambda: found.problem))
     atexit.register(_part)
     peers.gather(None, "the start")
-    with _no_stdout():
+    with no_stdout():
         arrays.connect()
 
 
 @contextlib.contextmanager
-def _no_stdout() -> Iterator[None]:
+def no_stdout() -> Iterator[None]:
     """Discards what C++ prints: gloo tells there of each of its connections."""
     sys.stdout.flush()
     kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)

@@ -107,7 +107,8 @@ def train(name: str, processes: int, devices: int, run_dir: Path) -> list[Ended]
     assert [process.code for process in done] == [0] * processes, done
     for process in done[1:]:
         assert (process.out, process.err) == ("", "")
-    assert "[Gloo]" not in done[0].out and done[0].err == "", done[0]
+    assert done[0].err == ""
+    assert name == "population" or "[Gloo]" not in done[0].out  # whose sums are over other groups of devices
     return done
 
 
@@ -130,7 +131,7 @@ def assert_alike(one: Path, other: Path) -> None:
     first, second = runs.untimed(one), runs.untimed(other)
     assert len(first) == len(second) > 1
     for before, after in zip(first, second, strict=True):
-        own = {name for name in before if re.match("async/(sent|queue|actor_idle|learner_idle)", name)}  # of process 0
+        own = {name for name in before if re.match("async/(sent|queue|dropped|actor_idle|learner_idle)", name)}
         assert before.keys() == after.keys()
         for name in before.keys() - own:
             assert after[name] == pytest.approx(before[name], rel=1e-4, abs=1e-6), name
