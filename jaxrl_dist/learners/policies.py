@@ -11,21 +11,28 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_dist import rng
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
 
 
-def together(learners: Mapping[str, Learner]) -> Learner:
+def together(learners: Mapping[str, Learner], copies: Mapping[str, tuple[str, int]] = {}) -> Learner:
     """Returns the learner that updates each policy with its learner, from the experience of its agents.
 
     The keys of a policy fold in its number; those of the first are the keys that it has alone.
+
+    Args:
+      copies: by policy, the policy whose variables it takes, and after how many updates of that one it does so again.
     """
     numbers = {name: number for number, name in enumerate(learners)}
 
     def init(key: jax.Array) -> TrainState:
-        return joined({name: learners[name].init(rng.of_policy(key, number)) for name, number in numbers.items()})
+        states = {name: learners[name].init(rng.of_policy(key, number)) for name, number in numbers.items()}
+        for name, (source, _) in copies.items():
+            states[name] = states[name]._replace(variables=jax.tree.map(jnp.copy, states[source].variables))
+        return joined(states)
 
     def update(
         state: TrainState, rollouts: Mapping[str, Rollout], key: jax.Array
@@ -34,6 +41,10 @@ def together(learners: Mapping[str, Learner]) -> Learner:
         for name, number in numbers.items():
             own = state_of(state, name), rollouts[name], rng.of_policy(key, number)
             states[name], metrics[name] = learners[name].update(*own)
+        for name, (source, every) in copies.items():
+            due = states[source].updates // every > state.updates[source] // every
+            variables = jax.tree.map(partial(jnp.where, due), states[source].variables, states[name].variables)
+            states[name] = states[name]._replace(variables=variables)
         return joined(states), metrics
 
     def cut(memory: PyTree) -> PyTree:

@@ -17,6 +17,7 @@ from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.training.policies import alone, naming
+from jaxrl_dist.training.still import Copy
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Learner, Replay, Rollout
 
 
@@ -37,7 +38,9 @@ def make_learner(
             with naming(name):
                 own = alone(config, name), algorithm[name], spec.policies[name]
                 learners[name] = make_learner(*own, devices, members)
-        return policies.together(learners)
+        kinds = {name: part.algorithm for name, part in config.algorithm.parts.items()}
+        copies = {name: (kind.policy, kind.every) for name, kind in kinds.items() if isinstance(kind, Copy)}
+        return policies.together(learners, copies)
     check_sizes(config, algorithm, spec, len(devices))
     if algorithm.num_epochs == 0:
         return policies.still(algorithm)

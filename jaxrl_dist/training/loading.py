@@ -10,6 +10,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.training.policies import Policies, alone
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
+from jaxrl_dist.training.still import Copy
 from jaxrl_dist.training.stored import stored_config
 from jaxrl_dist.types import Algorithm, EnvSpec, Variables
 
@@ -42,4 +43,5 @@ def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any
     if policy not in known:
         there = f"it has the policies {', '.join(known)}" if known else "it has one policy, which needs no name"
         raise ConfigError(f"{run_dir}: {'which policy?' if policy is None else f'no policy {policy}'}; {there}")
-    return alone(config, str(policy))
+    kind = config.algorithm.parts[str(policy)].algorithm
+    return alone(config, kind.policy if isinstance(kind, Copy) else str(policy))

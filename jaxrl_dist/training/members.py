@@ -69,6 +69,8 @@ def members(config: Train[Any]) -> list[Member]:
 
 
 def _refusal(name: str, known: Sequence[str], algorithm: str) -> str:
+    if "." in name:
+        return f"--vary {name}: hyperparameters of several policies cannot vary; {', '.join(VARIED)} can"
     if name == "seed":
         return "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
     if name in {field.name for field in dataclasses.fields(Train)}:

@@ -13,7 +13,7 @@ import jax
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
-from jaxrl_dist.checks import flag, parse_bounds
+from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, EnvWarning
@@ -22,6 +22,7 @@ from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
+from jaxrl_dist.spaces import describe
 from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.training.members import Member, is_population, members, programs
 from jaxrl_dist.training.policies import Policies, alone, naming
@@ -29,6 +30,7 @@ from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.programs import keep_programs
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
+from jaxrl_dist.training.still import Copy, Still
 from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner
 
@@ -163,13 +165,33 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
 
 def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
     with naming(policy):
+        kind = config.algorithm.parts[policy].algorithm
+        if isinstance(kind, Copy):
+            return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
         algorithm: Algorithm = make_algorithm(alone(config, policy), spec.policies[policy])
         if algorithm.episodic:
-            name = algorithms.name_of(config.algorithm.parts[policy].algorithm)
-            raise ConfigError(
-                f"{name} restarts all environments before each rollout, which others could not learn from"
-            )
+            name = algorithms.name_of(kind)
+            raise ConfigError(f"{name} restarts all environments before each rollout; it works as the only policy")
     return algorithm
+
+
+def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
+    """Returns the name of the policy that a policy is a copy of.
+
+    Raises:
+      ConfigError: there is no such policy, it does not train, or its spaces differ.
+    """
+    if copy.policy not in config.algorithm.parts:
+        near = did_you_mean(copy.policy, config.algorithm.parts)
+        raise ConfigError(f"it is a copy of {copy.policy}, and there is no such policy{near}")
+    if isinstance(config.algorithm.parts[copy.policy].algorithm, Still):
+        raise ConfigError(f"it is a copy of {copy.policy}, which does not train")
+    other = spec.policies[copy.policy]
+    for kind in ("observation", "action"):
+        mine, theirs = (describe(getattr(each, kind)) for each in (own, other))
+        if mine != theirs:
+            raise ConfigError(f"it is a copy of {copy.policy}, whose agents have the {kind}s {theirs}, and not {mine}")
+    return copy.policy
 
 
 def make_job(

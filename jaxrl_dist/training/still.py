@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -70,30 +71,59 @@ class Fixed(Still):
 
         algorithm, variables = load_acting(self.run_dir, self.policy, spec)
 
-        def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-            return algorithm.policy(variables, obs, core, context._replace(env_step=jnp.float32(END_OF_SCHEDULES)))
-
-        made = _still(lambda key: jax.tree.map(jnp.asarray, variables), policy)
+        made = _still(lambda key: jax.tree.map(jnp.asarray, variables), _at_the_end(algorithm))
         return dataclasses.replace(made, initial_core=algorithm.initial_core, feedback=algorithm.feedback)
 
 
-STILL: dict[Any, type[Still]] = {kind.__name__: kind for kind in (Random, Fixed)}
+@dataclasses.dataclass(frozen=True)
+class Copy(Still):
+    """A copy of another policy of the run, as that one was a while ago: an opponent for self-play."""
+
+    policy: str = ""
+    """The policy that is copied."""
+    every: int = 100
+    """Updates of that policy between two copies."""
+
+    def validate(self) -> None:
+        if not 1 <= self.every <= 2**30:
+            raise ConfigError(f"copy({self.policy},{self.every}) needs 1 to {2**30} updates between two copies")
+
+    def of(self, algorithm: Algorithm) -> Algorithm:
+        """Returns what acts: the algorithm of the policy that is copied, as it acts where schedules have ended."""
+        made = _still(algorithm.init, _at_the_end(algorithm))
+        return dataclasses.replace(made, initial_core=algorithm.initial_core, feedback=algorithm.feedback)
+
+
+STILL: dict[Any, type[Still]] = {kind.__name__: kind for kind in (Random, Fixed, Copy)}
 """These config classes, by the names that ``config.json`` has for them."""
 
 
 def still(text: str) -> Still | None:
-    """Reads ``random``, ``fixed(RUN_DIR)`` or ``fixed(RUN_DIR,POLICY)``; None: the text is neither.
+    """Reads ``random``, ``fixed(RUN_DIR[,POLICY])`` or ``copy(POLICY[,UPDATES])``; None: the text is none of them.
 
     Raises:
-      ConfigError: ``fixed`` without a directory.
+      ConfigError: what the parentheses hold is wrong, or missing.
     """
-    if text == "random":
+    kind, parenthesis, rest = text.partition("(")
+    inside = rest.removesuffix(")")
+    if kind == "random" and not parenthesis:
         return Random()
-    if text == "fixed" or (found := re.fullmatch(r"fixed\((.+?)(?:,([\w-]+))?\)", text)) is None:
-        if text.startswith("fixed"):
-            raise ConfigError(f"{text!r} is no policy; fixed(RUN_DIR) and fixed(RUN_DIR,POLICY) are")
-        return None
-    return Fixed(found[1], found[2])
+    if kind == "fixed":
+        if found := re.fullmatch(r"(.+?)(?:,([\w-]+))?", inside):
+            return Fixed(found[1], found[2])
+        raise ConfigError(f"{text!r} is no policy; fixed(RUN_DIR) and fixed(RUN_DIR,POLICY) are")
+    if kind == "copy":
+        if found := re.fullmatch(r"([\w-]+)(?:,([0-9]{1,9}))?", inside):
+            return Copy(found[1], int(found[2] or Copy.every))
+        raise ConfigError(f"{text!r} is no policy; copy(POLICY) and copy(POLICY,UPDATES) are")
+    return None
+
+
+def _at_the_end(algorithm: Algorithm) -> Callable[..., Acted]:
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        return algorithm.policy(variables, obs, core, context._replace(env_step=jnp.float32(END_OF_SCHEDULES)))
+
+    return policy
 
 
 def _still(init: Any, policy: Any) -> Algorithm:

@@ -18,12 +18,15 @@ import team
 
 import jaxrl_dist
 from jaxrl_dist import Train, cli
+from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.groups import agents_of
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.mesh import by_hand
+from jaxrl_dist.spaces import zeros
 from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.training.still import Random
 from jaxrl_dist.types import Context
@@ -170,6 +173,54 @@ def test_members_of_a_population_are_their_lone_runs() -> None:
             assert member.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
+@pytest.mark.parametrize("every", [1, 3, 10**6])
+def test_a_copy_is_renewed_after_so_many_updates(every: int) -> None:
+    """Each iteration makes two updates of the policy that is copied; checked on the learner by hand."""
+    policies, env = {"b": "long_1", "c": "long_2"}, team.Unlike("long_1", "long_2")
+    algorithms = {"b": dataclasses.replace(PPO_, num_minibatches=1), "c": f"copy(b,{every})"}
+    job = prepare(Train(algorithms, env=env, policies=policies, **SIZES)).job
+    state = job.learner.init(jax.random.key(0))
+    rollouts = {
+        name: blank_rollout(job.algorithm[name], state.variables[name], zeros(spec.observation, 8), (), 8)
+        for name, spec in job.source.spec.policies.items()
+    }
+    rollouts = {name: x._replace(valid=~x.valid, reward=x.reward + 1.0) for name, x in rollouts.items()}
+    update, expected = jax.jit(by_hand(job.learner.update)), state.variables["b"]
+    for iteration in range(1, 5):
+        jax.tree.map(np.testing.assert_array_equal, state.variables["c"], expected)
+        before = state
+        state, metrics = update(state, rollouts, jax.random.key(1))
+        assert int(state.updates["b"]) == 2 * iteration and int(state.updates["c"]) == 0 and not metrics["c"]
+        moved = jax.tree.map(lambda x, y: bool((x != y).any()), state.variables["b"], before.variables["b"])
+        assert any(jax.tree.leaves(moved))
+        if 2 * iteration // every > 2 * (iteration - 1) // every:
+            expected = state.variables["b"]
+
+
+def test_self_play_is_resumed_and_loaded(tmp_path: Path) -> None:
+    config = {**SIZES, "env": team.CartPoles(2), "policies": {"a": "pole_0", "b": "pole_1"}}
+    algorithms = {"a": PPO_, "b": "copy(a,6)"}
+    *_, whole = jaxrl_dist.train(Train(algorithms, **config))
+    run = Train(algorithms, **config, run_dir=str(tmp_path / "run"))
+    list(itertools.islice(jaxrl_dist.train(run), 2))
+    *_, rest = jaxrl_dist.resume(tmp_path / "run", env=team.CartPoles(2))
+    jax.tree.map(np.testing.assert_array_equal, rest.checkpoint().state, whole.checkpoint().state)
+    copied = jaxrl_dist.load_policy(tmp_path / "run", env=team.CartPoles(2), policy="b")
+    assert copied(np.zeros((3, 4), np.float32), key=jax.random.key(0))[0].shape == (3,)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ppo_and_dqn_learn_side_by_side(seed: int) -> None:
+    config = Train(
+        {"a": "ppo", "b": "dqn"}, env=team.CartPoles(4), policies={"a": "pole_0,pole_1", "b": "pole_[23]"}, seed=seed,
+        num_envs=8, rollout_length=32, num_devices=1, total_env_steps=500_000, evaluation_interval=100_000,
+    )  # fmt: skip
+    found = [report.evaluation for report in jaxrl_dist.train(config) if report.evaluation]
+    for policy in ("a", "b"):
+        returns = [evaluation[f"{policy}/return_mean"] for evaluation in found]
+        assert returns[0] >= 150 and max(returns) >= 475
+
+
 def test_random_actions_are_legal_and_uniform() -> None:
     env = find(team.Meeting()).device()
     algorithm = Random().make(env.spec)
@@ -229,6 +280,10 @@ WRONG = {
     "--policy a=ppo:short --policy b=random:long_* --b.discount 1": "--b.discount: random does not train",
     "--policy a=ppo:short --policy b=fixed(nowhere):long_*": "policy b: nowhere is no run directory",
     "--policy a=random:short --policy b=random:long_*": "no policy trains",
+    "--policy a=ppo:short --policy b=copy(a):long_*": "policy b: it is a copy of a, whose agents have the observation",
+    "--policy a=ppo:short --policy b=copy(d):long_*": "policy b: it is a copy of d, and there is no such policy",
+    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,x):long_2": "'copy.b,x.' is no policy; copy.PO",
+    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,0):long_2": "policy c: copy.b,0. needs 1 to",
     "--policy a=ppo:short --policy b=ppo:long_* --hide 0": "--hide works for environments with one policy",
 }
 
