@@ -48,8 +48,8 @@ def start(launch: Launch, *, detect: bool = False) -> None:
     arguments = _arguments(launch, detect=detect)
     if arguments is None and "jax" not in sys.modules:
         return
-    if "jax" not in sys.modules:  # the runtime logs what the watch says in one line
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if "jax" not in sys.modules and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the runtime logs what the watch says in one line
     import jax
 
     if not jax.distributed.is_initialized():
