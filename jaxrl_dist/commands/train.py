@@ -67,7 +67,11 @@ def asked(args: Sequence[str]) -> Asked | None:
         named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
         if "parts" in stored:
             parts = Policies(stored.pop("parts"))
-            fields = {**stored, **flags.parse_train(Policies, args)}
+            given = flags.parse_train(Policies, args)
+            for name in OWN:
+                if name in given:
+                    raise ConfigError(f"{flag(name)}: each policy of {config_file} has its own, which cannot change")
+            fields = {**stored, **given}
             fields.pop("config", None)
             return Asked(label(parts), parts, fields)
         if name not in (None, named):

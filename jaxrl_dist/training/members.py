@@ -18,6 +18,8 @@ from jaxrl_dist.values import from_text
 
 VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards")
 """Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
+SHARED = VARIED[:2]
+"""Those that several policies share."""
 MAX_MEMBERS = 10_000
 
 
@@ -47,8 +49,10 @@ def members(config: Train[Any]) -> list[Member]:
     varied = {}
     for name, text in config.vary.items():
         name = name.replace("-", "_")
-        if name not in (*hyperparameters, *VARIED):
-            raise ConfigError(_refusal(name, [*hyperparameters, *VARIED], name_of(kind)))
+        if name not in (known := [*hyperparameters, *(SHARED if several(config.algorithm) else VARIED)]):
+            if several(config.algorithm):
+                raise ConfigError(f"--vary {name}: of several policies, only {' and '.join(SHARED)} can vary")
+            raise ConfigError(_refusal(name, known, name_of(kind)))
         if name in varied:
             raise ConfigError(f"--vary names {name} twice")
         varied[name] = [from_text(name, part, hints[name]) for part in text.split(",")]
@@ -69,8 +73,6 @@ def members(config: Train[Any]) -> list[Member]:
 
 
 def _refusal(name: str, known: Sequence[str], algorithm: str) -> str:
-    if "." in name:
-        return f"--vary {name}: hyperparameters of several policies cannot vary; {', '.join(VARIED)} can"
     if name == "seed":
         return "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
     if name in {field.name for field in dataclasses.fields(Train)}:

@@ -280,6 +280,8 @@ WRONG = {
     "--policy a=ppo:short --policy b=random:long_* --b.discount 1": "--b.discount: random does not train",
     "--policy a=ppo:short --policy b=fixed(nowhere):long_*": "policy b: nowhere is no run directory",
     "--policy a=random:short --policy b=random:long_*": "no policy trains",
+    "--policy a=ppo:short --policy b=ppo:long_* --vary a.learning-rate=1": "only num_envs and rollout_length can vary",
+    "--policy a=ppo:short --policy b=ppo:long_* --vary scale-rewards=True": "only num_envs and rollout_length can vary",
     "--policy a=ppo:short --policy b=copy(a):long_*": "policy b: it is a copy of a, whose agents have the observation",
     "--policy a=ppo:short --policy b=copy(d):long_*": "policy b: it is a copy of d, and there is no such policy",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,x):long_2": "'copy.b,x.' is no policy; copy.PO",
@@ -320,6 +322,8 @@ def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: p
     assert config["hyperparameters"]["a"]["normalize_observations"] and config["run"]["policies"]["b"] == "long_1"
     again = runs.train(f"--config {run} --env team:Unlike", tmp_path / "again")
     assert runs.untimed(again) == runs.untimed(run)
+    assert cli.main(["train", "--config", str(run), "--env", "team:Unlike", "--scale-rewards"]) == 2
+    assert "--scale-rewards: each policy of" in capsys.readouterr().err
     more = ["resume", str(run), "--env", "team:Unlike", "--total-env-steps", "768", "--quiet"]
     assert cli.main(more) == 0
     assert runs.read_metrics(run)[-1]["env_steps"] >= 768
