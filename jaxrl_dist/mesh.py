@@ -31,6 +31,9 @@ DATA = "data"
 MEMBER = "member"
 """Axis name of the members that share a device, within ``over_members``."""
 
+LIGHT = 2**20
+"""Numbers of a member up to which members are computed in groups."""
+
 REPLICATED = PartitionSpec()
 BATCH = PartitionSpec(DATA)
 """The leading axis (environments, examples) is sharded."""
@@ -102,16 +105,29 @@ def acting(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: A
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
+def over_members(function: Callable[..., Any], most: int | None = None) -> Callable[..., Any]:
     """Maps a function of one member over the leading axis of all arrays that it takes and returns.
 
     Where a device has one member, the function runs as it would for a single run.
+
+    Args:
+      most: members that a device computes together, if it has more and their number divides; the others follow. None:
+        all. Groups copy their arrays, so members with more than ``LIGHT`` numbers, such as replay memories, form none.
     """
 
+    def together(*args: Any) -> Any:
+        return jax.vmap(function, axis_name=MEMBER)(*args)
+
     def mapped(*args: Any) -> Any:
-        if len(jax.tree.leaves(args)[0]) > 1:
-            return jax.vmap(function, axis_name=MEMBER)(*args)
-        return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], args)))
+        count = len(jax.tree.leaves(args)[0])
+        if count == 1:
+            return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], args)))
+        size = max(n for n in range(1, min(count, most or count) + 1) if count % n == 0)
+        if size in (1, count) or sum(x.size for x in jax.tree.leaves(args)) > count * LIGHT:
+            return together(*args)
+        groups = jax.tree.map(lambda x: x.reshape(count // size, size, *x.shape[1:]), args)
+        outputs = jax.lax.map(lambda group: together(*group), groups)
+        return jax.tree.map(lambda x: x.reshape(count, *x.shape[2:]), outputs)
 
     return mapped
 

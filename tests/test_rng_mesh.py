@@ -143,3 +143,19 @@ def test_without_jit_a_program_runs_step_by_step() -> None:
             meshes.Program(function, make_mesh(2), *specs)(*arguments)
     np.testing.assert_allclose(result, compiled, rtol=1e-6)
     np.testing.assert_allclose(program(*arguments), compiled, rtol=1e-6)
+
+
+@pytest.mark.parametrize("most, loops", [(None, 0), (5, 1), (4, 1), (1, 0), (16, 0)])
+def test_members_may_be_computed_in_groups(most: int | None, loops: int) -> None:
+    """Groups of the largest size that divides their number; a single member's function is not changed by it."""
+
+    def member(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x**2, jax.random.uniform(key, (3,))
+
+    x, keys = jnp.arange(12.0), jax.random.split(jax.random.key(0), 12)
+    grouped = meshes.over_members(member, most)
+    for found, expected in zip(grouped(x, keys), (x**2, jax.vmap(lambda key: member(x[0], key)[1])(keys)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert str(jax.make_jaxpr(grouped)(x, keys)).count("scan[") == loops
+    heavy = jnp.zeros((12, meshes.LIGHT + 1))  # such as a replay memory, which a loop would copy
+    assert "scan[" not in str(jax.make_jaxpr(meshes.over_members(lambda x: x + 1, most))(heavy))

@@ -20,6 +20,8 @@ from jaxrl_dist.plans.report import NO_EPISODES, IntervalSums
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Array, EpisodeStats, PyTree, Rollout, TrainState, Variables
 
+LEARN_TOGETHER = 16
+"""Members that learn together on a CPU: the activations of more leave its caches (docs/speed.md)."""
 MEMBERS = meshes.of_members(meshes.REPLICATED)
 _BATCH = meshes.of_members(meshes.BATCH)
 _STATE = meshes.of_members(meshes.STATE)
@@ -187,7 +189,8 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
         learns = meshes.learning(local_learn, job.mesh, *for_learn)
     else:
         acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(for_act))
-        learns = meshes.learning(meshes.over_members(local_learn), job.mesh, *meshes.of_members(for_learn))
+        most = LEARN_TOGETHER if job.mesh.devices.flat[0].platform == "cpu" else None
+        learns = meshes.learning(meshes.over_members(local_learn, most), job.mesh, *meshes.of_members(for_learn))
 
     def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
         return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)

@@ -82,6 +82,15 @@ def test_actor_threads_step_them_too() -> None:
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, columns: int) -> None:
     """Two members that differ in seed and step size, on meshes of members and of their shards."""
+    check_members(name, 2, rows, columns)
+
+
+def test_members_that_learn_in_groups_are_their_lone_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "LEARN_TOGETHER", 2)
+    check_members("ppo", 4, 1, 1)
+
+
+def check_members(name: str, members: int, rows: int, columns: int) -> None:
     source = find("CartPole-v1")
     kind: Any = {
         "ppo": partial(PPO, hidden_sizes=(4,), num_minibatches=2, num_epochs=1),
@@ -97,7 +106,9 @@ def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, colum
     def member(seed: int, mesh: Any) -> Job:
         hyper = {"learning_rate": 1e-3 * (1 + seed)}
         algorithm, learner = vary(hyper)
-        made = make_job(algorithm, source, num_envs=4, rollout_length=8, total_env_steps=180 - 40 * seed, seed=seed)
+        made = make_job(
+            algorithm, source, num_envs=4, rollout_length=8, total_env_steps=180 - 40 * (seed % 3), seed=seed
+        )
         return made._replace(hyper=hyper, vary=vary, learner=learner, mesh=mesh)
 
     def numbers(report: Report) -> Any:
@@ -105,14 +116,14 @@ def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, colum
         return (report.env_steps, report.updates, timeless), report.variables(), report.checkpoint()[:2]
 
     mesh = meshes.make_mesh(jax.devices()[: rows * columns], rows)
-    jobs = [member(seed, mesh) for seed in range(2)]
+    jobs = [member(seed, mesh) for seed in range(members)]
     population = on_device.Population(jobs)
     reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
-    together: list[list[Any]] = [[], []]
+    together: list[list[Any]] = [[] for _ in jobs]
     for _ in range(9):
-        for seed in range(2):
+        for seed in range(members):
             together[seed] += [numbers(report) for report in itertools.islice(reports[seed], 1)]
-    for seed in range(2):
+    for seed in range(members):
         alone = map(numbers, on_device.on_device(member(seed, meshes.make_mesh(mesh.devices[0]))))
         for (here, *trees), (there, *expected) in zip(together[seed], alone, strict=True):
             assert here[:2] == there[:2]
