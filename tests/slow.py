@@ -4,6 +4,9 @@ from __future__ import annotations
 
 CASES = {
     # ids, below tests/ and up to any place                         what `make test` keeps of the kind
+    "commands/test_resume_or_start.py::test_it_starts_where_there_is_no_run": (
+        "test_what_a_run_without_a_checkpoint_has_left_makes_room"
+    ),
     "test_packing.py::test_a_run_in_the_form_for_gpus_is_equal[rainbow]": "dqn",
     "learners/test_learners.py::test_one_device_is_as_many[ppo-2]": "ppo-8",
     "learners/test_learners.py::test_one_device_is_as_many[dqn-2]": "dqn-8",
