@@ -417,7 +417,7 @@ def test_a_wrong_environment_is_refused_before_training_is_imported(tmp_path: Pa
 
 def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
     for args, words in {
-        (): ("train ALGO", "evaluate RUN_DIR", "list algorithms|envs|plans", "--version", "ppo"),
+        (): ("train ALGO", "evaluate RUN_DIR", "list algorithms|envs|plans|placements", "--version", "ppo"),
         ("--help",): ("usage: jaxrl-dist",),
         ("train", "--help"): ("usage: jaxrl-dist",),
         ("train", "ppo", "--help"): ("--num-envs", "--config", "--clip-epsilon"),

@@ -41,7 +41,7 @@ usage: jaxrl-dist COMMAND ...
   check-env ENV [FLAGS]              check your own environment: one line for each fault
   doctor                             say whether this machine can train, on what, and what is missing
   doctor --compile-for h200x8 ALGO --env ID [FLAGS]  compile a run for a GPU or TPU that is not here
-  list algorithms|envs|plans         what there is
+  list algorithms|envs|plans|placements  what there is
   presets [ALGO --env ID]            the flags that would run
   profile ALGO --env ID [FLAGS]      show where the time of a run goes, stage by stage
   --version                          which jaxrl-dist this is

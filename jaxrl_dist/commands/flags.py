@@ -35,6 +35,9 @@ class Command(Train[Config]):
     """A run's config.json, or its directory: train with its config, except for the flags that are given."""
     resume_or_start: bool = False
     """Go on with the run in --run-dir if it has saved a checkpoint, else start it: a supervisor repeats one command."""
+    placement: str | None = None
+    """One word for the flags that say where acting and learning run, such as anakin, sebulba:1+3, seed, replicas:4,
+    server:4 or apex:4; see jaxrl-dist list placements. Flags that are given win."""
     quiet: bool = False
     """Print nothing but errors."""
     verbose: bool = False

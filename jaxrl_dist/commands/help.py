@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("env_workers", "env_timeout", "atari_preset", "frame_stack", "action_repeat", "time_limit", "hide"),
         *("normalize_observations", "scale_rewards", "clip_rewards"),
     ),
-    "execution": ("num_devices", "learner_devices", "mem_fraction", "compile_cache"),
+    "execution": ("placement", "num_devices", "learner_devices", "mem_fraction", "compile_cache"),
     "actors": (
         *("num_actors", "actor_devices", "max_lag", "lockstep", "lag", "free_running", "gather", "gather_deadline"),
         *("on_actor_error", "max_restarts"),

@@ -1,4 +1,4 @@
-"""``jaxrl-dist list algorithms|envs [LIBRARY]|plans``: prints the algorithms, environments or plans."""
+"""``jaxrl-dist list algorithms|envs [LIBRARY]|plans|placements``: prints what there is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxrl_dist.errors import ConfigError
 def run(args: Sequence[str]) -> int:
     """Runs ``list KIND``."""
     what = " ".join(args)
-    kinds = ("algorithms", "envs", "plans")
+    kinds = ("algorithms", "envs", "plans", "placements")
     if what in (f"envs {library}" for library in LIBRARIES):
         from jaxrl_dist.envs import libraries
 
@@ -36,6 +36,13 @@ def run(args: Sequence[str]) -> int:
 
         lines = [f"{name:9} {config_class(name).__doc__.splitlines()[0]}" for name in ALGORITHMS]
         lines += [f"{name:9} {algorithm}, --plan {fields['plan']}" for name, (algorithm, fields) in PRESETS.items()]
+    elif what == "placements":
+        from jaxrl_dist.commands import placements
+
+        lines = [
+            f"{name:12} {placement.says}"
+            for name, placement in zip(placements.spelled(), placements.PLACEMENTS.values(), strict=True)
+        ]
     else:
         lines = [f"{name:12} {text}" for name, text in PLANS.items()]
     print("\n".join(lines))

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_dist.algorithms import from_file, having
 from jaxrl_dist.checks import did_you_mean, flag
-from jaxrl_dist.commands import flags
+from jaxrl_dist.commands import flags, placements
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.training.policies import OWN, Policies
 from jaxrl_dist.training.resolving import RUN_FIELDS
@@ -59,7 +59,9 @@ def asked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         if arg.startswith("--") and field not in RUN_FIELDS and having(field):
             raise ConfigError(f"{arg} belongs to a policy: --{next(iter(algorithms))}.{arg[2:]}")
     parts = {name: (algorithm, _own(name, algorithm, own[name])) for name, algorithm in algorithms.items()}
-    return parts, {**flags.parse_train(Policies, rest), "policies": agents}
+    given = flags.parse_train(Policies, rest)
+    placements.check_one_policy(given)
+    return parts, {**given, "policies": agents}
 
 
 def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:

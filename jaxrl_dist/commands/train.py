@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_dist.algorithms import from_file
+from jaxrl_dist.algorithms import config_class, from_file
 from jaxrl_dist.checks import flag
-from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
+from jaxrl_dist.commands import find_modules, flags, help, help_text, placements, policies
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FinishedError
 from jaxrl_dist.hosts import peers, start
@@ -68,6 +68,7 @@ def asked(args: Sequence[str]) -> Asked | None:
         if "parts" in stored:
             parts = Policies(stored.pop("parts"))
             given = flags.parse_train(Policies, args)
+            placements.check_one_policy(given)
             for name in OWN:
                 if name in given:
                     raise ConfigError(f"{flag(name)}: each policy of {config_file} has its own, which cannot change")
@@ -82,7 +83,10 @@ def asked(args: Sequence[str]) -> Asked | None:
             print(help_text(), end="")
             return None
         raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
-    fields = {**stored, **flags.parse_train(algorithm, args)}
+    given = flags.parse_train(algorithm, args)
+    word = given.pop("placement", None)
+    placed = {} if word is None else placements.fields(word, config_class(algorithm), given)
+    fields = {**stored, **placed, **given}
     fields.pop("config", None)
     found = Asked(name, algorithm, fields)
     if wants_help:

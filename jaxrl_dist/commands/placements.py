@@ -1,0 +1,129 @@
+"""``--placement``: one word for the flags that say where environments, acting and learning run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxrl_dist.checks import did_you_mean, flag
+from jaxrl_dist.errors import ConfigError
+
+NUMBER = "([0-9]{1,4})"
+"""Pattern of a number in a placement."""
+
+
+class Placement(NamedTuple):
+    """A placement of the literature."""
+
+    sizes: str
+    """The form of its numbers, such as ``A+L``; empty: it has none."""
+    says: str
+    fields: Callable[..., Mapping[str, Any]]
+    """The fields of ``Train``, or hyperparameters, that the numbers stand for."""
+    needs: tuple[str, ...] = ()
+    """Hyperparameters without which an algorithm has no use for it."""
+
+
+def _numbers(first: int, count: int) -> str:
+    return f"{first}-{first + count - 1}" if count > 1 else str(first)
+
+
+PLACEMENTS = {
+    "anakin": Placement(
+        "",
+        "environments, acting and learning in one program on all devices (Podracer's Anakin, MSRL's all on GPUs)",
+        lambda: {"plan": "on_device"},
+    ),
+    "sebulba": Placement(
+        "A+L",
+        "the first A devices act, the next L learn (Podracer's Sebulba, MSRL's coarse single learner)",
+        lambda acting, learning: {
+            "plan": "asynchronous",
+            "num_actors": acting,
+            "actor_devices": _numbers(0, acting),
+            "learner_devices": _numbers(acting, learning),
+        },
+    ),
+    "seed": Placement(
+        "",
+        "environments on the host, one policy call for all of them on the devices that learn (SEED RL, MSRL's fine "
+        "single learner)",
+        lambda: {"plan": "synchronous"},
+    ),
+    "replicas": Placement(
+        "K",
+        "K devices, each with an actor, learn from all rollouts with one summed gradient (Cleanba, MSRL's multiple "
+        "learners)",
+        lambda count: {
+            "plan": "asynchronous", "lockstep": True, "lag": 1, "num_actors": count, "num_devices": count,
+        },
+    ),
+    "server": Placement(
+        "K",
+        "K actors send gradients to one copy of the parameters (A3C, MSRL's parameter server)",
+        lambda count: {"plan": "gradients", "num_actors": count},
+    ),
+    "apex": Placement(
+        "K",
+        "K actors fill one prioritised replay memory (Ape-X)",
+        lambda count: {"plan": "asynchronous", "num_actors": count, "priority_exponent": 0.6},
+        needs=("priority_exponent",),
+    ),
+}  # fmt: skip
+"""By their words. Sources: Hessel et al. 2021 (arXiv:2104.06272), Espeholt et al. 2020 (arXiv:1910.06591), Zhu et al.
+2023 (MSRL, arXiv:2210.00882, table 2), Huang et al. 2023 (arXiv:2310.00036), Mnih et al. 2016 (arXiv:1602.01783),
+Horgan et al. 2018 (arXiv:1803.00933)."""
+
+
+def fields(word: str, algorithm: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that a placement stands for, without those that are given.
+
+    Args:
+      word: such as ``sebulba:1+3``.
+      algorithm: the config class.
+      given: the fields that the user gave, which win.
+
+    Raises:
+      ConfigError: there is no such placement, it is of no use to the algorithm, or its plan contradicts the given one.
+    """
+    name, _, sizes = word.partition(":")
+    if name not in PLACEMENTS:
+        raise ConfigError(f"--placement {name!r} is none of {', '.join(spelled())}{did_you_mean(name, PLACEMENTS)}")
+    placement = PLACEMENTS[name]
+    form = re.sub("[A-Z]", NUMBER, re.escape(placement.sizes))
+    wanted = re.fullmatch(form, sizes)
+    numbers = [int(number) for number in wanted.groups()] if wanted else []
+    if wanted is None or not all(0 < number <= 1000 for number in numbers):
+        written = _written(name)
+        example = re.sub("[A-Z]", "2", written)
+        raise ConfigError(f"--placement {word} has another form than {written}, such as --placement {example}")
+    own = {field.name for field in dataclasses.fields(algorithm)}
+    if missing := [need for need in placement.needs if need not in own]:
+        raise ConfigError(f"--placement {name} is for algorithms with {', '.join(map(flag, missing))}")
+    values = dict(placement.fields(*numbers))
+    if given.get("plan") not in (None, values["plan"]):
+        raise ConfigError(
+            f"--placement {word} runs under --plan {values['plan']}, which contradicts --plan {given['plan']}"
+        )
+    return {field: value for field, value in values.items() if field not in given}
+
+
+def check_one_policy(given: Mapping[str, Any]) -> None:
+    """Checks that a run of several policies is not to be placed.
+
+    Raises:
+      ConfigError: it is.
+    """
+    if given.get("placement") is not None:
+        raise ConfigError("--placement is for runs with one policy; several run under --plan on_device")
+
+
+def spelled() -> list[str]:
+    """Returns the placements as they are written."""
+    return [_written(name) for name in PLACEMENTS]
+
+
+def _written(name: str) -> str:
+    return f"{name}:{PLACEMENTS[name].sizes}".rstrip(":")

@@ -1,0 +1,95 @@
+"""One word for the flags that say where acting and learning run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import runs
+
+from jaxrl_dist import cli
+from jaxrl_dist.commands import placements, train
+
+SMALL = "--total-env-steps 256 --evaluation-episodes 0 --num-envs 8 --rollout-length 8 --hidden-sizes 4"
+
+
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        ("ppo --placement anakin", {"plan": "on_device"}),
+        (
+            "impala --placement sebulba:1+3",
+            {"plan": "asynchronous", "num_actors": 1, "actor_devices": "0", "learner_devices": "1-3"},
+        ),
+        (
+            "impala --placement sebulba:2+1 --num-actors 4",
+            {"num_actors": 4, "actor_devices": "0-1", "learner_devices": "2"},
+        ),
+        ("ppo --placement seed", {"plan": "synchronous"}),
+        ("appo --placement replicas:4", {"lockstep": True, "lag": 1, "num_actors": 4, "num_devices": 4}),
+        ("a2c --placement=server:3", {"plan": "gradients", "num_actors": 3}),
+        ("a2c --placement server:3 --plan gradients", {"plan": "gradients", "num_actors": 3}),
+        ("dqn --placement apex:3", {"plan": "asynchronous", "num_actors": 3, "priority_exponent": 0.6}),
+    ],
+)
+def test_a_word_stands_for_flags_and_given_ones_win(command: str, expected: dict[str, object]) -> None:
+    asked = train.asked([*command.split(), "--env", "CartPole-v1"])
+    assert asked is not None and "placement" not in asked.fields
+    assert {name: asked.fields[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        (
+            "ppo --placement anakn",
+            "'anakn' is none of anakin, sebulba:A+L, seed, replicas:K, server:K, apex:K",
+        ),
+        (
+            "ppo --placement sebulba",
+            "--placement sebulba has another form than sebulba:A+L, such as --placement sebulba:2+2",
+        ),
+        ("ppo --placement sebulba:0+1", "--placement sebulba:0+1 has another form than sebulba:A+L"),
+        ("ppo --placement anakin:2", "--placement anakin:2 has another form than anakin, such as --placement anakin"),
+        (
+            "ppo --placement server:2 --plan on_device",
+            "--placement server:2 runs under --plan gradients, which contradicts",
+        ),
+        ("ppo --placement apex:2", "--placement apex is for algorithms with --priority-exponent"),
+        ("--policy a=ppo:* --placement seed", "--placement is for runs with one policy"),
+    ],
+)
+def test_what_fits_no_placement_is_refused_in_one_line(
+    command: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *command.split(), "--env", "CartPole-v1"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "placements"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == placements.spelled()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ppo --env CartPole-v1 --num-devices 2 --placement anakin",
+        "impala --env envpool:CartPole-v1 --placement sebulba:1+2",
+        "ppo --env envpool:CartPole-v1 --placement seed --num-devices 1",
+        "appo --env envpool:CartPole-v1 --placement replicas:2",
+        "a2c --env envpool:CartPole-v1 --placement server:2 --num-devices 1",
+        "dqn --env envpool:CartPole-v1 --placement apex:2 --num-devices 1 --learning-starts 64 --replay-capacity 800",
+    ],
+)
+def test_a_placed_run_keeps_flags_and_no_word(command: str, tmp_path: Path) -> None:
+    run_dir = runs.train(f"{command} {SMALL}", tmp_path / "run")
+    kept = runs.read_json(run_dir / "config.json")
+    assert "placement" not in kept["run"] and kept["run"]["plan"] in (
+        "on_device",
+        "synchronous",
+        "asynchronous",
+        "gradients",
+    )
