@@ -277,5 +277,5 @@ CASES = {
     "training/test_policies.py::test_ppo_and_dqn_learn_side_by_side": "test_each_policy_learns_what_it_learns_alone",
     "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[ppo": "sebulba",
     "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[a": "sebulba",
-    "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[dqn": "sebulba",
+    "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[command5": "sebulba",
 }
