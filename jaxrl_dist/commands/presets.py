@@ -65,6 +65,8 @@ def changed(config: Any, default: Any) -> Iterator[str]:
         value = getattr(config, field.name)
         if field.name in ("algorithm", "env") or value == getattr(default, field.name):
             continue
+        if value is None and field.default is None:  # as if left out
+            continue
         name = flag(field.name)
         if isinstance(value, bool):
             yield name if value else f"--no-{name[2:]}"
