@@ -10,7 +10,7 @@ import pytest
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms.presets import KINDS
-from jaxrl_dist.commands import flags
+from jaxrl_dist.commands import flags, train
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,13 @@ def test_it_prints_the_command_that_would_run(
     for ours, plain in ((config, default), (config.algorithm, default.algorithm)):
         for field in dataclasses.fields(ours):
             value = getattr(ours, field.name)
-            if field.name != "algorithm" and value != getattr(plain, field.name):
+            if field.name == "algorithm" or (value is None and field.default is None):
+                continue
+            if value != getattr(plain, field.name):
                 assert read.pop(field.name) == value
     assert not read
+    asked = train.asked(words[2:])
+    assert asked is not None and asked.resolved()[0] == config
 
 
 def test_without_an_algorithm_it_lists_the_kinds(capsys: pytest.CaptureFixture[str]) -> None:
