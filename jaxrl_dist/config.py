@@ -110,7 +110,6 @@ RUN_DEFAULTS: dict[str, Any] = {
     "report_interval": 10_000,
     "evaluation_episodes": 100,
     "normalize_observations": False,
-    "normalization_steps": None,
     "scale_rewards": False,
 }
 
@@ -203,8 +202,6 @@ class Train(Named, Launch, Generic[Config]):
     """How to execute the algorithm; see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
     """Normalise observations by their running mean and standard deviation over all devices."""
-    normalization_steps: int | None = PRESET
-    """Env steps after which that mean and deviation no longer change; None: never."""
     scale_rewards: bool = PRESET
     """Divide rewards by the running standard deviation of the discounted return."""
     run_dir: str | None = None
@@ -294,7 +291,7 @@ class Train(Named, Launch, Generic[Config]):
         check_range(self, "stop_at_return")
         check_range(self, "report_interval", low=1, high=MAX_STEPS)
         check_range(self, "evaluation_episodes", low=0, high=10**6)
-        check_range(self, "evaluation_interval", "normalization_steps", low=1, high=10**15)
+        check_range(self, "evaluation_interval", low=1, high=10**15)
         check_range(self, "evaluation_max_steps", low=1, high=10**9)
         evaluates = self.evaluation_episodes != 0
         names = ("evaluation_policy", "evaluation_interval", "evaluation_max_steps")

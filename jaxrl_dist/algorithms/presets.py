@@ -146,10 +146,9 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "classic_control": {
             # Once the policy never fails, a memory with only its latest steps lets the values of failures drift until
             # the policy fails again. So does a low last epsilon; 0.1 is RL Zoo's for Acrobot. MountainCar's velocity
-            # lies within 0.07, so the network needs it normalised. The statistics stay after exploration: values that
-            # CartPole's policy had learnt with others drifted until it failed.
+            # lies within 0.07, so the network needs it normalised.
             "replay_capacity": 1_000_000, "target_period": 500, "learning_rate": 1e-3, "epsilon_end": 0.1,
-            "epsilon_steps": 20_000, "normalize_observations": True, "normalization_steps": 20_000,
+            "epsilon_steps": 20_000, "normalize_observations": True,
         },
         "minatar": {
             # Young and Tian (2019), table 1, with an update every fourth step as in Mnih et al. (2015).

@@ -100,11 +100,8 @@ def _with_stats(algorithm: Algorithm, shapes: PyTree) -> Algorithm:
     return dataclasses.replace(algorithm, observe=observe, **changes)
 
 
-def normalize_observations(algorithm: Algorithm, spec: EnvSpec, steps: int | None = None) -> Algorithm:
+def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     """Shifts and scales observations of numbers to mean 0 and variance 1 by statistics over all devices.
-
-    After so many env ``steps`` the statistics stay as they are; None: never. Values that are learnt from a replay
-    memory drift with them: a policy that gets better sees other observations.
 
     Of named parts, it scales those that are neither categories, nor bytes (images), nor the mask.
 
@@ -153,10 +150,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec, steps: int | Non
 
     def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         stats, others = inner.observe(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
-        new = merged(stats, rollout)
-        if steps is not None:
-            new = jax.tree.map(lambda new, old: jnp.where(context.env_step < steps, new, old), new, stats)
-        return new, others
+        return merged(stats, rollout), others
 
     return dataclasses.replace(inner, policy=policy, postprocess=postprocess, observe=observe)
 

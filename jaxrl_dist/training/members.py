@@ -16,10 +16,10 @@ from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.training.resolving import several
 from jaxrl_dist.values import from_text
 
-SHARED = ("num_envs", "rollout_length")
-"""Fields of ``Train`` in which members of several policies may differ."""
-VARIED = (*SHARED, "normalize_observations", "normalization_steps", "scale_rewards", "clip_rewards")
+VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards")
 """Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
+SHARED = VARIED[:2]
+"""Those that several policies share."""
 MAX_MEMBERS = 10_000
 
 

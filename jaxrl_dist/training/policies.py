@@ -21,7 +21,7 @@ from jaxrl_dist.training.still import Still, still
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
 
-OWN = ("normalize_observations", "normalization_steps", "scale_rewards", "clip_rewards")
+OWN = ("normalize_observations", "scale_rewards", "clip_rewards")
 """Fields of ``Train`` that each policy has for itself; the others are the run's."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -142,7 +142,7 @@ def _asked(config: Train[Any], value: Any) -> tuple[Train[Any], dict[str, Any]]:
     own = {name: value for name, value in fields.items() if name not in OWN}
     seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
     if issubclass(kind, Still):
-        seen = {**dict.fromkeys(OWN), "normalize_observations": False, "scale_rewards": False}
+        seen = {"normalize_observations": False, "scale_rewards": False, "clip_rewards": None}
     part = dataclasses.replace(config, algorithm=without_preset(algorithm, own), policies={}, **seen).checked()
     own = {name: getattr(part.algorithm, name) for name in own}
     return dataclasses.replace(part, algorithm=algorithm if by_name else part.algorithm), own

@@ -152,7 +152,7 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
         return {name: _of_policy(config, name, spec) for name in config.algorithm.parts}
     algorithm = config.algorithm.make(spec)
     if config.normalize_observations:
-        algorithm = wrappers.normalize_observations(algorithm, spec, config.normalization_steps)
+        algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:
         if algorithm.episodic:
             name = algorithms.name_of(config.algorithm)

@@ -200,16 +200,3 @@ def test_rewards_are_scaled_by_the_return(num_devices: int) -> None:
     assert final.count == whole.valid.sum()
     np.testing.assert_allclose(final.mean, returns[whole.valid].mean(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(final.std(), returns[whole.valid].std(), rtol=1e-4)
-
-
-@pytest.mark.parametrize("steps, changes", [(None, [True, True, True]), (100, [True, True, False])])
-def test_statistics_of_observations_may_stay_after_some_env_steps(steps: int | None, changes: list[bool]) -> None:
-    algorithm = wrappers.normalize_observations(PLAIN, ENV, steps)
-    variables = algorithm.init(jax.random.key(0))
-    observe = meshes.by_hand(algorithm.observe)
-    for env_step, changing in zip((0.0, 99.0, 100.0), changes, strict=True):
-        rollout = random_rollout(algorithm, ENV, NUM_STEPS, NUM_ENVS)
-        stats = observe(variables, rollout, Context(env_step=jnp.float32(env_step)))
-        equal = jax.tree.map(np.array_equal, variables.stats, stats)
-        assert all(jax.tree.leaves(equal)) != changing
-        variables = variables._replace(stats=stats)
