@@ -168,7 +168,7 @@ CASES = {
         "training/test_resume.py::test_on_device_a_resumed_run_is_the_uninterrupted_one[dqn]"
     ),
     "training/test_structured.py::test_every_plan_takes_parts_and_masks[components]": "replay, asynchronous",
-    "training/test_resume.py::test_on_device_a_resumed_run_is_the_uninterrupted_one[es]": "pg, dqn",
+    "training/test_resume.py::test_on_device_a_resumed_run_is_the_uninterrupted_one[es]": "dqn",
     "training/test_population.py::test_a_member_is_its_lone_run": (
         "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[ppo-2-2]"
     ),
@@ -265,10 +265,10 @@ CASES = {
     ),
     "training/test_policies.py::test_members_of_a_population_are_their_lone_runs": "training/test_population.py",
     "training/test_profiling.py::test_a_stage_that_sleeps_is_the_one_that_takes_longer[dqn": "ppo",
-    "training/test_profiling.py::test_a_run_is_profiled[replay]": "on_device",
+    "training/test_profiling.py::test_a_run_is_profiled[replay]": "synchronous",
     "training/test_profiling.py::test_a_run_is_profiled[asynchronous]": "synchronous",
     "training/test_profiling.py::test_a_run_is_profiled[gradients]": "synchronous",
-    "training/test_profiling.py::test_the_config_of_a_run_is_profiled": "test_a_run_is_profiled[on_device]",
+    "training/test_profiling.py::test_the_config_of_a_run_is_profiled": "test_a_run_is_profiled[synchronous]",
     "algorithms/test_qmix.py::test_a_team_beside_another_policy": "test_a_team_is_a_row_that_is_paid_the_mean",
     "nn/test_optimizers.py::test_every_algorithm_has_the_flags_and_obeys_them[qmix]": "ppo, dqn",
     "training/test_policies.py::test_self_play_is_resumed_and_loaded": "test_a_copy_is_renewed_after_so_many_updates",
@@ -278,4 +278,16 @@ CASES = {
     "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[ppo": "sebulba",
     "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[a": "sebulba",
     "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[command5": "sebulba",
+    "training/test_profiling.py::test_a_run_is_profiled[on_device]": "synchronous, and a stage that sleeps",
+    "plans/test_on_device.py::test_members_that_learn_in_groups_are_their_lone_runs": (
+        "test_rng_mesh.py::test_members_may_be_computed_in_groups"
+    ),
+    "training/test_resume.py::test_a_curriculum_changes_the_options_of_the_environment": "test_what_may_change",
+    "training/test_policies.py::test_a_resumed_run_is_the_uninterrupted_one": (
+        "test_the_command_line_trains_resumes_and_evaluates"
+    ),
+    "training/test_resume.py::test_on_device_a_resumed_run_is_the_uninterrupted_one[pg]": "dqn",
+    "training/test_population.py::test_a_member_that_diverges_ends_alone": "test_the_caller_may_leave_and_an_error_ends_all",
+    "envs/test_own.py::test_training_from_python_is_that_of_the_id": "test_a_module_makes_one_for_the_command_line",
+    "play/test_policy.py::test_greedy_without_a_key_and_sampled_with_one[recurrent]": "envpool",
 }

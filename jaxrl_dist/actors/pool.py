@@ -124,10 +124,6 @@ class PoolOptions(NamedTuple):
 
     num_actors: int = 1
     """Of this process."""
-    first: int = 0
-    """The number of the first one among those of all processes."""
-    all_actors: int | None = None
-    """Of all processes; None: ``num_actors``."""
     meshes: tuple[Mesh, ...] = ()
     """Of one device each; actors take them in turn."""
     lag: int | None = None
@@ -143,6 +139,10 @@ class PoolOptions(NamedTuple):
     """Times that an actor's failed environments are recreated."""
     in_flight: int = 1
     """Samples of an actor that may wait while it fills the next rollout; the more, the older they get."""
+    first: int = 0
+    """The number of the first one among those of all processes."""
+    all_actors: int | None = None
+    """Of all processes; None: ``num_actors``."""
 
 
 class ActorPool:
