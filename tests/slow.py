@@ -287,7 +287,9 @@ CASES = {
         "test_the_command_line_trains_resumes_and_evaluates"
     ),
     "training/test_resume.py::test_on_device_a_resumed_run_is_the_uninterrupted_one[pg]": "dqn",
-    "training/test_population.py::test_a_member_that_diverges_ends_alone": "test_the_caller_may_leave_and_an_error_ends_all",
+    "training/test_population.py::test_a_member_that_diverges_ends_alone": (
+        "test_the_caller_may_leave_and_an_error_ends_all"
+    ),
     "envs/test_own.py::test_training_from_python_is_that_of_the_id": "test_a_module_makes_one_for_the_command_line",
     "play/test_policy.py::test_greedy_without_a_key_and_sampled_with_one[recurrent]": "envpool",
 }
