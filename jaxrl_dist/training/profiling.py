@@ -88,10 +88,12 @@ def profile(config: Train[Any], source: EnvSource, seconds: float) -> Profile:
       seconds: for the run, which takes two reports at least. The stages take about as long again. Compiling adds to it.
 
     Raises:
-      ConfigError: the config describes a population or several policies, or cannot be run.
+      ConfigError: the config describes a population, several policies or processes, or cannot be run.
     """
     if is_population(config):
         raise ConfigError("a profile is of one run; leave out --seeds and --vary")
+    if config.coordinator is not None:
+        raise ConfigError("a profile is of one process; leave out --coordinator")
     if source.spec.policies:
         raise ConfigError("a profile is of a run with one policy; leave out --policy")
     algorithm = config.algorithm

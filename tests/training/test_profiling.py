@@ -171,6 +171,10 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
         ("ppo --env CartPole-v1 --json nowhere/x.json", "--json nowhere/x.json: there is no directory nowhere"),
         ("ppo --env CartPole-v1 --picture x.txt", "--picture x.txt needs the extension .png, .svg or .pdf"),
         ("ppo --env CartPole-v1 --seeds 2", "a profile is of one run; leave out --seeds and --vary"),
+        (
+            "ppo --env CartPole-v1 --coordinator 127.0.0.1:9876 --processes 2 --process 0",
+            "a profile is of one process; leave out --coordinator",
+        ),
         (".", ". is no run directory: it has no config.json"),
     ],
 )
