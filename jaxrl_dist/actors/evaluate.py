@@ -22,7 +22,7 @@ from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import Algorithm, Algorithms, Array, Context, PyTree, Timestep, Variables
 
-_END_OF_SCHEDULES = 1e15
+END_OF_SCHEDULES = 1e15
 """Env steps of training after which schedules of exploration have ended."""
 _FIRST_STEPS = 64
 """Steps of the first dispatch; later ones take twice as many until they last ``_DISPATCH_SECONDS``."""
@@ -120,7 +120,7 @@ class Evaluator:
             hyper: Any, variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree, key: jax.Array, step: jax.Array
         ) -> tuple[PyTree, ...]:
             stacks, obs = frames.push(stacks, obs)
-            env_step = jnp.float32(_END_OF_SCHEDULES if sampled else 0)
+            env_step = jnp.float32(END_OF_SCHEDULES if sampled else 0)
 
             def act_one(algorithm: Algorithm, *given: PyTree) -> tuple[PyTree, PyTree]:
                 variables, obs, core, key, index = given

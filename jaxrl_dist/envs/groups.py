@@ -136,10 +136,7 @@ def group_of(
     joint = policy in how.joint
     if how.agent_ids or joint:
         one_hot = space_of(PlainSpace("Box", (len(agents),), "float32", 0.0, 1.0), name, "indices")
-        observation = {
-            **(observation if isinstance(observation, dict) else {"observation": observation}),
-            AGENT: one_hot,
-        }
+        observation = {**in_parts(observation), AGENT: one_hot}
     if joint:
         observation, action = _joined(name, observation, action, len(agents), mask)
     observation, mask_part = masks.with_mask(observation, action, mask)

@@ -153,11 +153,7 @@ def _postprocess_once(job: Job, state: TrainState, rollout: Rollout, key: jax.Ar
 
 def _shuffle(job: Job, batch: PyTree, key: jax.Array) -> tuple[Part, PyTree]:
     """Divides the examples of a rollout into the minibatches of every epoch."""
-    epochs, minibatches, num_envs = (
-        job.algorithm.num_epochs,
-        job.algorithm.num_minibatches,
-        job.num_envs * job.source.spec.num_agents // job.mesh.size,
-    )
+    minibatches, num_envs = job.algorithm.num_minibatches, job.num_envs // job.mesh.size
 
     def shuffle(batch: PyTree, key: jax.Array, order: jax.Array) -> PyTree:
         size = len(jax.tree.leaves(batch)[0])
@@ -168,7 +164,9 @@ def _shuffle(job: Job, batch: PyTree, key: jax.Array) -> tuple[Part, PyTree]:
 
         return _repeated(epoch, order)
 
-    return _part(meshes.acting(shuffle, job.mesh, (BATCH, ONE, ONE), BATCH), batch, key, _order(epochs))
+    return _part(
+        meshes.acting(shuffle, job.mesh, (BATCH, ONE, ONE), BATCH), batch, key, _order(job.algorithm.num_epochs)
+    )
 
 
 def _replay(

@@ -12,9 +12,6 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, np, observations, optax, spaces
 from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, PyTree, Variables
 
-END_OF_SCHEDULES = 1e15
-"""Env steps of training after which schedules of exploration have ended."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Still:
@@ -120,6 +117,8 @@ def still(text: str) -> Still | None:
 
 
 def _at_the_end(algorithm: Algorithm) -> Callable[..., Acted]:
+    from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES  # here, not above: it imports JAX
+
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         return algorithm.policy(variables, obs, core, context._replace(env_step=jnp.float32(END_OF_SCHEDULES)))
 

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 import runs
+import team
 
 from jaxrl_dist import cli, mesh
 from jaxrl_dist.config import Train
@@ -58,6 +59,15 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
         naps[stage] = 0.0
         assert seconds.pop(stage) >= NAP
         assert max(seconds.values()) < NAP, f"only {stage} sleeps: {seconds}"
+
+
+def test_the_parts_of_a_team_have_a_row_for_each_agent() -> None:
+    sizes = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "hidden_sizes": (4,), "num_minibatches": 2}
+    run = setup.prepare(*resolved(Train("ppo", env=team.CartPoles(3)), sizes))
+    assert isinstance(run, Run)
+    made = parts.make_parts(run.job)
+    shuffled = jax.tree.leaves(made["shuffle"].run())
+    assert {len(x) for x in shuffled} == {8 * 3 * 4 // 2}
 
 
 def drowsy(algorithm: Algorithm, nap: Any) -> Algorithm:
