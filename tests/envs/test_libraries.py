@@ -334,7 +334,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
 def test_other_players_answer_with_legal_actions_at_random() -> None:
     """Tic-tac-toe: each step adds a stone of ours and, unless the game is over, one of theirs."""
     needs("pgx")
-    env = find("pgx:tic_tac_toe").device()
+    env = find("pgx:tic_tac_toe", {"opponents": "random"}).device()
 
     def play(key: jax.Array) -> Any:
         def step(carry: Any, key: jax.Array) -> Any:

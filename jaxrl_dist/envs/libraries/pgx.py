@@ -12,25 +12,93 @@ import pgx
 from gymnasium import spaces
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.libraries import Adapted, Step, bool_space
+from jaxrl_dist.envs.groups import Team
+from jaxrl_dist.envs.libraries import Adapted, Step, bool_space, theirs
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
 PLAYER = 0
-"""The player that learns; pgx draws which player begins."""
+"""The player that learns where the opponents are random; pgx draws which player begins."""
+OPPONENTS = ("agents", "random")
 
 
 def ids() -> list[str]:
     return list(pgx.available_envs())
 
 
-def make(env_id: str, options: Mapping[str, str]) -> Adapted:
-    """Makes a game in which all other players choose legal actions at random; there are no options.
+def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
+    """Makes a game, whose players are agents if it has several.
+
+    Options of games of several players are ``opponents`` (``random``: the agent is player 0, and the others choose
+    legal actions at random) and ``state`` (whether observations have a part ``state``: those of all players).
+
+    Raises:
+      ConfigError: an option is unknown.
+    """
+    env, name = pgx.make(env_id), f"pgx:{env_id}"
+    if env.num_players == 1:
+        parse_options(name, options, {})
+        return against_random(env)
+    values = {"opponents": OPPONENTS[0], "state": False}
+    values |= parse_options(name, options, values)
+    if values["opponents"] not in OPPONENTS:
+        raise ConfigError(f"{name}: opponents={values['opponents']} is unknown; {' and '.join(OPPONENTS)} work")
+    if values["opponents"] == "agents":
+        return Team(Players(env), "game", shows_state=bool(values["state"]))
+    if values["state"]:
+        raise ConfigError(f"{name}: state=true needs opponents=agents")
+    return against_random(env)
+
+
+class Players:
+    """A game whose players are agents, in JaxMARL's style, as ``groups.Team`` says.
+
+    All of them act at every step. For all but the player on the move, action 0 is the only legal one, and nothing
+    happens if they take it. Each player gets its rewards after every move, and sees the game from its side; pgx draws
+    which player begins.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.agents = [f"player_{player}" for player in range(env.num_players)]
+        observation, _ = jax.eval_shape(self.reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))
+        self._observation = box(observation[self.agents[0]])
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observation
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(self.env.num_actions)
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], PyTree]:
+        with theirs():
+            state = self.env.init(key)
+            return self._seen(state), state
+
+    def step_env(self, key: jax.Array, state: Any, actions: Mapping[str, jax.Array]) -> tuple[Any, ...]:
+        with theirs():
+            action = jnp.stack([actions[agent] for agent in self.agents])[state.current_player]
+            state = self.env.step(state, action, key)
+            over = dict.fromkeys([*self.agents, "__all__"], state.terminated | state.truncated)
+            return self._seen(state), state, dict(zip(self.agents, state.rewards, strict=True)), over, {}
+
+    def get_avail_actions(self, state: Any) -> dict[str, jax.Array]:
+        legal = state.legal_action_mask
+        passes = jnp.arange(len(legal)) == 0
+        return {
+            agent: jnp.where(state.current_player == player, legal, passes) for player, agent in enumerate(self.agents)
+        }
+
+    def _seen(self, state: Any) -> dict[str, jax.Array]:
+        return {agent: self.env.observe(state, jnp.int32(player)) for player, agent in enumerate(self.agents)}
+
+
+def against_random(env: Any) -> Adapted:
+    """Makes a game in which all players but player 0 choose legal actions at random.
 
     A step is an action of player 0 and those of the others, until it is player 0's turn again. The observation's part
     ``mask`` has the legal actions.
     """
-    parse_options(f"pgx:{env_id}", options, {})
-    env = pgx.make(env_id)
 
     def others_play(key: jax.Array, state: Any) -> Any:
         """Returns the state at player 0's next turn, with the rewards ``[players]`` since its last."""
@@ -49,7 +117,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         return state if env.num_players == 1 else jax.lax.while_loop(waits, play, (key, state))[1]
 
     def observed(state: Any) -> PyTree:
-        obs = env.observe(state) if env.num_players == 1 else env._observe(state, jnp.int32(PLAYER))
+        obs = env.observe(state) if env.num_players == 1 else env.observe(state, jnp.int32(PLAYER))
         return {"observation": obs, "mask": state.legal_action_mask}
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -62,8 +130,13 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         state = others_play(then, env.step(state, action, chance))
         return Step(observed(state), state, state.rewards[PLAYER], state.terminated, state.truncated)
 
-    shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0]["observation"]
-    low, high = (0, 1) if shape.dtype == bool else (-np.inf, np.inf)
-    observation = spaces.Box(low, high, shape.shape, np.dtype(shape.dtype).type)
-    parts: dict[str, spaces.Space[Any]] = {"observation": observation, "mask": bool_space((env.num_actions,))}
+    with theirs():
+        shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0]["observation"]
+    parts: dict[str, spaces.Space[Any]] = {"observation": box(shape), "mask": bool_space((env.num_actions,))}
     return Adapted(reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), "pgx")
+
+
+def box(shape: jax.ShapeDtypeStruct) -> spaces.Box:
+    """Returns the space of observations of this shape and dtype."""
+    low, high = (0, 1) if shape.dtype == bool else (-np.inf, np.inf)
+    return spaces.Box(low, high, shape.shape, np.dtype(shape.dtype).type)
