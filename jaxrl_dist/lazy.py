@@ -5,9 +5,33 @@ An algorithm file imports them from here by their usual names, so that all its i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:  # used already while it waits
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def postponed(*names: str) -> Iterator[None]:
+    """While the block imports a library, the modules ``names`` that it imports at its top wait for their first use."""
+    waiting = {name: _Module(name) for name in names if name not in sys.modules}
+    sys.modules.update(waiting)
+    try:
+        yield
+    finally:
+        for name, module in waiting.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
 
 if TYPE_CHECKING:
     import jax
@@ -18,11 +42,6 @@ if TYPE_CHECKING:
     from jaxrl_dist import mesh, packing, returns, rng, spaces
     from jaxrl_dist.nn import cores, distributions, networks, observations, perturbation, torsos, views
 else:
-
-    class _Module(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            return getattr(importlib.import_module(self.__name__), name)
-
     jax, jnp, np, optax = map(_Module, ("jax", "jax.numpy", "numpy", "optax"))
     mesh, packing, returns, rng, spaces = (
         _Module(f"jaxrl_dist.{name}") for name in ("mesh", "packing", "returns", "rng", "spaces")
@@ -44,6 +63,7 @@ __all__ = [
     "optax",
     "packing",
     "perturbation",
+    "postponed",
     "returns",
     "rng",
     "spaces",

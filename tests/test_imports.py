@@ -30,7 +30,7 @@ ALLOWED: dict[str, str] = {
     "nn": f"{_GROUND} mesh packing",
     "lazy": "spaces rng mesh packing returns nn",
     "memory": f"{_GROUND} mesh nn",
-    "envs": f"{_GROUND} mesh config memory",
+    "envs": f"{_GROUND} mesh config lazy memory",
     "learners": f"{_GROUND} mesh packing returns nn memory",
     "algorithms": f"{_GROUND} mesh packing returns nn lazy memory",
     "actors": f"{_GROUND} hosts mesh packing flow nn memory envs",
@@ -167,3 +167,19 @@ def test_importing_the_package_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_an_environment_of_gymnax_is_made_without_its_plotting_libraries_which_work_when_used() -> None:
+    code = """if True:
+        import sys
+        from jaxrl_dist.envs import gymnax
+        env, _ = gymnax.native("Catch-bsuite", {})
+        assert not {"seaborn", "pandas", "scipy.stats", "matplotlib.pyplot"} & sys.modules.keys()
+        plt = sys.modules["gymnax.environments.bsuite.catch"].plt
+        figure = plt.figure()
+        import matplotlib.pyplot
+        assert matplotlib.pyplot.fignum_exists(figure.number) and matplotlib.pyplot is not plt
+        assert sys.modules["matplotlib.pyplot"] is matplotlib.pyplot
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -34,6 +34,7 @@ from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.envs.groups import Team
 from jaxrl_dist.envs.native import PlainSpace, is_team, named, plain, unnamed
 from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.lazy import postponed
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.spaces import Space, zeros
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
@@ -51,9 +52,17 @@ class State(NamedTuple):
 
 def ids() -> list[str]:
     """Returns gymnax's ids, in its order."""
-    import gymnax  # imported here: it takes two seconds, which an EnvPool run need not wait for
+    return list(_library().registered_envs)
 
-    return list(gymnax.registered_envs)
+
+def _library() -> Any:
+    """Returns the package gymnax, imported without what only its pictures need: pandas and SciPy's statistics.
+
+    An EnvPool run does not wait for it at all.
+    """
+    with postponed("matplotlib.pyplot", "seaborn"):
+        import gymnax
+    return gymnax
 
 
 def make(env_id: str, options: Mapping[str, str], wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
@@ -72,8 +81,7 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
     Raises:
       ConfigError: unknown option.
     """
-    import gymnax
-
+    gymnax = _library()
     try:
         env, params = gymnax.make(env_id)
     except OSError as error:  # some environments download data in their constructor
