@@ -271,7 +271,7 @@ CASES = {
     "training/test_profiling.py::test_the_config_of_a_run_is_profiled": "test_a_run_is_profiled[synchronous]",
     "algorithms/test_qmix.py::test_a_team_beside_another_policy": "test_a_team_is_a_row_that_is_paid_the_mean",
     "nn/test_optimizers.py::test_every_algorithm_has_the_flags_and_obeys_them[qmix]": "ppo, dqn",
-    "training/test_policies.py::test_self_play_is_resumed_and_loaded": "test_a_copy_is_renewed_after_so_many_updates",
+    "training/test_policies.py::test_self_play_is_resumed_and_loaded[copy(a,6)]": "copy(a,6,2)",
     "training/test_policies.py::test_a_copy_is_renewed_after_so_many_updates[1]": "3",
     "training/test_policies.py::test_a_copy_is_renewed_after_so_many_updates[1000000]": "3",
     "training/test_policies.py::test_ppo_and_dqn_learn_side_by_side": "test_each_policy_learns_what_it_learns_alone",

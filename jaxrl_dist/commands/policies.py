@@ -21,7 +21,8 @@ usage: jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV [FLAGS]
 
 Trains several policies in one environment. AGENTS are names of agents, with * and ? as in the shell and commas between
 several. ALGO is an algorithm, or a policy that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) of a
-run with several; copy(POLICY,UPDATES), the variables of another policy, taken again after so many of its updates.
+run with several; copy(POLICY,UPDATES), the variables of another policy, taken again after so many of its updates;
+copy(POLICY,UPDATES,SIZE), a pool of so many such copies.
 
   --NAME.FLAG VALUE                  a hyperparameter of one policy, or its {own}
 

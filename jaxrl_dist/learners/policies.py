@@ -14,24 +14,26 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import rng
-from jaxrl_dist.learners import sgd
+from jaxrl_dist.learners import league, sgd
 from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
 
 
-def together(learners: Mapping[str, Learner], copies: Mapping[str, tuple[str, int]] = {}) -> Learner:
+def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies] = {}) -> Learner:
     """Returns the learner that updates each policy with its learner, from the experience of its agents.
 
     The keys of a policy fold in its number; those of the first are the keys that it has alone.
 
     Args:
-      copies: by policy, the policy whose variables it takes, and after how many updates of that one it does so again.
+      copies: by policy, whose variables it takes, and when.
     """
     numbers = {name: number for number, name in enumerate(learners)}
 
     def init(key: jax.Array) -> TrainState:
         states = {name: learners[name].init(rng.of_policy(key, number)) for name, number in numbers.items()}
-        for name, (source, _) in copies.items():
-            states[name] = states[name]._replace(variables=jax.tree.map(jnp.copy, states[source].variables))
+        for name, (source, _, size, _) in copies.items():
+            variables = jax.tree.map(jnp.copy, states[source].variables)
+            variables = variables if size == 1 else league.begin(variables, size)
+            states[name] = states[name]._replace(variables=variables)
         return joined(states)
 
     def update(
@@ -41,9 +43,15 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, tuple[str, in
         for name, number in numbers.items():
             own = state_of(state, name), rollouts[name], rng.of_policy(key, number)
             states[name], metrics[name] = learners[name].update(*own)
-        for name, (source, every) in copies.items():
+        for name, (source, every, size, agents) in copies.items():
             due = states[source].updates // every > state.updates[source] // every
-            variables = jax.tree.map(partial(jnp.where, due), states[source].variables, states[name].variables)
+            variables = states[name].variables
+            if size == 1:
+                variables = jax.tree.map(partial(jnp.where, due), states[source].variables, variables)
+            else:
+                pool = league.rated(variables.stats, rollouts[source], rollouts[name], agents)
+                variables = league.renewed(variables._replace(stats=pool), states[source].variables, due)
+                metrics[source] = {**metrics[source], "elo": pool.rating}
             states[name] = states[name]._replace(variables=variables)
         return joined(states), metrics
 

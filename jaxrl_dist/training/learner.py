@@ -14,6 +14,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
+from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.training.policies import alone, naming
@@ -39,7 +40,12 @@ def make_learner(
                 own = alone(config, name), algorithm[name], spec.policies[name]
                 learners[name] = make_learner(*own, devices, members)
         kinds = {name: part.algorithm for name, part in config.algorithm.parts.items()}
-        copies = {name: (kind.policy, kind.every) for name, kind in kinds.items() if isinstance(kind, Copy)}
+        rows = {name: own.num_agents for name, own in spec.policies.items()}
+        copies = {
+            name: Copies(kind.policy, kind.every, kind.size, (rows[kind.policy], rows[name]))
+            for name, kind in kinds.items()
+            if isinstance(kind, Copy)
+        }
         return policies.together(learners, copies)
     check_sizes(config, algorithm, spec, len(devices))
     if algorithm.num_epochs == 0:

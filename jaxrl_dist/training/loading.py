@@ -44,4 +44,6 @@ def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any
         there = f"it has the policies {', '.join(known)}" if known else "it has one policy, which needs no name"
         raise ConfigError(f"{run_dir}: {'which policy?' if policy is None else f'no policy {policy}'}; {there}")
     kind = config.algorithm.parts[str(policy)].algorithm
+    if isinstance(kind, Copy) and kind.size > 1:
+        raise ConfigError(f"{run_dir}: {policy} is a pool of copies of {kind.policy}; {kind.policy} can be loaded")
     return alone(config, kind.policy if isinstance(kind, Copy) else str(policy))

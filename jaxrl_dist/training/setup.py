@@ -186,6 +186,10 @@ def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
         raise ConfigError(f"it is a copy of {copy.policy}, and there is no such policy{near}")
     if isinstance(config.algorithm.parts[copy.policy].algorithm, Still):
         raise ConfigError(f"it is a copy of {copy.policy}, which does not train")
+    kinds = [part.algorithm for part in config.algorithm.parts.values()]
+    pools = sum(isinstance(kind, Copy) and kind.policy == copy.policy and kind.size > 1 for kind in kinds)
+    if pools > 1:
+        raise ConfigError(f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents")
     other = spec.policies[copy.policy]
     for kind in ("observation", "action"):
         mine, theirs = (describe(getattr(each, kind)) for each in (own, other))

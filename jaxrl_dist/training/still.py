@@ -80,23 +80,32 @@ class Copy(Still):
     """The policy that is copied."""
     every: int = 100
     """Updates of that policy between two copies."""
+    size: int = 1
+    """The newest copies that it keeps: each agent draws one of them for an episode."""
 
     def validate(self) -> None:
         if not 1 <= self.every <= 2**30:
             raise ConfigError(f"copy({self.policy},{self.every}) needs 1 to {2**30} updates between two copies")
+        if not 1 <= self.size <= MAX_COPIES:
+            raise ConfigError(f"copy({self.policy},{self.every},{self.size}) needs a pool of 1 to {MAX_COPIES} copies")
 
     def of(self, algorithm: Algorithm) -> Algorithm:
         """Returns what acts: the algorithm of the policy that is copied, as it acts where schedules have ended."""
+        from jaxrl_dist.learners import league  # here, not above: it imports JAX
+
         made = _still(algorithm.init, _at_the_end(algorithm))
-        return dataclasses.replace(made, initial_core=algorithm.initial_core, feedback=algorithm.feedback)
+        made = dataclasses.replace(made, initial_core=algorithm.initial_core, feedback=algorithm.feedback)
+        return made if self.size == 1 else league.drawn(made, self.size)
 
 
+MAX_COPIES = 1000
+"""All of them act at every step."""
 STILL: dict[Any, type[Still]] = {kind.__name__: kind for kind in (Random, Fixed, Copy)}
 """These config classes, by the names that ``config.json`` has for them."""
 
 
 def still(text: str) -> Still | None:
-    """Reads ``random``, ``fixed(RUN_DIR[,POLICY])`` or ``copy(POLICY[,UPDATES])``; None: the text is none of them.
+    """Reads ``random``, ``fixed(RUN_DIR[,POLICY])`` or ``copy(POLICY[,UPDATES[,SIZE]])``; None: the text is none.
 
     Raises:
       ConfigError: what the parentheses hold is wrong, or missing.
@@ -110,9 +119,10 @@ def still(text: str) -> Still | None:
             return Fixed(found[1], found[2])
         raise ConfigError(f"{text!r} is no policy; fixed(RUN_DIR) and fixed(RUN_DIR,POLICY) are")
     if kind == "copy":
-        if found := re.fullmatch(r"([\w-]+)(?:,([0-9]{1,9}))?", inside):
-            return Copy(found[1], int(found[2] or Copy.every))
-        raise ConfigError(f"{text!r} is no policy; copy(POLICY) and copy(POLICY,UPDATES) are")
+        if found := re.fullmatch(r"([\w-]+)(?:,([0-9]{1,9}))?(?:,([0-9]{1,9}))?", inside):
+            return Copy(found[1], int(found[2] or Copy.every), int(found[3] or Copy.size))
+        forms = "copy(POLICY), copy(POLICY,UPDATES) and copy(POLICY,UPDATES,SIZE)"
+        raise ConfigError(f"{text!r} is no policy; {forms} are")
     return None
 
 

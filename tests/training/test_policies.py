@@ -197,14 +197,23 @@ def test_a_copy_is_renewed_after_so_many_updates(every: int) -> None:
             expected = state.variables["b"]
 
 
-def test_self_play_is_resumed_and_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copies", ["copy(a,6)", "copy(a,6,2)"])
+def test_self_play_is_resumed_and_loaded(copies: str, tmp_path: Path) -> None:
     config = {**SIZES, "env": team.CartPoles(2), "policies": {"a": "pole_0", "b": "pole_1"}}
-    algorithms = {"a": PPO_, "b": "copy(a,6)"}
+    algorithms = {"a": PPO_, "b": copies}
     *_, whole = jaxrl_dist.train(Train(algorithms, **config))
     run = Train(algorithms, **config, run_dir=str(tmp_path / "run"))
     list(itertools.islice(jaxrl_dist.train(run), 2))
     *_, rest = jaxrl_dist.resume(tmp_path / "run", env=team.CartPoles(2))
     jax.tree.map(np.testing.assert_array_equal, rest.checkpoint().state, whole.checkpoint().state)
+    assert timeless(rest) == timeless(whole) and rest.evaluation == whole.evaluation
+    if copies == "copy(a,6,2)":
+        versions = whole.variables()["b"]
+        assert rest.metrics["a/elo"] != 1500.0 and sorted(versions.stats.ratings) != [1500.0, 1500.0]
+        assert any((x[0] != x[1]).any() for x in jax.tree.leaves(versions.params))
+        with pytest.raises(ConfigError, match="b is a pool of copies of a; a can be loaded"):
+            jaxrl_dist.load_policy(tmp_path / "run", env=team.CartPoles(2), policy="b")
+        return
     copied = jaxrl_dist.load_policy(tmp_path / "run", env=team.CartPoles(2), policy="b")
     assert copied(np.zeros((3, 4), np.float32), key=jax.random.key(0))[0].shape == (3,)
 
@@ -286,6 +295,8 @@ WRONG = {
     "--policy a=ppo:short --policy b=copy(d):long_*": "policy b: it is a copy of d, and there is no such policy",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,x):long_2": "'copy.b,x.' is no policy; copy.PO",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,0):long_2": "policy c: copy.b,0. needs 1 to",
+    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,0):long_2": "policy c: copy.b,9,0. needs a pool of",
+    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,x):long_2": "'copy.b,9,x.' is no policy; copy.PO",
     "--policy a=ppo:short --policy b=ppo:long_* --hide 0": "--hide works for environments with one policy",
 }
 
@@ -304,6 +315,9 @@ def test_in_python_the_message_names_fields() -> None:
         train({"a": PPO_, "b": DQN_}, policies={"a": "*"})
     with pytest.raises(ConfigError, match="policies are for environments of several agents, and CartPole-v1 has one"):
         train({"a": PPO_}, "CartPole-v1", policies={"a": "*"})
+    pools = {"a": PPO_, "b": "copy(a,9,2)", "c": "copy(a,9,3)"}
+    with pytest.raises(ConfigError, match="policy b: a has 2 pools of copies; one works"):
+        train(pools, team.CartPoles(3), policies={"a": "pole_0", "b": "pole_1", "c": "pole_2"})
     with pytest.raises(ConfigError, match="num_envs is the run's, and no policy's"):
         train({"a": Train(PPO_, num_envs=3), "b": DQN_}, policies=BOTH)
 
