@@ -173,3 +173,40 @@ class TwoSteps:
 
     def action_space(self, agent: str) -> Any:
         return spaces.Discrete(2)
+
+
+class Echo:
+    """Two agents see a bit each, and must name it; a step later, where both see nothing, they are paid 1 if both did.
+
+    Only the state shows what they named. So a critic without it expects the same pay after every action: one-step
+    advantages (``gae_lambda`` 0) do not depend on actions then, and its squared error in the second step is the
+    variance of the pay. With the state they are the pay's own, and the error is 0.
+    """
+
+    agents = ("left", "right")
+
+    def __init__(self, shows_state: bool = True) -> None:
+        self.shows_state = shows_state
+
+    def reset(self, key: jax.Array) -> Any:
+        state = jnp.append(jax.random.rademacher(key, (2,), jnp.float32), jnp.zeros(2))
+        return self.shown(state), state
+
+    def step_env(self, key: jax.Array, state: jax.Array, actions: Any) -> Any:
+        named = 2.0 * jnp.stack([actions["left"], actions["right"]]) - 1
+        done, right = state[3] > 0, jnp.all(named == state[:2])
+        reward = jnp.where(done, state[2], 0.0)
+        state = jnp.array([0.0, 0.0, right, 1.0])
+        return self.shown(state), state, dict.fromkeys(self.agents, reward), self.over(done), {}
+
+    def over(self, done: jax.Array) -> Any:
+        return dict.fromkeys((*self.agents, "__all__"), done)
+
+    def shown(self, state: jax.Array) -> Any:
+        return {"left": state[:1], "right": state[1:2], "world_state": state}
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1, 1, (1,), jnp.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
