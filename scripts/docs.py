@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
+import numpy as np
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -32,8 +33,9 @@ from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import help
 from jaxrl_dist.commands.flags import plain_defaults
 from jaxrl_dist.config import LIBRARIES, PLANS, split_env
-from jaxrl_dist.envs.source import BACKENDS, find
+from jaxrl_dist.envs.source import BACKENDS, DeviceEnv, EnvSource, find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box, Discrete, Space
 from jaxrl_dist.synonyms import SYNONYMS
 from jaxrl_dist.training import resolving, setup
 from jaxrl_dist.types import EnvSpec
@@ -49,6 +51,7 @@ EXAMPLES = {
     "minatar": "gymnax:Breakout-MinAtar",
     "atari": "envpool:Pong-v5",
     "bsuite": "gymnax:MemoryChain-bsuite",
+    "game": "pgx:tic_tac_toe",
     "table": "envpool:Taxi-v3",
     "image": "envpool:CarRacing-v2",
     "unknown": "gymnax:FourRooms-misc",
@@ -165,7 +168,22 @@ def algorithm_presets(name: str) -> str:
     return table(("kind", "such as", "differs from the defaults"), rows)
 
 
-source_of = functools.cache(find)
+@functools.cache
+def source_of(env: str) -> EnvSource:
+    """Finds an environment; Pgx, which need not be installed, is described here."""
+    if env != EXAMPLES["game"]:
+        return find(env)
+    flags = np.dtype(np.bool_)
+    parts: Space = {
+        name: Box(shape, flags, np.zeros(shape, flags), np.ones(shape, flags))
+        for name, shape in (("observation", (3, 3, 2)), ("mask", (9,)))
+    }
+    spec = EnvSpec("tic_tac_toe", "pgx", "game", parts, Discrete(9), None, mask="mask", num_agents=2)
+    return EnvSource(spec, {}, pure=DeviceEnv(spec, *[_unplayed] * 2))
+
+
+def _unplayed(*_: Any) -> Any:
+    raise NotImplementedError("only its spec is shown")
 
 
 def spec_of(env: str) -> EnvSpec:

@@ -20,6 +20,7 @@ KINDS = {
     "minatar": "MinAtar",
     "atari": "Atari",
     "bsuite": "bsuite",
+    "game": "games of several players",
     "table": "categories as observations",
     "image": "other images",
     "unknown": "other vectors, discrete actions",
@@ -30,7 +31,7 @@ KINDS = {
 
 def kind_of(spec: EnvSpec) -> str:
     """Returns the kind of a task, one of ``KINDS``."""
-    if spec.family in ("atari", "minatar", "bsuite"):
+    if spec.family in ("atari", "minatar", "bsuite", "game"):
         return spec.family
     parts = spaces.leaves(spec.observation)
     seen = [part for path, part in parts.items() if path != spec.mask]
@@ -102,6 +103,12 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # With few episodes at a time the policy converges too early. A recurrent core also needs this many
             # sequences to fill its minibatches on eight devices.
             "num_envs": 32,
+        },
+        "game": {
+            # Measured, in self-play. A policy that keeps to few lines of play is lost where another leaves them, so
+            # entropy counts for much. Advantages keep their size, which falls as the players become equals.
+            "num_envs": 64, "rollout_length": 64, "num_minibatches": 8, "torso": "mlp", "entropy_coefficient": 0.1,
+            "normalize_advantages": False,
         },
         "table": {
             # Rewards are rare: without large batches and more entropy the policy only learns to avoid penalties and

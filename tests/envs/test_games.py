@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from test_libraries import needs
 
+from jaxrl_dist import load_policy
 from jaxrl_dist.envs import libraries
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 
 NUM_ENVS, NUM_STEPS = 4, 60
+LINES = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]]
+"""Fields of tic-tac-toe that win."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -100,8 +106,7 @@ def test_rewards_and_views_belong_to_the_player() -> None:
     boards = np.concatenate([first["observation"][None], steps.obs["observation"]]).reshape(-1, NUM_ENVS, 2, 9, 2)
     own, others = boards[..., 0], boards[..., 1]
     np.testing.assert_array_equal(own[:, :, 0], others[:, :, 1])
-    lines = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])
-    won, lost = (stones[..., lines].all(-1).any(-1) for stones in (own, others))
+    won, lost = (stones[..., np.array(LINES)].all(-1).any(-1) for stones in (own, others))
     over = won | lost | (own | others).all(-1)
     np.testing.assert_array_equal(steps.terminated.reshape(-1, NUM_ENVS, 2), over[1:])
     reward = (won.astype(float) - lost)[1:]
@@ -137,3 +142,117 @@ def test_options_of_games() -> None:
             find("pgx:tic_tac_toe", options)
     with pytest.raises(ConfigError, match="has no option 'opponents'"):
         find("pgx:2048", {"opponents": "random"})
+
+
+# --- Self-play ------------------------------------------------------------------------------------------
+
+Stones = frozenset[int]
+
+
+def in_a_row(stones: Stones) -> bool:
+    return any(stones.issuperset(line) for line in LINES)
+
+
+def free(own: Stones, other: Stones) -> list[int]:
+    return [field for field in range(9) if field not in own | other]
+
+
+@functools.cache
+def worth(own: Stones, other: Stones) -> int:
+    """What tic-tac-toe pays the player on the move if both play perfectly: minimax."""
+    if in_a_row(other):
+        return -1
+    return max((-worth(other, own | {field}) for field in free(own, other)), default=0)
+
+
+def perfect_moves(own: Stones, other: Stones) -> list[int]:
+    return [field for field in free(own, other) if -worth(other, own | {field}) == worth(own, other)]
+
+
+def results(choose: Callable[[Stones, Stones], int], own: Stones, other: Stones, mine: bool) -> dict[int, int]:
+    """The numbers of games with each result, of all games against a player whose every move is a perfect one."""
+    if in_a_row(own) or in_a_row(other) or not free(own, other):
+        return {in_a_row(own) - in_a_row(other): 1}
+    if mine:
+        return results(choose, own | {choose(own, other)}, other, False)
+    counts: dict[int, int] = {}
+    for field in perfect_moves(other, own):
+        for result, count in results(choose, own, other | {field}, True).items():
+            counts[result] = counts.get(result, 0) + count
+    return counts
+
+
+def test_perfect_players_draw() -> None:
+    def choose(own: Stones, other: Stones) -> int:
+        return perfect_moves(own, other)[-1]
+
+    none: Stones = frozenset()
+    assert worth(none, none) == 0 and worth(frozenset({0, 4}), frozenset({1, 2})) == 1
+    assert set(results(choose, none, none, True)) == set(results(choose, none, none, False)) == {0}
+    assert -1 in results(lambda own, other: free(own, other)[-1], none, none, False)
+
+
+TIC_TAC_TOE = "--env pgx:tic_tac_toe --total-env-steps 2000000 --num-devices 1 --evaluation-episodes 0"
+SELF_PLAY = {
+    "shared": ("ppo", None),
+    "copy": ("--policy new=ppo:player_0 --policy old=copy(new,100):player_1", "new"),
+    "league": ("--policy new=ppo:player_0 --policy old=copy(new,500,5):player_1", "new"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("how", SELF_PLAY)
+def test_self_play_never_loses_to_a_perfect_player(how: str, seed: int, tmp_path: Path) -> None:
+    needs("pgx")
+    flags, name = SELF_PLAY[how]
+    policy = load_policy(runs.train(f"{flags} {TIC_TAC_TOE} --seed {seed}", tmp_path / "run"), policy=name)
+
+    @functools.cache
+    def choose(own: Stones, other: Stones) -> int:
+        board = np.array([[field in stones for stones in (own, other)] for field in range(9)])
+        mask = ~board.any(-1)
+        return int(policy({"observation": board.reshape(1, 3, 3, 2), "mask": mask[None]})[0][0])
+
+    for begins in (True, False):
+        assert -1 not in results(choose, frozenset(), frozenset(), begins)
+
+
+def search(env: Any, state: Any, key: jax.Array) -> jax.Array:
+    """A move that wins at once if there is one, else any legal one: a search of one ply."""
+    rewards = jax.vmap(lambda action: env.step(state, action).rewards[state.current_player])(
+        jnp.arange(env.num_actions)
+    )
+    worth = jnp.where(state.legal_action_mask, rewards, -jnp.inf)
+    return jax.random.categorical(key, jnp.where(worth == worth.max(), 0.0, -jnp.inf))
+
+
+def at_random(env: Any, state: Any, key: jax.Array) -> jax.Array:
+    return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf))
+
+
+def rewards_against(env: Any, policy: Any, opponent: Callable[..., jax.Array], games: int) -> np.ndarray:
+    """What a policy gets as player 0 in games of which Pgx draws who begins, ``[games]``."""
+    choose, step = jax.jit(jax.vmap(functools.partial(opponent, env))), jax.jit(jax.vmap(env.step))
+    state = jax.vmap(env.init)(jax.random.split(jax.random.key(0), games))
+    total, moves = np.zeros(games), 0
+    while not state.terminated.all():
+        obs = {"observation": state.observation, "mask": state.legal_action_mask}
+        other = choose(state, jax.random.split(jax.random.key(moves), games))
+        state = step(state, jnp.where(state.current_player == 0, policy(obs)[0], other))
+        total, moves = total + state.rewards[:, 0], moves + 1
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_self_play_wins_connect_four(seed: int, tmp_path: Path) -> None:
+    needs("pgx")
+    import pgx
+
+    flags = "--total-env-steps 10000000 --num-devices 1 --evaluation-episodes 0"
+    policy = load_policy(runs.train(f"ppo --env pgx:connect_four {flags} --seed {seed}", tmp_path / "run"))
+    for opponent in (at_random, search):
+        with libraries.theirs():
+            rewards = rewards_against(pgx.make("connect_four"), policy, opponent, 100)
+        assert (rewards > 0).sum() >= 95
