@@ -63,7 +63,8 @@ def named_env(env: Any) -> Any:
 
 
 def split_env(env: str) -> tuple[str | None, str | None, str]:
-    """Splits ``--env`` into backend, module and name: ``[BACKEND:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``.
+    """Splits ``--env`` into backend, module and name: ``[BACKEND:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``;
+    ``pettingzoo:FAMILY/NAME`` is short for one of the latter.
 
     Raises:
       ConfigError: ``env`` has neither form.
@@ -74,6 +75,8 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
             return None, None, name
         case [backend] if backend in (*BACKENDS, *LIBRARIES):
             return backend, None, name
+        case ["pettingzoo"]:
+            return None, f"pettingzoo.{name.replace('/', '.')}", "parallel_env"
         case [module] if all(part.isidentifier() for part in module.split(".")):
             return None, module, name
         case ["gymnax" | "gymnasium" as backend, module] if all(part.isidentifier() for part in module.split(".")):

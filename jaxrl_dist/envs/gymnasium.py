@@ -70,9 +70,7 @@ def look(
         description = describe(first)
         if description.gymnasium:
             made.append(first)
-            description = description._replace(
-                mask=masks.of_gymnasium(first, description.observation, description.action)
-            )
+            description = masks.described(first, description)
         return adapt(first) if description.gymnax else description
 
     def close() -> None:
@@ -131,6 +129,8 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
       ConfigError: no policy supports its spaces.
     """
     name = f"gymnasium:{env_id}"
+    if made.agents and wrappers.action_repeat != 1:
+        raise ConfigError(f"--action-repeat works for environments with one agent, and {name} has {made.agents}")
     observation, action = space_of(made.observation, name, "observations"), space_of(made.action, name, "actions")
     for part in leaves(action).values():
         if isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
@@ -138,8 +138,9 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
     observation, mask = masks.with_mask(observation, action, made.mask)
     limit = wrappers.limit(made.time_limit)
     return EnvSpec(
-        env_id, "gymnasium", made.family, observation, action, limit, mask=mask, unread_mask=made.mask.unread
-    )
+        env_id, "gymnasium", made.family, observation, action, limit, mask=mask, num_agents=made.agents or 1,
+        unread_mask=made.mask.unread,
+    )  # fmt: skip
 
 
 def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -190,6 +191,10 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, but lacks another module
+        if module.startswith("pettingzoo."):
+            raise ConfigError(
+                f"--env {env_id}: PettingZoo is not installed, or has no such environment: pip install pettingzoo"
+            ) from None
         near = did_you_mean(module, [*BACKENDS, *LIBRARIES])
         raise ConfigError(
             f"--env {env_id}: unknown backend {module!r}{near}, and no module of that name can be imported"

@@ -30,9 +30,12 @@ def construct(env: str, options: Mapping[str, Any]) -> Any:
     """
     import gymnasium
 
+    from jaxrl_dist.envs.parallel import Parallel, is_parallel  # here, because it imports Gymnasium
+
     function, name = creator(env)
     if callable(function):
-        return function(**options)
+        made = function(**options)
+        return Parallel(made) if is_parallel(made) else made
     # This package checks at every step what Gymnasium's checker would warn about.
     return gymnasium.make(name, **{"disable_env_checker": True, **options})
 
@@ -153,15 +156,21 @@ class Description(NamedTuple):
     """In the environment's unrepeated steps."""
     mask: Mask = NO_MASK
     """Found by ``masks.of_gymnasium``."""
+    agents: int = 0
+    """Of a ``parallel.Parallel``, whose agents have these spaces and this mask; 0: it is another environment."""
 
 
 def describe(made: Any) -> Description:
     """Describes the object that an environment's constructor returned."""
     import gymnasium
 
+    from jaxrl_dist.envs.parallel import Parallel
+
     kind = type(made).__name__
     if not isinstance(made, gymnasium.Env):
         return Description(kind, gymnasium=False, gymnax=is_gymnax(made))
+    if isinstance(made, Parallel):
+        return made.description()
     observation, action = (plain(getattr(made, name, None)) for name in ("observation_space", "action_space"))
     limit = made.get_wrapper_attr("_max_episode_steps") if made.has_wrapper_attr("_max_episode_steps") else None
     return Description(kind, True, False, observation, action, _family(made), limit)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from jaxrl_dist import config, rng
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import LIBRARIES, OBJECT, env_name, split_env
-from jaxrl_dist.envs import envpool, gymnasium, gymnax, hidden, libraries, stacks, vector
+from jaxrl_dist.envs import envpool, gymnasium, gymnax, hidden, libraries, rows, stacks, vector
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
 from jaxrl_dist.envs.native import NO_MASK, Mask, is_gymnax
 from jaxrl_dist.errors import ConfigError
@@ -79,7 +79,14 @@ class EnvSource(NamedTuple):
             keywords = gymnasium.options(env_id, self.options)
             how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
-            env: DrawnEnv = make(self.native or self.spec, share.seeds(seed), keywords, *how)
+            spec = self.native or self.spec
+            if spec.family == rows.FAMILY:
+                envs = Share._make(number // spec.num_agents for number in share)
+                how = self.workers, self.timeout, wrappers, NO_MASK
+                agents = make(rows.whole(spec, self.mask), envs.seeds(seed), keywords, *how)
+                env: DrawnEnv = rows.Rows(agents, spec, self.mask)
+            else:
+                env = make(spec, share.seeds(seed), keywords, *how)
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
             env = envpool.EnvPool(env_id, share.seeds(seed), keywords, self.timeout, wrappers, drawn=drawn)
@@ -123,6 +130,12 @@ def find(
         found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
         found = _of_object(env, options, wrappers)
+    host_team = isinstance(found, EnvSpec) and found.family == rows.FAMILY
+    if host_team and (wrappers.policies or wrappers.agent_ids or wrappers.joint):
+        what = (
+            "several policies" if wrappers.policies else "--agent-ids" if wrappers.agent_ids else "a team as one agent"
+        )
+        raise ConfigError(f"{what}: works for JAX environments, and {env_name(env)} runs on the host")
     if wrappers.policies and not (isinstance(found, DeviceEnv) and found.spec.policies):
         raise ConfigError(f"--policies are for environments of several agents, and {env_name(env)} has one")
     several = isinstance(found, DeviceEnv) and (found.spec.num_agents > 1 or found.spec.policies or wrappers.joint)

@@ -297,9 +297,7 @@ def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
             made = construct(env, options)
             description = describe(made)
             if description.gymnasium:
-                description = description._replace(
-                    mask=masks.of_gymnasium(made, description.observation, description.action)
-                )
+                description = masks.described(made, description)
         except BaseException as error:  # SystemExit too
             missing = isinstance(error, (ImportError, gymnasium.error.Error))
             connection.send_bytes(failure_of(error, missing=missing))

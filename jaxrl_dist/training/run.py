@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from jaxrl_dist import algorithms
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
-from jaxrl_dist.config import Train, env_name, split_env
+from jaxrl_dist.config import Train, env_name
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
@@ -28,7 +28,7 @@ from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.reports import Ending, Evaluations, saving, surviving, writing
-from jaxrl_dist.training.stored import to_json
+from jaxrl_dist.training.stored import module_of_user, to_json
 from jaxrl_dist.types import Checkpoint, Report
 
 
@@ -198,7 +198,7 @@ class Run(NamedTuple):
         words = ["jaxrl-dist", "resume", run_dir]
         if not isinstance(self.config.env, str):
             return f"jaxrl_dist.resume({run_dir!r}, env=...)"
-        if split_env(self.config.env)[1] is not None:
+        if module_of_user(self.config.env) is not None:
             words += ["--env", self.config.env]
         kind = type(self.config.algorithm)
         if kind is not Policies and algorithms.name_of(kind) not in algorithms.ALGORITHMS:

@@ -163,7 +163,7 @@ def stored_fields(
         named = run.get("env", "") if env is None else env
         if not isinstance(named, str):
             raise ConfigError(f"env must be a name, not {shown(named)}")
-        module = None if env is not None else split_env(named)[1]
+        module = None if env is not None else module_of_user(named)
         if module == OBJECT:
             raise ConfigError(
                 f"its environment, {named}, was an object handed over from Python, which no file can hold; name one "
@@ -173,6 +173,15 @@ def stored_fields(
             raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
         values = {name: getattr(known, name) for name in run}
         return algorithm, {**values, **{name: getattr(known.algorithm, name) for name in hyperparameters}, "env": named}
+
+
+def module_of_user(env: str) -> str | None:
+    """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
+
+    PettingZoo's environments are a library's, as those of Gymnasium's registry are.
+    """
+    _, module, name = split_env(env)
+    return None if (module or "").startswith("pettingzoo.") and name == "parallel_env" else module
 
 
 def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:

@@ -1,0 +1,141 @@
+"""PettingZoo's environments: agents on the host as rows of the batch."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import flock
+import numpy as np
+import pytest
+import runs
+
+from jaxrl_dist import cli
+from jaxrl_dist.config import split_env
+from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.source import find
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import Box, describe
+from jaxrl_dist.training.stored import module_of_user
+
+ENVS, STEPS, AGENTS = 3, 40, flock.Flock.possible_agents
+
+
+def loop(seed: int, actions: np.ndarray, limit: int) -> Any:
+    """Steps one flock by itself; yields rows of ``(seen, mask, reward, terminated, truncated, valid)`` by agent."""
+    env = flock.Flock()
+    obs, infos = env.reset(seed)
+    yield {agent: (obs[agent], infos[agent]["action_mask"], 0, False, False, False) for agent in obs}
+    time, over = 0, False
+    for row in actions:
+        if over:
+            obs, infos = env.reset()
+            time, over = 0, False
+            yield {agent: (obs[agent], infos[agent]["action_mask"], 0, False, False, False) for agent in obs}
+            continue
+        there, time = list(env.agents), time + 1
+        chosen = {agent: int(row[AGENTS.index(agent)]) - 1 for agent in there}
+        obs, rewards, home, late, infos = env.step(chosen)
+        cut = {agent: not home[agent] and (late[agent] or time == limit) for agent in there}
+        over = not env.agents or time == limit
+        now = {agent: (rewards[agent], home[agent], cut[agent], True) for agent in there}
+        yield {a: (obs[a], infos[a]["action_mask"], *now.get(a, (0, False, False, False))) for a in obs}
+
+
+@pytest.mark.parametrize(
+    "workers, limit", [("threads", 4), pytest.param("threads", 99, marks=pytest.mark.slow), ("processes", 99)]
+)
+def test_rows_are_the_agents_of_a_loop_over_the_environment(workers: Any, limit: int) -> None:
+    source = find("flock:Flock", workers=workers, wrappers=Wrappers(time_limit=limit))
+    assert describe(source.spec.observation) == "{observation: float32[2], mask: bool[3]}"
+    assert (source.spec.num_agents, source.spec.mask, source.spec.max_episode_steps) == (3, "mask", limit)
+    rng = np.random.default_rng(0)
+    actions = rng.integers(0, 3, (STEPS, ENVS, len(AGENTS)))
+    with closing(source.host(ENVS * len(AGENTS), 7)) as env:
+        assert env.num_envs == ENVS * len(AGENTS)
+        seen = [(env.reset(), None, None)]
+        for action in actions:
+            step, episodes = env.step(action.reshape(-1))
+            seen.append((step.obs, step, episodes))
+    seeds = np.random.SeedSequence(7).generate_state(ENVS) & 0x7FFFFFFF
+    expected = [list(loop(int(seed), actions[:, index], limit)) for index, seed in enumerate(seeds)]
+    counts = {"terminated": 0, "truncated": 0, "joined": 0}
+    returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
+    for t, (obs, step, episodes) in enumerate(seen):
+        for row in range(env.num_envs):
+            there = expected[row // 3][t].get(AGENTS[row % 3])
+            if there is not None:
+                np.testing.assert_array_equal(obs["observation"][row], there[0])
+                np.testing.assert_array_equal(obs["mask"][row], there[1])
+            else:
+                assert not obs["observation"][row].any() and not obs["mask"][row].any()
+            if step is None or episodes is None:
+                continue
+            reward, *flags = (0.0, False, False, False) if there is None else there[2:]
+            assert step.reward[row] == np.float32(reward)
+            assert [bool(x[row]) for x in (step.terminated, step.truncated, step.valid)] == flags
+            returns[row], lengths[row] = returns[row] + reward, lengths[row] + flags[2]
+            assert episodes.episodes[row] == (flags[0] or flags[1])
+            if flags[0] or flags[1]:
+                assert episodes.return_sum[row] == pytest.approx(returns[row], abs=1e-5)
+                assert episodes.length_sum[row] == lengths[row]
+                returns[row], lengths[row] = 0.0, 0
+            counts["terminated"] += flags[0]
+            counts["truncated"] += flags[1]
+            counts["joined"] += row % 3 == 2 and flags[2]
+    assert min(counts.values()) > 3, counts
+
+
+def test_masks_and_observations_of_several_kinds() -> None:
+    part = find("flock:Flock", {"masks": "part"}).spec
+    assert (
+        describe(part.observation) == "{action_mask: int8[3], observation: float32[2]}" and part.mask == "action_mask"
+    )
+    none = find("flock:Flock", {"masks": "none"})
+    assert isinstance(none.spec.observation, Box) and none.spec.mask is None
+    with closing(none.host(6, 0)) as env:
+        assert env.reset().shape == (6, 2)
+    with closing(find("flock:Flock", {"masks": "part"}).host(3, 0, drawn=True)) as env:
+        assert env.reset()["action_mask"].shape == (3, 3)
+        assert env.render(2).shape == (3, 5, 3)
+
+
+def test_what_does_not_work_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"agents with different actions .*bird_0: Discrete.*late: Discrete"):
+        find("flock:Unequal")
+    with pytest.raises(ConfigError, match=r"action_repeat works for environments with one agent, and .* has 3"):
+        find("flock:Flock", wrappers=Wrappers(action_repeat=2))
+    with pytest.raises(ConfigError, match="several policies: works for JAX environments, and flock:Flock runs on"):
+        find("flock:Flock", wrappers=Wrappers(policies={"a": "*"}))
+    if importlib.util.find_spec("pettingzoo") is not None:
+        with pytest.raises(ConfigError, match="is a game in turns"):
+            find("flock:InTurns")
+
+
+def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
+    assert split_env("pettingzoo:butterfly/pistonball_v6")[1:] == ("pettingzoo.butterfly.pistonball_v6", "parallel_env")
+    assert module_of_user("pettingzoo:butterfly/pistonball_v6") is None
+    assert module_of_user("gymnasium:pettingzoo.butterfly.pistonball_v6:parallel_env") is None
+    assert module_of_user("pettingzoo.utils:wrappers") == "pettingzoo.utils"
+    assert module_of_user("flock:parallel_env") == "flock"
+    with pytest.raises(ConfigError, match="or has no such environment: pip install pettingzoo"):
+        find("pettingzoo:butterfly/pistonbowl_v6")
+
+
+TINY = "--num-envs 4 --rollout-length 16 --total-env-steps 600 --report-interval 200 --hidden-sizes 8 --num-devices 1"
+
+
+@pytest.mark.parametrize("how", ["ppo --plan synchronous", pytest.param("impala", marks=pytest.mark.slow)])
+def test_a_run_trains_is_evaluated_and_resumed(how: str, tmp_path: Path) -> None:
+    run = runs.train(f"{how} --env flock:Flock {TINY} --evaluation-episodes 6", tmp_path / "run")
+    assert runs.read_json(run / "summary.json")["evaluation"]["episodes"] == 6
+    steps = runs.read_metrics(run)[-1]["env_steps"]
+    assert cli.main(["resume", str(run), "--env", "flock:Flock", "--total-env-steps", "900", "--quiet"]) == 0
+    assert runs.read_metrics(run)[-1]["env_steps"] >= 900 > steps
+
+
+def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "flock:Flock"]) == 0, capsys.readouterr().out
+    assert "flock:Flock: no fault found in" in capsys.readouterr().out

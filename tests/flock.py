@@ -1,0 +1,77 @@
+"""Environments of PettingZoo's parallel API, which need no PettingZoo."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+
+class Flock:
+    """Birds on a line who fly home, to place 4; whoever is there leaves, and after six steps all are stopped.
+
+    A bird sees its place and the time. Flying off the line is illegal. ``late`` joins after the first step.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    possible_agents = ("bird_0", "bird_1", "late")
+
+    def __init__(self, masks: str = "info") -> None:
+        self.masks = masks
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        places = spaces.Box(0, 6, (2,), np.float32)
+        mask = spaces.Box(0, 1, (3,), np.int8)
+        return spaces.Dict({"observation": places, "action_mask": mask}) if self.masks == "part" else places
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3, start=-1)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.rng = np.random.default_rng(seed) if seed is not None else self.rng
+        self.places = {agent: int(self.rng.integers(0, 3)) for agent in self.possible_agents}
+        self.time, self.agents = 0, list(self.possible_agents[:2])
+        return self.seen(self.agents)
+
+    def step(self, actions: Any) -> Any:
+        assert set(actions) == set(self.agents)
+        self.time += 1
+        for agent, move in actions.items():
+            self.places[agent] = int(np.clip(self.places[agent] + move, 0, 4))
+        there = list(self.agents)
+        home = {agent: self.places[agent] == 4 for agent in there}
+        rewards = {agent: 1.0 if home[agent] else -0.1 * (1 + self.possible_agents.index(agent)) for agent in there}
+        late = {agent: self.time == 6 and not home[agent] for agent in there}
+        self.agents = [agent for agent in there if not home[agent] and not late[agent]]
+        self.agents += ["late"] if self.time == 1 else []
+        obs, infos = self.seen([*there, *(["late"] if self.time == 1 else [])])
+        return obs, rewards, home, late, infos
+
+    def seen(self, agents: Any) -> Any:
+        obs = {agent: np.array([self.places[agent], self.time], np.float32) for agent in agents}
+        legal = {agent: np.array([self.places[agent] > 0, True, True], np.int8) for agent in agents}
+        if self.masks == "part":
+            return {agent: {"observation": obs[agent], "action_mask": legal[agent]} for agent in agents}, {}
+        return obs, {agent: {"action_mask": legal[agent]} if self.masks == "info" else {} for agent in agents}
+
+    def render(self) -> np.ndarray:
+        picture = np.zeros((3, 5, 3), np.uint8)
+        for row, agent in enumerate(self.possible_agents):
+            picture[row, self.places[agent]] = 255
+        return picture
+
+    def close(self) -> None:
+        pass
+
+
+class Unequal(Flock):
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3 + (agent == "late"))
+
+
+class InTurns(Flock):
+    """As a game of PettingZoo's AEC API."""
+
+    def agent_iter(self) -> Any:
+        return iter(self.agents)
