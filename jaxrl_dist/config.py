@@ -173,6 +173,9 @@ class Train(Named, Launch, Generic[Config]):
     hide: str | None = None
     """Numbers of a vector observation that policies do not see, by indices such as 1,3; 'velocities' knows those of
     classic control."""
+    info_metrics: str | None = None
+    """Numbers of the environment's info to report, such as success,score: their means over episodes of the last value,
+    or with :sum, as in fuel:sum, of the sum."""
     clip_rewards: str | None = None
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
     policies: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -50,6 +50,8 @@ class EnvSpec:
     """Agents of an environment; each is a row of the batch, next to the others of its environment."""
     unread_mask: str = ""
     """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
+    info_metrics: tuple[str, ...] = ()
+    """Numbers of its info that statistics of episodes have, as ``envs.episodes.parse`` returns them."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """What each of several policies sees and does; then the spaces above are dicts by policy. Empty: there is one."""
 
@@ -129,18 +131,21 @@ class EpisodeStats(NamedTuple):
     length_sum: Array  # in env steps
     return_min: Array  # +inf if no episode ended
     return_max: Array  # -inf if no episode ended
+    info: Mapping[str, tuple[Array, Array]] = {}  # sum of each metric of the info, and the episodes that reported it
 
     @staticmethod
     def stack(parts: Sequence[EpisodeStats]) -> EpisodeStats:
         """Stacks host statistics of one shape along a new leading axis, as numpy arrays."""
+        import jax
         import numpy as np
 
-        return EpisodeStats._make(np.stack(field) for field in zip(*parts, strict=True))
+        return jax.tree.map(lambda *fields: np.stack(fields), *parts)
 
     def merge(self, axis: int | None = None) -> EpisodeStats:
         """Combines the statistics of all entries along an axis; None: of all axes, as scalars."""
-        sums = (field.sum(axis) for field in self[:3])
-        return EpisodeStats._make([*sums, self.return_min.min(axis), self.return_max.max(axis)])
+        sums = [field.sum(axis) for field in (self.episodes, self.return_sum, self.length_sum)]
+        info = {name: (total.sum(axis), count.sum(axis)) for name, (total, count) in self.info.items()}
+        return EpisodeStats._make([*sums, self.return_min.min(axis), self.return_max.max(axis), info])
 
 
 # --- Algorithms ---------------------------------------------------------------------------------------
@@ -172,21 +177,6 @@ class Aux(NamedTuple):
 
     metrics: Mapping[str, jax.Array]
     priority: jax.Array | None = None  # [N] float32, for prioritised replay
-
-
-def _keep_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
-    del params, updates
-    return target
-
-
-def _keep_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-    del rollout, context
-    return variables.stats
-
-
-def _keep_core(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-    del action, step
-    return core
 
 
 def no_core(num_envs: int) -> PyTree:
@@ -246,18 +236,18 @@ class Algorithm:
     corrects_lag: bool = False
     """Whether the loss allows for experience of older policy versions, as replayed experience always is."""
 
-    target: Callable[[PyTree, PyTree, jax.Array], PyTree] = _keep_target
+    target: Callable[[PyTree, PyTree, jax.Array], PyTree] = lambda params, target, updates: target
     """``(params, target, updates) -> target`` after each update: periodic copy, Polyak average; default: keep."""
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
     """``(params) -> target``; default: no target."""
 
-    observe: Callable[[Variables, Rollout, Context], PyTree] = _keep_stats
+    observe: Callable[[Variables, Rollout, Context], PyTree] = lambda variables, rollout, context: variables.stats
     """``(variables, rollout, context) -> stats`` after each rollout, without keys; sums over devices by
     ``mesh.global_sum``; default: keep."""
 
     initial_core: Callable[[int], PyTree] = no_core
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
-    feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = _keep_core
+    feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = lambda core, action, step: core
     """``(core, action, step) -> core``: stores a step's outcome in the policy state; default: stores nothing."""
 
     behaviour: Callable[[Variables, PyTree, Context], tuple[PyTree, PyTree]] | None = None

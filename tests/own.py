@@ -52,6 +52,16 @@ class Masked(Walk):
         return *step, {"legal_action_mask": jnp.ones(2, bool)}
 
 
+class Scored(Walk):
+    """Reports in its info whether it has reached 3, what the step has cost, and what only later steps have."""
+
+    def step_env(self, key: jax.Array, state: WalkState, action: jax.Array, params: int) -> Any:
+        obs, state, *rest, _ = super().step_env(key, state, action, params)
+        late = jnp.where(state.time > 5, state.place, jnp.nan)
+        info = {"success": state.place >= 3, "task": {"cost": jnp.abs(state.place)}, "late": late, "words": jnp.ones(2)}
+        return obs, state, *rest, info
+
+
 class Picture(Walk):
     """Shows its place as an image with the channels last."""
 

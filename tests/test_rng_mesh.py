@@ -76,8 +76,10 @@ def test_acting_may_start_loops_from_constants_and_a_whole_program_joins_it_to_l
 
 def test_episodes_merge_along_an_axis_or_all() -> None:
     x = np.array([[1.0, 2.0], [3.0, -4.0]], np.float32)
-    episodes = EpisodeStats(x, x, x, x, x)
-    assert [list(field) for field in episodes.merge(axis=0)] == [[4, -2], [4, -2], [4, -2], [1, -4], [3, 2]]
+    episodes = EpisodeStats(x, x, x, x, x, {"success": (x, x)})
+    *fields, info = episodes.merge(axis=0)
+    assert [list(field) for field in fields] == [[4, -2], [4, -2], [4, -2], [1, -4], [3, 2]]
+    assert [list(field) for field in info["success"]] == [[4, -2], [4, -2]]
     assert tuple(map(float, episodes.merge())) == (2, 2, 2, -4, 3)
 
 

@@ -42,6 +42,7 @@ class Evaluation(NamedTuple):
     cut: int = 0  # number of these episodes that were cut at the step limit
     sampled: bool = False  # whether actions were drawn, not the best ones
     policies: Mapping[str, Evaluation] = {}  # those of each of several policies
+    info: Mapping[str, np.ndarray] = {}  # [episodes] by metric of the info; NaN where an episode reported none
 
     def summary(self) -> dict[str, float | int]:
         """Returns the numbers stored in a run's summary."""
@@ -52,6 +53,7 @@ class Evaluation(NamedTuple):
             "length_mean": float(self.lengths.mean()),
             "cut": self.cut,
             **({"sampled": True} if self.sampled else {}),
+            **{f"info/{x}": float(y[told].mean()) for x, y in self.info.items() if (told := ~np.isnan(y)).any()},
             **{f"{policy}/{x}": y for policy in self.policies for x, y in self.policies[policy].summary().items()},
         }
 
@@ -196,6 +198,8 @@ class Evaluator:
         variables, start, stacks = put(begin)
         returns: list[list[float]] = [[] for _ in range(num_envs)]
         lengths: list[list[int]] = [[] for _ in range(num_envs)]
+        info: dict[str, list[list[float]]]
+        info = {metric: [[] for _ in range(num_envs)] for metric in self._source.spec.info_metrics}
         done, cut = np.zeros(num_envs, int), 0
         running = np.zeros((2, num_envs))  # return and length of the episodes under way
         counted = np.zeros((2, num_envs))  # return and length that cut episodes have already been credited with
@@ -223,12 +227,15 @@ class Evaluator:
                 for index in np.flatnonzero((over | endless) & (done < quota)):
                     returns[index].append(float(totals[0, index]))
                     lengths[index].append(int(totals[1, index]))
+                    for metric, (value, count) in ended.info.items():
+                        info[metric][index].append(float(value[index]) if count[index] else np.nan)
                     done[index] += 1
                     cut += int(endless[index])
                     progress(int(done.sum()))
                 counted = np.where(over, 0, counted + np.where(endless, running, 0))
                 running[:, over | endless] = 0
-        return Evaluation(np.concatenate(returns), np.concatenate(lengths), cut, self._sampled)
+        told = {metric: np.concatenate(values) for metric, values in info.items()}
+        return Evaluation(np.concatenate(returns), np.concatenate(lengths), cut, self._sampled, info=told)
 
     def _play_compiled(
         self, variables: Variables, progress: Callable[[int], None], stop: Callable[[], bool]
@@ -257,7 +264,8 @@ class Evaluator:
         def of_rows(rows: slice) -> Evaluation:
             whole = np.arange(returns.shape[1]) < self._quota[rows, None]
             ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
-            return Evaluation(*ended, int(cut[rows].sum()), self._sampled)
+            info = {metric: np.asarray(values)[rows][whole] for metric, values in played.info.items()}
+            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=info)
 
         parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
         return of_rows(slice(None))._replace(policies=parts)

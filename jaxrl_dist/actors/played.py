@@ -32,6 +32,7 @@ class Played(NamedTuple):
     done: jax.Array  # [B] int32, episodes
     returns: jax.Array  # [B, E] float32
     lengths: jax.Array  # [B, E] int32
+    info: dict[str, jax.Array]  # [B, E] float32, by metric of the info; NaN if the episode reported none
     running: jax.Array  # [2, B] float32, return and length of the episodes under way
     counted: jax.Array  # [2, B] float32, return and length that cut episodes have already been credited with
     cut: jax.Array  # [B] int32
@@ -45,7 +46,8 @@ def begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> P
     zero = jnp.zeros((), jnp.int32)
     returns = zeros.astype(jnp.float32)
     fault = _fault(env, obs, jnp.zeros(len(quota)))
-    return Played(state, obs, start, key, zero, zeros[:, 0], returns, zeros, none, none, zeros[:, 0], fault)
+    info = {metric: jnp.full_like(returns, jnp.nan) for metric in env.spec.info_metrics}
+    return Played(state, obs, start, key, zero, zeros[:, 0], returns, zeros, info, none, none, zeros[:, 0], fault)
 
 
 def go_on(
@@ -89,6 +91,10 @@ def go_on(
             done=played.done + new,
             returns=played.returns.at[rows, place].set(totals[0], mode="drop"),
             lengths=played.lengths.at[rows, place].set(totals[1].astype(jnp.int32), mode="drop"),
+            info={
+                metric: played.info[metric].at[rows, place].set(jnp.where(count > 0, value, jnp.nan), mode="drop")
+                for metric, (value, count) in ended.info.items()
+            },
             running=jnp.where(over | endless, 0, running),
             counted=jnp.where(over, 0, played.counted + jnp.where(endless, running, 0)),
             cut=played.cut + (new & endless),

@@ -21,6 +21,7 @@ from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import counted
 from jaxrl_dist.envs.base import HostEnv, Share
+from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
@@ -293,7 +294,7 @@ class RestartingEnv:
         obs = self.reset()
         none, zero = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, np.float32)
         step = Timestep(obs, zero, terminated=none, truncated=none, valid=none)
-        return step, EpisodeStats(zero, zero, zero, zero + np.inf, zero - np.inf)
+        return step, no_episodes(self.num_envs, self.spec.info_metrics)
 
     def _forgive(self, error: Exception) -> None:
         """Counts a restart.

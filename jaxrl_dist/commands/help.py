@@ -28,7 +28,7 @@ COMMON = (
 GROUPS: dict[str, tuple[str, ...]] = {
     "environment": (
         *("env_workers", "env_timeout", "atari_preset", "frame_stack", "action_repeat", "time_limit", "hide"),
-        *("normalize_observations", "scale_rewards", "clip_rewards"),
+        *("normalize_observations", "scale_rewards", "clip_rewards", "info_metrics"),
     ),
     "execution": ("placement", "num_devices", "learner_devices", "mem_fraction", "compile_cache"),
     "actors": (

@@ -18,7 +18,8 @@ import numpy as np
 from jaxrl_dist import mesh
 from jaxrl_dist.checks import flag
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, ended_episodes, restarted, rows_where
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers, clipped, restarted, rows_where
+from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.envs.groups import AGENT, AGENTS, STATE, Group, Team, agents_of, group_of, in_parts, whole_state
 from jaxrl_dist.envs.native import named, unnamed
 from jaxrl_dist.errors import ConfigError
@@ -48,8 +49,10 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
         policy, or several; or a policy has no agent.
     """
     env, agents, name = team.env, list(team.env.agents), f"{backend}:{env_id}"
-    if wrappers.action_repeat != 1:
-        raise ConfigError(f"--action-repeat works for environments with one agent, and {name} has {len(agents)}")
+    for field in ("action_repeat", "info"):
+        if getattr(wrappers, field) != getattr(UNWRAPPED, field):
+            said = flag(field if field != "info" else "info_metrics")
+            raise ConfigError(f"{said} works for environments with one agent, and {name} has {len(agents)}")
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
             raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")

@@ -39,6 +39,7 @@ class Wrappers(NamedTuple):
     policies: Mapping[str, str] = {}
     joint: Sequence[str] = ()  # policies whose agents act as one, "" for the only one
     agent_ids: bool = False
+    info: str | None = None
 
     def limit(self, own: int | None) -> int | None:
         """Returns the time limit in env steps; ``own`` is the environment's limit, in its unrepeated steps."""
@@ -184,17 +185,6 @@ NAPS = 20
 """Number of naps into which ``awaited`` divides its time."""
 
 
-def ended_episodes(ended: jax.Array, episode_return: jax.Array, episode_length: jax.Array) -> EpisodeStats:
-    """Returns the statistics ``[B]`` of the episodes that ended in this step."""
-    return EpisodeStats(
-        episodes=ended.astype(jnp.float32),
-        return_sum=jnp.where(ended, episode_return, 0.0),
-        length_sum=jnp.where(ended, episode_length, 0).astype(jnp.float32),
-        return_min=jnp.where(ended, episode_return, jnp.inf),
-        return_max=jnp.where(ended, episode_return, -jnp.inf),
-    )
-
-
 def rows_where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
     """Takes rows of ``x`` where ``condition [B]`` is True, else of ``y``."""
 
@@ -220,34 +210,6 @@ def restarted(
         return jax.lax.cond(mesh.any_member(jnp.any(ended)), start, lambda *rows: rows[2], keys, ended, stepped)
 
     return jax.lax.platform_dependent(keys, ended, stepped, cpu=if_any, default=start)
-
-
-class EpisodeCounter:
-    """Adds up returns and lengths of the running episodes in ``B`` host environments."""
-
-    def __init__(self, num_envs: int) -> None:
-        self._return = np.zeros(num_envs, np.float32)
-        self._length = np.zeros(num_envs, np.int32)
-
-    def add(self, reward: np.ndarray, valid: np.ndarray, over: np.ndarray) -> EpisodeStats:
-        """Adds one step and returns the statistics ``[B]`` of the episodes that ended in it.
-
-        Args:
-          reward: ``[B]``, raw; ignored where not ``valid``.
-          over: ``[B]`` bool, True where an episode has ended.
-        """
-        self._return += np.where(valid, reward, 0)
-        self._length += valid
-        episodes = EpisodeStats(
-            episodes=over.astype(np.float32),
-            return_sum=np.where(over, self._return, 0).astype(np.float32),
-            length_sum=np.where(over, self._length, 0).astype(np.float32),
-            return_min=np.where(over, self._return, np.inf).astype(np.float32),
-            return_max=np.where(over, self._return, -np.inf).astype(np.float32),
-        )
-        self._return = np.where(over, 0, self._return).astype(np.float32)
-        self._length = np.where(over, 0, self._length).astype(np.int32)
-        return episodes
 
 
 def checked_action(spec: EnvSpec, action: PyTree, step: int) -> PyTree:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_dist.envs import masks
+from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.base import (
     UNWRAPPED,
-    EpisodeCounter,
     Wrappers,
-    awaited,
     check_finite,
     checked_action,
     outcome,
     parse_options,
     space_of,
 )
+from jaxrl_dist.envs.calls import Caller
 from jaxrl_dist.envs.native import plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory.frames import Frame
@@ -120,7 +116,18 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     kind = family(env_id)
     frame_stack = native.config.stack_num if kind == "atari" else 1
     unread = masks.of_keys(native._state_keys)
-    return EnvSpec(env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, unread_mask=unread)
+    metrics = episodes.parse(wrappers.info)
+    episodes.check_known(metrics, _numbers(native), f"envpool:{env_id}")
+    return EnvSpec(
+        env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, unread_mask=unread,
+        info_metrics=metrics,
+    )  # fmt: skip
+
+
+def _numbers(native: Any) -> list[str]:
+    """Returns the names of the numbers in the info."""
+    names = {key: key.removeprefix("info:") for key, spec in native.state_array_spec.items() if spec.shape == [-1]}
+    return [name for key, name in names.items() if name != key and ":" not in name and "." not in name]
 
 
 def options(
@@ -230,7 +237,7 @@ class EnvPool:
                 _ = envs.observation_space, envs.action_space
             return envs
 
-        self._worker = _Worker(f"envpool:{env_id}", timeout)
+        self._worker = Caller(f"envpool:{env_id}", timeout)
         try:
             self._envs = self._worker.call(make)
         except BaseException:
@@ -238,13 +245,13 @@ class EnvPool:
             raise
         self._steps = 0
         self._ended = np.zeros(num_envs, bool)
-        self._episodes = EpisodeCounter(num_envs)
+        self._episodes = episodes.EpisodeCounter(num_envs, self.spec.info_metrics)
         self._lives = np.zeros(num_envs, np.int32)
 
     def reset(self) -> PyTree:
         obs, info = self._worker.call(self._envs.reset)
         self._ended = np.zeros(self.num_envs, bool)
-        self._episodes = EpisodeCounter(self.num_envs)
+        self._episodes = episodes.EpisodeCounter(self.num_envs, self.spec.info_metrics)
         return self._observation(obs, info, np.ones(self.num_envs, bool))
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
@@ -255,12 +262,13 @@ class EnvPool:
         raw_reward, over = reward, self._ended
         if self.spec.family == "atari":  # info holds the unclipped reward, and whether the whole game is over
             raw_reward, over = info["reward"], truncated | (terminated & (info["terminated"] != 0))
-        episodes = self._episodes.add(raw_reward, valid, over)
+        told = {metric: info[episodes.field(metric)] for metric in self.spec.info_metrics}
+        ended = self._episodes.add(raw_reward, valid, over, told)
         reward = np.where(valid, reward, 0).astype(np.float32)
         observation = self._observation(obs, info, ~valid)
         check_finite(self.spec, self._steps, "reward", reward)
         self._steps += 1
-        return Timestep(observation, reward, terminated, truncated, valid), episodes
+        return Timestep(observation, reward, terminated, truncated, valid), ended
 
     def render(self, index: int) -> np.ndarray:
         try:
@@ -285,6 +293,7 @@ class EnvPool:
         obs, reward, terminated, truncated = jax.tree.map(np.copy, both)  # see _observation
         info = {name: x.copy() for name, x in info.items() if isinstance(x, np.ndarray)}
         going = ~self._ended
+        sums = {"reward", *(x.removesuffix(episodes.SUM) for x in self.spec.info_metrics if x.endswith(episodes.SUM))}
         for _ in range(self._action_repeat - 1):
             going &= ~(terminated | truncated)
             if not going.any():
@@ -295,7 +304,7 @@ class EnvPool:
                 old[ids] = new
             reward[ids] += more
             for name, x in info.items():
-                x[ids] = news[name] + (x[ids] if name == "reward" else 0)  # Atari's unclipped reward adds up
+                x[ids] = news[name] + (x[ids] if name in sums else 0)
         return obs, reward, terminated, truncated, info
 
     def _observation(self, obs: PyTree, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
@@ -309,40 +318,3 @@ class EnvPool:
         fresh = (info["elapsed_step"] == 0) | (resetting & (info["lives"] > self._lives))
         self._lives = info["lives"].copy()
         return Frame(obs, fresh)
-
-
-class _Worker:
-    """A daemon thread that runs one call at a time and returns its result or raises its exception."""
-
-    def __init__(self, name: str, timeout: float) -> None:
-        self.hangs = False
-        self._name, self._timeout = name, timeout
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while (task := self._calls.get()) is not None:
-            function, future = task
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Runs ``function`` in the thread.
-
-        Raises:
-          TimeoutError: the function did not return in time.
-        """
-        future: Future[Any] = Future()
-        self._calls.put((function, future))
-        if not awaited(lambda nap: futures.wait([future], nap).done, self._timeout):
-            self.hangs = True
-            raise TimeoutError(f"{self._name} has not answered for {self._timeout:g} s (--env-timeout)")
-        return future.result()
-
-    def stop(self) -> None:
-        """Ends the thread once it is idle."""
-        self._calls.put(None)
-        self._thread.join(timeout=1 if self.hangs else 5)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import BACKENDS, LIBRARIES
-from jaxrl_dist.envs import masks, vector
+from jaxrl_dist.envs import episodes, masks, runners
 from jaxrl_dist.envs import worker as env_worker
 from jaxrl_dist.envs.base import Wrappers, awaited, parse_option, space_of
 from jaxrl_dist.envs.native import Description, construct, creator, describe
@@ -78,11 +78,11 @@ def look(
 
     if workers == "processes":
         keywords = _in_time(name, timeout, lambda: options(env_id, texts))
-        found: Description | Found = vector.look(env_id, keywords, timeout)
+        found: Description | Found = runners.look(env_id, keywords, timeout)
     else:
         found = _in_time(name, timeout, make, close)
-        awaited(lambda nap: futures.wait([closing], nap).done, vector.CLOSE_SECONDS)
-        vector.warn_of_closing(name, closing.result() if closing.done() else None)
+        awaited(lambda nap: futures.wait([closing], nap).done, runners.CLOSE_SECONDS)
+        runners.warn_of_closing(name, closing.result() if closing.done() else None)
     if isinstance(found, Description) and not found.gymnasium:
         if found.gymnax:
             raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and gymnax:{env_id} is none")
@@ -139,7 +139,7 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
     limit = wrappers.limit(made.time_limit)
     return EnvSpec(
         env_id, "gymnasium", made.family, observation, action, limit, mask=mask, num_agents=made.agents or 1,
-        unread_mask=made.mask.unread,
+        unread_mask=made.mask.unread, info_metrics=episodes.parse(wrappers.info),
     )  # fmt: skip
 
 

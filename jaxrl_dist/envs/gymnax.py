@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.envs import agents, libraries, masks
+from jaxrl_dist.envs import agents, episodes, libraries, masks
 from jaxrl_dist.envs.base import (
     UNWRAPPED,
     DeviceEnv,
@@ -23,7 +23,6 @@ from jaxrl_dist.envs.base import (
     check_finite,
     checked_action,
     clipped,
-    ended_episodes,
     outcome,
     parse_options,
     restarted,
@@ -48,6 +47,7 @@ class State(NamedTuple):
     ended: jax.Array  # bool: the next step is a reset
     episode_return: jax.Array  # float32
     episode_length: jax.Array  # int32
+    info: PyTree  # float32, by metric of the info; see ``episodes.advanced``
 
 
 def ids() -> list[str]:
@@ -188,7 +188,19 @@ def from_gymnax(
     observe = masks.observer(found, native_obs)
     limit = getattr(params, "max_steps_in_episode", None)
     limit = wrappers.limit(None if limit is None else int(limit))
-    spec = EnvSpec(env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread)
+    metrics = episodes.parse(wrappers.info)
+    if metrics:
+        one = jax.tree.map(lambda x: x[0], unnamed(native_action, zeros(action_space, 1)))
+        info = jax.eval_shape(lambda *given: env.step_env(*given, params)[4], key, state, one)
+        episodes.check_known(metrics, episodes.numbers(info), name)
+    spec = EnvSpec(
+        env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread,
+        info_metrics=metrics,
+    )  # fmt: skip
+
+    def reported(info: PyTree) -> dict[str, jax.Array]:
+        known = episodes.numbers(info) if metrics else {}
+        return {metric: jnp.float32(known[episodes.field(metric)]).reshape(()) for metric in metrics}
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
@@ -196,14 +208,18 @@ def from_gymnax(
         # Some environments start from Python numbers: give every leaf a dtype and a row per environment.
         return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
 
+    def nothing(like: jax.Array) -> dict[str, jax.Array]:
+        return {metric: jnp.full_like(like, jnp.nan) for metric in metrics}
+
     def reset(keys: jax.Array) -> tuple[State, PyTree]:
         obs, state = reset_all(keys)
-        zeros = jnp.zeros(keys.shape, jnp.float32)
-        return State(state, obs, zeros > 0, zeros, zeros.astype(jnp.int32)), obs
+        none = jnp.zeros(keys.shape, jnp.float32)
+        return State(state, obs, none > 0, none, none.astype(jnp.int32), nothing(none)), obs
 
     def step_once(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
-        obs, env_state, reward, terminated, _ = env.step_env(key, env_state, unnamed(native_action, action), params)
-        return observe(obs, env_state), env_state, jnp.float32(reward), terminated, env.is_truncated(env_state, params)
+        obs, env_state, reward, terminated, info = env.step_env(key, env_state, unnamed(native_action, action), params)
+        over = terminated, env.is_truncated(env_state, params)
+        return observe(obs, env_state), env_state, jnp.float32(reward), *over, reported(info)
 
     def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
         action = clipped(action_space, action)
@@ -212,10 +228,10 @@ def from_gymnax(
         keys = jax.random.split(key, wrappers.action_repeat)
 
         def again(now: tuple[PyTree, ...], key: jax.Array) -> tuple[tuple[PyTree, ...], None]:
-            *_, reward, terminated, truncated = now
-            obs, state, more, *flags = step_once(key, now[1], action)
+            _, state, reward, terminated, truncated, info = now
+            obs, state, more, *flags, news = step_once(key, state, action)
             over = terminated | truncated  # the episode has ended: keep its outcome
-            new = obs, state, reward + more, *flags
+            new = obs, state, reward + more, *flags, episodes.advanced(info, news)
             return jax.tree.map(lambda x, y: jnp.where(over, x, jnp.asarray(y).astype(x.dtype)), now, new), None
 
         first = jax.tree.map(jnp.asarray, step_once(keys[0], env_state, action))
@@ -223,7 +239,8 @@ def from_gymnax(
 
     def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys)
-        next_obs, next_env, reward, terminated, truncated = jax.vmap(step_one)(keys[:, 0], state.env, action)
+        outcomes = jax.vmap(step_one)(keys[:, 0], state.env, action)
+        next_obs, next_env, reward, terminated, truncated, info = outcomes
         next_env = jax.tree.map(lambda new, old: new.astype(old.dtype), next_env, state.env)
         next_obs = jax.tree.map(lambda new, old: new.astype(old.dtype), next_obs, state.obs)
 
@@ -237,10 +254,11 @@ def from_gymnax(
         reward = jnp.where(valid, reward, 0.0)
         episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
         episode_length = jnp.where(valid, state.episode_length + 1, 0)
+        info = rows_where(valid, episodes.advanced(state.info, info), nothing(reward))
         ended = terminated | truncated
-        episodes = ended_episodes(ended, episode_return, episode_length)
-        new_state = State(env_state, obs, ended, episode_return, episode_length)
-        return new_state, Timestep(obs, reward, terminated, truncated, valid), episodes
+        statistics = episodes.ended_episodes(ended, episode_return, episode_length, info)
+        new_state = State(env_state, obs, ended, episode_return, episode_length, info)
+        return new_state, Timestep(obs, reward, terminated, truncated, valid), statistics
 
     return DeviceEnv(spec, reset, step)
 
@@ -297,12 +315,12 @@ class HostGymnax:
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
         action = checked_action(self.spec, action, self._steps)
-        self._state, step, episodes = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
-        step, episodes = jax.tree.map(np.array, (step, episodes))
+        self._state, *outputs = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
+        step, ended = jax.tree.map(np.array, outputs)
         check_finite(self.spec, self._steps, "observation", step.obs)
         check_finite(self.spec, self._steps, "reward", step.reward)
         self._steps += 1
-        return step, episodes
+        return step, ended
 
     def render(self, index: int) -> np.ndarray:
         state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second

@@ -7,30 +7,24 @@ import inspect
 import json
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxrl_dist.envs import records
 from jaxrl_dist.envs import worker as env_worker
-from jaxrl_dist.envs.base import UNWRAPPED, EpisodeCounter, Wrappers, awaited, check_finite, checked_action, outcome
-from jaxrl_dist.envs.native import NO_MASK, Description, Mask, PlainSpace, creator
-from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, check_finite, checked_action, outcome
+from jaxrl_dist.envs.episodes import EpisodeCounter
+from jaxrl_dist.envs.native import NO_MASK, Mask, creator
+from jaxrl_dist.envs.runners import CLOSE_SECONDS, START_SECONDS, Worker, process, warn_of_closing
+from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, Discrete, leaves, paths
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
-
-START_SECONDS = 60.0
-"""Time limit for the start of a worker process on a busy machine; ``timeout`` counts from then on."""
-CLOSE_SECONDS = 5.0
-"""Time limit for closing environments; one second if they have stopped answering before."""
 
 
 def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], *how: Any) -> Gymnasium:
@@ -49,113 +43,6 @@ def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], *how:
     except EnvError as error:  # making one without render_mode has worked before
         hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
         raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}{hint}") from error
-
-
-def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:
-    """Makes one environment in a worker process, reads its description and closes it.
-
-    Raises:
-      ConfigError: a library that it needs is not installed.
-      EnvError: its code raised another error, or ended the process.
-      TimeoutError: making it took too long.
-    """
-    name = f"gymnasium:{env_id}"
-    worker = _Worker(range(1), *_process([env_id, options]))
-    try:
-        up = worker.receive(START_SECONDS)
-        answer = None if up is None else worker.receive(timeout)
-        what = json.loads(answer or "null")
-        closing = worker.receive(CLOSE_SECONDS) if isinstance(what, list) else b""
-    except (EOFError, OSError):
-        raise EnvError(f"{name} cannot be made: the process of its constructor {worker.end()}") from None
-    finally:
-        worker.connection.close()
-        worker.join(1.0)
-    if what is None:
-        raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
-    if isinstance(what, dict):
-        if what["missing"]:
-            raise ConfigError(f"{name} cannot be made here: {what['error'].partition(': ')[2]}")
-        raise EnvError(f"{name} cannot be made: {what['error']}", what["traceback"])
-    warn_of_closing(name, closing)
-    description = Description(*what)
-    observation, action = map(PlainSpace.restored, (description.observation, description.action))
-    return description._replace(observation=observation, action=action, mask=Mask(*description.mask))
-
-
-def warn_of_closing(name: str, answer: bytes | None) -> None:
-    """Warns if ``close`` raised an error, as ``worker.closed`` reports it, or has not returned (``answer`` None)."""
-    if answer != b"":
-        late = f"has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
-        told = late if answer is None else f"raises {json.loads(answer)['error']}"
-        warnings.warn(f"{name}: close() {told}", EnvWarning, stacklevel=2)
-
-
-def _process(asked: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """Starts a worker process and sends it ``asked``; returns the connection to it and the process."""
-    # Not by multiprocessing: it would import the caller's script again in each process, and forking a process that runs
-    # JAX's threads may hang. A new session keeps signals to the caller's process group from the worker before it has
-    # installed its handlers.
-    ours, theirs = multiprocessing.Pipe()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", env_worker.__name__, *map(str, (theirs.fileno(), *memory))],
-            stdin=subprocess.PIPE,
-            pass_fds=(theirs.fileno(), *memory),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-            start_new_session=True,
-        )
-    with contextlib.suppress(OSError):
-        ours.send_bytes(json.dumps(asked).encode())
-    return ours, process
-
-
-class _Worker(NamedTuple):
-    indices: range
-    connection: Connection
-    runner: threading.Thread | subprocess.Popen[bytes]
-
-    def receive(self, seconds: float) -> bytes | None:
-        """Returns the next answer; None if it does not arrive in time.
-
-        Raises:
-          EOFError, OSError: the worker has ended.
-        """
-        return self.connection.recv_bytes() if awaited(self.connection.poll, seconds) else None
-
-    def stop(self) -> None:
-        """Asks the worker to close its environments and end."""
-        with contextlib.suppress(OSError):  # it may have ended already
-            self.connection.send_bytes(b"")
-
-    def last_words(self, patience: float) -> bytes | None:
-        """Returns the worker's last answer, skipping unread ones; None if it does not end in time."""
-        deadline, answer = time.monotonic() + patience, b""
-        with contextlib.suppress(EOFError, OSError):
-            while self.connection.poll(max(0.0, deadline - time.monotonic())):
-                answer = self.connection.recv_bytes()
-            return None
-        return answer
-
-    def join(self, patience: float) -> None:
-        """Waits until the worker has ended; abandons a thread that hangs, and kills a process."""
-        if isinstance(self.runner, threading.Thread):
-            self.runner.join(patience)
-            return
-        try:
-            self.runner.wait(patience)
-        except subprocess.TimeoutExpired:
-            self.runner.kill()
-            self.runner.wait(CLOSE_SECONDS)
-        assert self.runner.stdin is not None
-        self.runner.stdin.close()
-
-    def end(self) -> str:
-        """Describes how a dead worker ended."""
-        if isinstance(self.runner, threading.Thread):
-            return "has ended"
-        code = self.runner.wait(CLOSE_SECONDS)
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
 
 
 class Gymnasium:
@@ -193,22 +80,22 @@ class Gymnasium:
         self._timeout = timeout
         self._steps = 0
         self._ended = np.zeros(num_envs, bool)
-        self._episodes = EpisodeCounter(num_envs)
-        fields = env_worker.record_fields(spec.observation, spec.action)
+        self._episodes = EpisodeCounter(num_envs, spec.info_metrics)
+        fields = records.record_fields(spec.observation, spec.action, spec.info_metrics)
         descriptor = os.memfd_create("environments")
-        self._workers: list[_Worker] = []
-        self._pending: list[_Worker] = []
+        self._workers: list[Worker] = []
+        self._pending: list[Worker] = []
         try:
-            os.truncate(descriptor, num_envs * env_worker.record_dtype(fields).itemsize)
-            self._records = env_worker.open_records(descriptor, fields)
+            os.truncate(descriptor, num_envs * records.record_dtype(fields).itemsize)
+            self._records = records.open_records(descriptor, fields)
             cores = len(os.sched_getaffinity(0))
             for part in np.array_split(np.arange(num_envs), min(num_envs, cores)):
                 indices = range(int(part[0]), int(part[-1]) + 1)
                 own = [seeds[i] for i in indices]
                 extra = wrappers.action_repeat, wrappers.own_limit, NO_MASK if mask.where == "part" else mask
-                task = env_worker.Task(spec.id, options, indices.start, own, fields, *extra)
-                runner = self._thread(task) if workers == "threads" else _process(task._asdict(), descriptor)
-                self._workers.append(_Worker(indices, *runner))
+                task = env_worker.Task(spec.id, options, indices.start, own, fields, *extra, spec.info_metrics)
+                runner = self._thread(task) if workers == "threads" else process(task._asdict(), descriptor)
+                self._workers.append(Worker(indices, *runner))
             self._collect(max(timeout, START_SECONDS))
             self._collect(timeout)
         except BaseException:
@@ -235,7 +122,7 @@ class Gymnasium:
         self._ended[:] = True
         self._advance()
         self._ended = np.zeros(self.num_envs, bool)
-        self._episodes = EpisodeCounter(self.num_envs)
+        self._episodes = EpisodeCounter(self.num_envs, self.spec.info_metrics)
         return self._observations()
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
@@ -246,7 +133,8 @@ class Gymnasium:
         reward, *flags = (self._records[name].copy() for name in ("reward", "terminated", "truncated"))
         valid, terminated, truncated = outcome(self._ended, *flags)
         self._ended = terminated | truncated
-        episodes = self._episodes.add(reward, valid, self._ended)
+        info = {metric: self._records[f"info/{metric}"] for metric in self.spec.info_metrics}
+        episodes = self._episodes.add(reward, valid, self._ended, info)
         return Timestep(self._observations(), reward, terminated, truncated, valid), episodes
 
     def render(self, index: int) -> np.ndarray:
@@ -323,14 +211,16 @@ class Gymnasium:
                     raise self._dead(worker) from None
                 if failure:
                     what = json.loads(failure)
+                    if what["refused"]:
+                        raise ConfigError(what["refused"].replace("the environment", self._name, 1))
                     line = f"environment {what['index']} at step {self._steps}, {what['doing']}: {what['error']}"
                     raise EnvError(f"{self._name}: {line}", what["traceback"])
                 self._pending.remove(worker)
 
-    def _since(self, worker: _Worker) -> np.ndarray:
+    def _since(self, worker: Worker) -> np.ndarray:
         return self._records["since"][worker.indices.start : worker.indices.stop]
 
-    def _dead(self, worker: _Worker) -> EnvError:
+    def _dead(self, worker: Worker) -> EnvError:
         first, last = worker.indices[0], worker.indices[-1]
         text = f"the worker of environments {first} to {last} {worker.end()} at step {self._steps}"
         return EnvError(f"{self._name}: {text}")

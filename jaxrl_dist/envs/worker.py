@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_dist.envs import masks
+from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.native import (
     NO_MASK,
     Mask,
@@ -30,6 +29,8 @@ from jaxrl_dist.envs.native import (
     named_spaces,
     unnamed,
 )
+from jaxrl_dist.envs.records import Records, open_records
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import leaves
 
 GO = b"go"
@@ -49,45 +50,14 @@ class Task(NamedTuple):
     seeds: list[int]
     """One per environment, for the first reset."""
     fields: list[Any]
-    """From ``record_fields``."""
+    """From ``records.record_fields``."""
     action_repeat: int = 1
     time_limit: int | None = None
     """In the environment's unrepeated steps."""
     mask: Sequence[str] = NO_MASK
     """The ``Mask`` of an environment whose mask is no part of its observation."""
-
-
-Records = Mapping[str, np.ndarray]
-"""The memory shared by caller and worker, one row per environment of the vector.
-
-The caller writes ``action`` and ``reset``. The worker writes the outcome of the step and ``since`` (when it started on
-this environment, by ``time.monotonic``, a clock that all processes share). A part of an observation or action has a
-column of its name, such as ``obs/camera``.
-"""
-
-
-def record_fields(observation: Any, action: Any) -> list[Any]:
-    """Returns names, dtypes and shapes of an environment's record, for spaces as policies see them."""
-    parts = leaves({"obs": observation, "action": action}).items()
-    return [
-        *([path, part.dtype.str, list(part.shape)] for path, part in parts),
-        ["since", "f8", []],
-        ["reward", "f4", []],
-        ["reset", "?", []],
-        ["terminated", "?", []],
-        ["truncated", "?", []],
-    ]
-
-
-def record_dtype(fields: list[Any]) -> np.dtype:
-    """Returns the numpy dtype of ``record_fields``."""
-    return np.dtype([(name, dtype, tuple(shape)) for name, dtype, shape in fields], align=True)
-
-
-def open_records(descriptor: int, fields: list[Any]) -> Records:
-    """Maps the records in a memory file; they keep it open."""
-    records = np.frombuffer(mmap.mmap(descriptor, 0), record_dtype(fields))
-    return {name: records[name] for name, *_ in fields}
+    metrics: Sequence[str] = ()
+    """Of the info; each has a column such as ``info/success``, NaN where a step reports none."""
 
 
 def _number(what: str, value: Any) -> Any:
@@ -114,13 +84,13 @@ def _flag(what: str, value: Any) -> bool:
 class _Env:
     """One environment, which resets when its record requests it."""
 
-    def __init__(self, env: Any, seed: int, index: int, records: Records, action_repeat: int, mask: Mask) -> None:
-        self._env, self._index, self._records, self._action_repeat = env, index, records, action_repeat
-        self._seed: int | None = seed
-        self._observation, self._action, self._mask = env.observation_space, env.action_space, mask
-        wrapped = (
-            bool(mask.where) and f"obs/{masks.PART}" in records and named_spaces(self._observation) is self._observation
-        )
+    def __init__(self, env: Any, index: int, task: Task, records: Records) -> None:
+        self._env, self._index, self._records, self._action_repeat = env, index, records, task.action_repeat
+        self._seed: int | None = task.seeds[index - task.first]
+        self._observation, self._action, self._mask = env.observation_space, env.action_space, Mask(*task.mask)
+        self._metrics, self._known = task.metrics, set[str]()
+        apart = bool(self._mask.where) and f"obs/{masks.PART}" in records
+        wrapped = apart and named_spaces(self._observation) is self._observation
         self._spaces = leaves(named_spaces(self._observation), "obs/observation" if wrapped else "obs")
         self._actions = leaves(named_spaces(self._action), "action")
 
@@ -132,12 +102,17 @@ class _Env:
             reward, terminated, truncated = 0.0, False, False
         else:
             action, total = self._native(index), 0.0
+            told: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
             for _ in range(self._action_repeat):
                 observation, reward, terminated, truncated, info = self._env.step(action)
+                told = self._told(info, told)
                 reward = total = total + _number("the reward", reward)
                 terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
                 if terminated or truncated:
+                    episodes.check_known(self._metrics, self._known, "the environment")
                     break
+            for metric, value in told.items():
+                records[f"info/{metric}"][index] = value
         values = leaves(named(self._observation, observation))
         for (path, space), value in zip(self._spaces.items(), values.values(), strict=True):
             records[path][index] = _checked(path, np.asarray(value), space).reshape(records[path].shape[1:])
@@ -145,6 +120,15 @@ class _Env:
             records[f"obs/{masks.PART}"][index] = self._legal(info)
         records["reward"][index] = reward
         records["terminated"][index], records["truncated"][index] = terminated, truncated
+
+    def _told(self, info: Any, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Adds the numbers of an info to those of the action's repeats before."""
+        if not before:
+            return before
+        known = episodes.numbers(info)
+        self._known |= known.keys()
+        new = {name: np.float32(np.asarray(known.get(episodes.field(name), np.nan)).item()) for name in before}
+        return episodes.advanced(before, new)
 
     def picture(self) -> bytes:
         """Draws the environment: returns a JSON line with the shape, then the bytes ``[H, W, 3]``.
@@ -241,7 +225,7 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
             raise TypeError(f"{task.env} made a {description.kind}, not a gymnasium.Env")
         if task.time_limit is not None:
             env = made[-1] = TimeLimit(env, task.time_limit)
-        envs[index] = _Env(env, task.seeds[index - task.first], index, records, task.action_repeat, Mask(*task.mask))
+        envs[index] = _Env(env, index, task, records)
 
     # The caller may close its end at any time: then errors have no recipient.
     with connection:
@@ -269,9 +253,10 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
 
 
 def failure_of(error: BaseException, **where: Any) -> bytes:
-    """Encodes an exception as JSON: ``error`` in one line, ``traceback``, and the items of ``where``."""
+    """Encodes an exception as JSON: ``error`` in one line, what is ``refused``, ``traceback`` and ``where``."""
     line = " ".join(traceback.format_exception_only(error)[-1].split())
-    return json.dumps({**where, "error": line, "traceback": traceback.format_exc()}).encode()
+    refused = error.with_flags if isinstance(error, ConfigError) else ""
+    return json.dumps({**where, "refused": refused, "error": line, "traceback": traceback.format_exc()}).encode()
 
 
 def closed(env: Any) -> bytes:

@@ -14,9 +14,10 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import NO_EPISODES, IntervalSums
+from jaxrl_dist.plans.report import IntervalSums, with_info
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Array, EpisodeStats, PyTree, Rollout, TrainState, Variables
 
@@ -123,7 +124,7 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
         return learn(state, act(state, actor, *others)[1], *others)[1]
 
     sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, *inputs))
-    episodes = jax.tree.map(lambda x: np.repeat(x, job.mesh.shape[meshes.DATA]), NO_EPISODES)
+    episodes = no_episodes(job.mesh.shape[meshes.DATA], job.source.spec.info_metrics)
     learned, episodes = meshes.over_policies(lambda _: (np.int32(0), episodes), 2)(job.algorithm)
     return IntervalSums(np.int32(0), learned, sums, episodes)
 
@@ -137,7 +138,9 @@ def parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
         known, none = blank
         sums = {name: np.asarray(sums.get(name, x), x.dtype) for name, x in known.items()}
         if len(episodes.episodes) != len(none.episodes):  # another number: the first holds all episodes
-            episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), episodes.merge(), none)
+            whole = with_info(episodes.merge(), none)
+            episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), whole, none)
+        episodes = with_info(episodes, none)
         return learned, sums, episodes
 
     parts = meshes.over_policies(of_policy, 3)(blank.learned, *since[1:], *blank[2:])

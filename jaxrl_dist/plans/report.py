@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
@@ -34,7 +35,12 @@ class IntervalSums(NamedTuple):
         """Returns the checkpoint's JSON: numbers in hexadecimal, which is exact and can represent infinity."""
 
         def of_policy(learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
-            ended = [[float(part).hex() for part in np.atleast_1d(field)] for field in episodes]
+            def exact(x: Array) -> list[str]:
+                return [float(part).hex() for part in np.atleast_1d(x)]
+
+            ended: list[Any] = [exact(field) for field in episodes[:-1]]
+            if episodes.info:
+                ended.append({metric: [exact(x) for x in pair] for metric, pair in episodes.info.items()})
             return int(learned), {name: float(value).hex() for name, value in sums.items()}, ended
 
         kept = int(self.iterations), *meshes.over_policies(of_policy, 3)(*self[1:])
@@ -49,18 +55,20 @@ class IntervalSums(NamedTuple):
     def from_json(kept: Mapping[str, Any] | None) -> IntervalSums:
         """The inverse of ``to_json``; None: zeros."""
         if kept is None:
-            return IntervalSums(np.int32(0), np.int32(0), {}, NO_EPISODES)
+            return IntervalSums(np.int32(0), np.int32(0), {}, no_episodes(1))
 
-        def of_policy(learned: int, sums: Mapping[str, str], episodes: list[list[str]]) -> tuple[Any, ...]:
-            ended = (np.array([float.fromhex(part) for part in field], np.float32) for field in episodes)
+        def of_policy(learned: int, sums: Mapping[str, str], episodes: list[Any]) -> tuple[Any, ...]:
+            def exact(field: list[str]) -> np.ndarray:
+                return np.array([float.fromhex(part) for part in field], np.float32)
+
+            fields, info = episodes[:5], dict(*episodes[5:])
+            pairs = {name: (exact(total), exact(count)) for name, (total, count) in info.items()}
+            ended = EpisodeStats._make([*map(exact, fields), pairs])
             values = {name: np.float64(float.fromhex(value)) for name, value in sums.items()}
-            return np.int32(learned), values, EpisodeStats._make(ended)
+            return np.int32(learned), values, ended
 
         parts = meshes.over_policies(of_policy, 3)(*(kept[name] for name in IntervalSums._fields[1:]))
         return IntervalSums(np.int32(kept["iterations"]), *parts)
-
-
-NO_EPISODES = EpisodeStats._make(np.array([value], np.float32) for value in (0, 0, 0, np.inf, -np.inf))
 
 
 def check_progress(progress: Mapping[str, Any]) -> None:
@@ -91,7 +99,8 @@ class HostInterval:
         since = IntervalSums.of(resumed)
         self.iterations, self._learned = int(since.iterations), int(since.learned)
         self._sums = {name: float(value) for name, value in since.sums.items()}
-        self._episodes = [since.episodes.merge()]
+        none = no_episodes(1, self._job.source.spec.info_metrics).merge()
+        self._episodes = [with_info(since.episodes.merge(), none)]
         self._metrics: list[Mapping[str, jax.Array]] = []  # not on the host yet
 
     def ended(self, episodes: EpisodeStats) -> None:
@@ -194,11 +203,17 @@ class Clock:
 
 def of_all(env_steps: int, episodes: EpisodeStats) -> list[tuple[int, EpisodeStats]]:
     """Returns the env steps and the finished episodes of a rollout of each process."""
-    here = [env_steps, [field.tolist() for field in episodes]]
+    values, structure = jax.tree.flatten(episodes)
+    here = [env_steps, [value.tolist() for value in values]]
     return [
-        (steps, EpisodeStats._make(np.array(field, np.float32) for field in fields))
-        for steps, fields in peers.gather(here, "a rollout")
+        (steps, jax.tree.unflatten(structure, [np.array(value, np.float32) for value in values]))
+        for steps, values in peers.gather(here, "a rollout")
     ]
+
+
+def with_info(episodes: EpisodeStats, none: EpisodeStats) -> EpisodeStats:
+    """Returns the statistics with the metrics of ``none``, which replaces those that are missing."""
+    return episodes._replace(info={metric: episodes.info.get(metric, zeros) for metric, zeros in none.info.items()})
 
 
 def mean_return(episodes: EpisodeStats | Mapping[str, EpisodeStats], otherwise: float) -> float:
@@ -216,17 +231,19 @@ def merged(episodes: EpisodeStats | Mapping[str, EpisodeStats]) -> EpisodeStats:
 
 def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
     """Returns means over the finished episodes; None if there are none."""
-    count, total, length, least, most = (float(x) for x in episodes)
+    *fields, info = episodes
+    count, total, length, least, most = map(float, fields)
+    told = {f"info/{name}": float(value) / float(there) if there else None for name, (value, there) in info.items()}
     if count == 0:
-        return {"episode/count": 0.0} | dict.fromkeys(
-            ("episode/return", "episode/length", "episode/return_min", "episode/return_max"), None
-        )
+        names = "episode/return", "episode/length", "episode/return_min", "episode/return_max"
+        return {"episode/count": 0.0, **dict.fromkeys(names), **told}
     return {
         "episode/count": count,
         "episode/return": total / count,
         "episode/length": length / count,
         "episode/return_min": least,
         "episode/return_max": most,
+        **told,
     }
 
 
@@ -287,10 +304,10 @@ def _of_policies(since: IntervalSums) -> dict[str, float | None]:
     """Returns the means of the learner's metrics; of several policies, with those of episodes, as ``prey/loss/q``."""
     if not isinstance(since.learned, dict):
         return mean(since.sums, since.learned)
-    found = {}
+    found, episodes = {}, dict[str, EpisodeStats](since.episodes)  # type: ignore[arg-type]
     for policy in sorted(since.learned):
         means = mean(since.sums[policy], since.learned[policy])
-        every = {**episode_metrics(since.episodes[policy].merge()), **means}
+        every = {**episode_metrics(episodes[policy].merge()), **means}
         found.update({f"{policy}/{name}": value for name, value in every.items()})
     return found
 

@@ -70,6 +70,7 @@ def played(evaluation: Mapping[str, float | int]) -> str:
     return (
         f"return {evaluation['return_mean']:.4g} +- {evaluation['return_std']:.4g} "
         f"(mean and standard deviation of {evaluation['episodes']} {kind} episodes{cut})"
+        + "".join(f", {name} {value:.4g}" for name, value in evaluation.items() if name.startswith("info/"))
     )
 
 

@@ -15,7 +15,8 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.step import step_numbers
-from jaxrl_dist.envs.base import DeviceEnv, Share, ended_episodes
+from jaxrl_dist.envs.base import DeviceEnv, Share
+from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.learners import off_policy, on_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.plans.job import Job

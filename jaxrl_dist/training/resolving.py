@@ -127,7 +127,7 @@ def find_env(config: Train[Any]) -> EnvSource:
     parts = getattr(config.algorithm, "parts", {"": config})
     joint = tuple(name for name, part in parts.items() if getattr(_kind(part.algorithm), "joint", False))
     seen = config.frame_stack, config.action_repeat, config.time_limit, config.hide
-    wrappers = Wrappers(*seen, config.policies, joint, config.agent_ids)
+    wrappers = Wrappers(*seen, config.policies, joint, config.agent_ids, config.info_metrics)
     how = config.atari_preset, config.env_workers, config.env_timeout
     return find(config.env, config.env_options, *how, wrappers)
 

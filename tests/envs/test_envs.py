@@ -21,6 +21,7 @@ from probes import Probe, assert_close, make_mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.envs import base, envpool
 from jaxrl_dist.envs import gymnax as adapter
+from jaxrl_dist.envs.calls import Caller
 from jaxrl_dist.envs.source import BACKENDS, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
@@ -417,7 +418,7 @@ def test_envpool_leaves_no_thread() -> None:
 
 
 def test_worker_hands_over_exceptions() -> None:
-    worker = envpool._Worker("test", 60)
+    worker = Caller("test", 60)
     assert worker.call(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         worker.call(lambda: 1 / 0)

@@ -1,0 +1,135 @@
+"""Statistics of episodes: returns, lengths, and the numbers that an environment's info reports.
+
+A metric of the info is written as ``--info-metrics`` has it: ``success`` is the last value that an episode reports, and
+``fuel:sum`` is the sum of all of its values. NaN stands for an episode that has reported none so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.spaces import leaves
+from jaxrl_dist.types import Array, EpisodeStats
+
+SUM = ":sum"
+"""Ending of a metric that adds up the values of an episode."""
+
+
+def parse(metrics: str | None) -> tuple[str, ...]:
+    """Splits ``--info-metrics`` at its commas.
+
+    Raises:
+      ConfigError: a name is empty, or occurs twice.
+    """
+    names = tuple(name.strip() for name in metrics.split(",")) if metrics is not None else ()
+    for name in names:
+        if not name.removesuffix(SUM):
+            raise ConfigError(f"--info-metrics {metrics!r} has an empty name; names such as success,score work")
+        if names.count(name) > 1:
+            raise ConfigError(f"--info-metrics names {name} twice")
+    return names
+
+
+def field(metric: str) -> str:
+    """Returns the name in the info: that of an entry, or a path such as ``task/success`` into nested dicts."""
+    return metric.removesuffix(SUM)
+
+
+def check_known(metrics: Iterable[str], known: Iterable[str], env: str) -> None:
+    """Checks that an info has all entries of the metrics.
+
+    Args:
+      known: the entries that the info has.
+      env: the environment's name, with its backend.
+
+    Raises:
+      ConfigError: it does not have one of them.
+    """
+    known = sorted(known)
+    for metric in metrics:
+        if field(metric) not in known:
+            raise ConfigError(
+                f"--info-metrics {metric}: the info of {env} has no number {field(metric)!r}"
+                f"{did_you_mean(field(metric), known)}; it has: {', '.join(known) or 'none'}"
+            )
+
+
+def numbers(info: Any) -> dict[str, Any]:
+    """Returns the entries of an info that are single numbers, by their path."""
+    return {path: x for path, x in leaves(dict(info) if isinstance(info, Mapping) else {}).items() if _is_number(x)}
+
+
+def _is_number(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
+    return getattr(dtype, "kind", "") in "biuf" and int(np.prod(np.shape(x))) == 1
+
+
+def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
+    """Adds a step's values to those of the episodes under way, both ``[...]`` float32 by metric."""
+
+    def one(metric: str, old: Array, value: Array) -> Array:
+        xp = value.__array_namespace__()
+        said = xp.isfinite(value)
+        if metric.endswith(SUM):
+            value = value + xp.where(xp.isfinite(old), old, 0)
+        return xp.where(said, value, old)
+
+    return {metric: one(metric, running[metric], value) for metric, value in new.items()}
+
+
+def ended_episodes(
+    ended: Array, episode_return: Array, episode_length: Array, info: Mapping[str, Array] = {}
+) -> EpisodeStats:
+    """Returns the statistics ``[B]`` of the episodes that ended in this step; ``info`` as from ``advanced``."""
+    xp = ended.__array_namespace__()
+    told = {metric: ended & xp.isfinite(value) for metric, value in info.items()}
+    return EpisodeStats(
+        episodes=ended.astype(np.float32),
+        return_sum=xp.where(ended, episode_return, 0.0),
+        length_sum=xp.where(ended, episode_length, 0).astype(np.float32),
+        return_min=xp.where(ended, episode_return, np.inf),
+        return_max=xp.where(ended, episode_return, -np.inf),
+        info={metric: (xp.where(told[metric], x, 0), told[metric].astype(np.float32)) for metric, x in info.items()},
+    )
+
+
+def no_episodes(count: int, metrics: Sequence[str] = ()) -> EpisodeStats:
+    """Returns the statistics ``[count]`` of no episodes, as numpy arrays."""
+    zeros = np.zeros(count, np.float32)
+    info = {metric: (zeros, zeros) for metric in metrics}
+    return EpisodeStats(zeros, zeros, zeros, zeros + np.float32(np.inf), zeros - np.float32(np.inf), info)
+
+
+class EpisodeCounter:
+    """Adds up returns, lengths and numbers of the info of the running episodes in ``B`` host environments."""
+
+    def __init__(self, num_envs: int, metrics: Sequence[str] = ()) -> None:
+        """``metrics``: of the info."""
+        self._return = np.zeros(num_envs, np.float32)
+        self._length = np.zeros(num_envs, np.int32)
+        self._info = {metric: np.full(num_envs, np.nan, np.float32) for metric in metrics}
+
+    def add(
+        self, reward: np.ndarray, valid: np.ndarray, over: np.ndarray, info: Mapping[str, np.ndarray] = {}
+    ) -> EpisodeStats:
+        """Adds one step and returns the statistics ``[B]`` of the episodes that ended in it.
+
+        Args:
+          reward: ``[B]``, raw; ignored where not ``valid``.
+          over: ``[B]`` bool, True where an episode has ended.
+          info: numbers ``[B]`` by metric, NaN where there is none; ignored where not ``valid``.
+        """
+        self._return += np.where(valid, reward, 0)
+        self._length += valid
+        new = {metric: np.where(valid, info[metric], np.nan).astype(np.float32) for metric in self._info}
+        self._info = advanced(self._info, new)
+        episodes = ended_episodes(over, self._return, self._length, self._info)
+        self._return = np.where(over, 0, self._return).astype(np.float32)
+        self._length = np.where(over, 0, self._length).astype(np.int32)
+        self._info = {metric: np.where(over, np.float32(np.nan), x) for metric, x in self._info.items()}
+        return episodes

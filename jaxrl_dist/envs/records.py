@@ -1,0 +1,47 @@
+"""The memory through which a worker's environments get actions and return their outcomes.
+
+This module never imports JAX, because worker processes import it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_dist.spaces import leaves
+
+Records = Mapping[str, np.ndarray]
+"""The memory shared by caller and worker, one row per environment of the vector.
+
+The caller writes ``action`` and ``reset``. The worker writes the outcome of the step and ``since`` (when it started on
+this environment, by ``time.monotonic``, a clock that all processes share). A part of an observation or action has a
+column of its name, such as ``obs/camera``.
+"""
+
+
+def record_fields(observation: Any, action: Any, metrics: Sequence[str] = ()) -> list[Any]:
+    """Returns names, dtypes and shapes of an environment's record, for spaces as policies see them."""
+    parts = leaves({"obs": observation, "action": action}).items()
+    return [
+        *([path, part.dtype.str, list(part.shape)] for path, part in parts),
+        ["since", "f8", []],
+        ["reward", "f4", []],
+        ["reset", "?", []],
+        ["terminated", "?", []],
+        ["truncated", "?", []],
+        *([f"info/{metric}", "f4", []] for metric in metrics),
+    ]
+
+
+def record_dtype(fields: list[Any]) -> np.dtype:
+    """Returns the numpy dtype of ``record_fields``."""
+    return np.dtype([(name, dtype, tuple(shape)) for name, dtype, shape in fields], align=True)
+
+
+def open_records(descriptor: int, fields: list[Any]) -> Records:
+    """Maps the records in a memory file; they keep it open."""
+    records = np.frombuffer(mmap.mmap(descriptor, 0), record_dtype(fields))
+    return {name: records[name] for name, *_ in fields}

@@ -1,0 +1,135 @@
+"""Metrics from an environment's info, against a plain loop, and in the files of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+import team
+
+import jaxrl_dist
+from jaxrl_dist import cli
+from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.source import find
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.types import EpisodeStats
+
+METRICS = "success,task/cost:sum,task/cost,late"
+ACTIONS = np.random.default_rng(0).integers(2, size=(40, 3), dtype=np.int32)
+
+
+def walked(actions: np.ndarray, repeat: int) -> list[dict[str, list[float]]]:
+    """The metrics of the episodes that ended, by step of one environment: a plain loop over ``own.Scored``."""
+    place = time = 0
+    cost, late, ended, found = 0.0, list[float](), False, []
+    for action in actions:
+        if ended:
+            place, time, cost, late, ended = 0, 0, 0.0, [], False
+            found.append(dict[str, list[float]]())
+            continue
+        for _ in range(repeat):
+            place, time = place + 2 * int(action) - 1, time + 1
+            cost += abs(place)
+            late = [place] if time > 5 else late
+            if ended := abs(place) >= 3 or time >= 7:
+                break
+        last = {"success": [place >= 3], "task/cost:sum": [cost], "task/cost": [abs(place)], "late": late}
+        found.append(last if ended else {})
+    return found
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+@pytest.mark.parametrize(
+    "env, workers", [("own:Scored", "threads"), ("scored:HostScored", "threads"), ("scored:HostScored", "processes")]
+)
+def test_against_a_plain_loop(env: str, workers: Any, repeat: int) -> None:
+    source = find(env, workers=workers, wrappers=Wrappers(action_repeat=repeat, info=METRICS))
+    assert source.spec.info_metrics == tuple(METRICS.split(","))
+    wanted = [walked(row, repeat) for row in ACTIONS.T]
+    with closing(source.host(3, 0)) as host:
+        host.reset()
+        steps = [host.step(action)[1] for action in ACTIONS]
+    for t, episodes in enumerate(steps):
+        for metric, (total, count) in episodes.info.items():
+            said = [row[t].get(metric, []) for row in wanted]
+            assert (total.tolist(), count.tolist()) == ([sum(x) for x in said], [len(x) for x in said]), (t, metric)
+    whole = EpisodeStats.stack(steps).merge()
+    assert 0 < whole.info["late"][1] < whole.info["success"][1] == whole.episodes, "not all episodes report it"
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_envpools_parts_of_the_reward_add_up_to_the_return(repeat: int) -> None:
+    metrics = Wrappers(action_repeat=repeat, time_limit=3, info="reward_run:sum,reward_ctrl:sum,x_position")
+    with closing(find("envpool:HalfCheetah-v4", wrappers=metrics).host(2, 0)) as host:
+        host.reset()
+        steps = [host.step(np.full((2, 6), 0.3, np.float32))[1] for _ in range(8)]
+    episodes = EpisodeStats.stack(steps).merge()
+    assert episodes.episodes == 4 == episodes.info["x_position"][1]
+    run, control = (episodes.info[f"reward_{name}:sum"][0] for name in ("run", "ctrl"))
+    np.testing.assert_allclose(run + control, episodes.return_sum, rtol=1e-5)
+
+
+REFUSED = {
+    "sucess": r"info of gymnax:own:Scored has no number 'sucess' \(did you mean 'success'\?\); it has: late, success",
+    "words": "has no number 'words'; it has: late, success, task/cost",
+    "success,": "'success,' has an empty name; names such as success,score work",
+    "late,late": "names late twice",
+}
+
+
+@pytest.mark.parametrize("metrics", REFUSED)
+def test_what_is_no_number_of_the_info(metrics: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[metrics]):
+        find("own:Scored", wrappers=Wrappers(info=metrics))
+
+
+def test_other_backends_name_what_they_have() -> None:
+    with pytest.raises(ConfigError, match="info of envpool:Pong-v5 has no number 'ram'; it has: lives, reward, termin"):
+        find("envpool:Pong-v5", wrappers=Wrappers(info="ram"))
+    with pytest.raises(ConfigError, match="info_metrics works for environments with one agent, and "):
+        find(team.CartPoles(), wrappers=Wrappers(info="success"))
+
+
+def test_gymnasium_is_asked_for_a_whole_episode(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = f"train pg --env scored:HostScored {runs.TINY} --info-metrics speed --quiet --run-dir {tmp_path / 'run'}"
+    assert cli.main(command.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--info-metrics speed: the info of gymnasium:scored:HostScored has no number 'speed'" in line
+    assert "it has: late, success, task/cost" in line or "it has: success, task/cost" in line
+
+
+SIZES: dict[str, Any] = {
+    "num_envs": 8, "rollout_length": 16, "report_interval": 128, "evaluation_episodes": 3, "hidden_sizes": (4,),
+    "num_devices": 1, "total_env_steps": 384, "info_metrics": "success,late",
+}  # fmt: skip
+
+
+def test_a_run_reports_them_and_a_resumed_one_alike(tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    config = jaxrl_dist.preset("pg", "own:Scored", **SIZES, run_dir=str(whole))
+    reports = list(jaxrl_dist.train(config))
+    lines = runs.untimed(whole)
+    assert [line["info/success"] for line in lines] == [report.metrics["info/success"] for report in reports]
+    assert all(0 <= line["info/success"] <= 1 for line in lines)
+    evaluation = jaxrl_dist.load_policy(whole, env="own:Scored").evaluate(episodes=3, seed=0)
+    wins = evaluation.returns[evaluation.info["success"] == 1]
+    assert wins.size + (evaluation.info["success"] == 0).sum() == 3 and (wins > 0).all()
+    summary = runs.read_json(whole / "summary.json")
+    assert summary["evaluation"]["info/success"] in (0.0, 1.0)  # greedy, and the walk knows no chance
+    list(jaxrl_dist.train(dataclasses.replace(config, total_env_steps=160, run_dir=str(halves))))
+    list(jaxrl_dist.resume(halves, total_env_steps=384, env="own:Scored"))
+    assert runs.untimed(halves) == lines
+
+
+@pytest.mark.parametrize("plan", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.slow)])
+def test_other_plans_report_them(plan: str) -> None:
+    env = "scored:HostScored" if plan == "synchronous" else "own:Scored"
+    fields = {**SIZES, "plan": plan, "info_metrics": "success"}
+    *_, last = jaxrl_dist.train(jaxrl_dist.preset("pg", env, **fields))
+    assert 0 <= (last.metrics["info/success"] or 0) <= 1 and last.evaluation is not None
+    assert last.evaluation["info/success"] in (0.0, 1.0)
