@@ -333,6 +333,10 @@ class Report:
     """Field of ``Train`` that ends the run with this report: ``total_env_steps`` or ``stop_at_return``."""
     diverged: bool = False
     """Whether training has diverged: after too many consecutive gradients that were not finite, ``train`` ends."""
+    log: Callable[[Mapping[str, float | None]], None] = lambda values: None
+    """Adds the caller's numbers to this report's line in ``metrics.jsonl`` and to the run's trackers; must be called
+    before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
+    line has already, and for values that are no numbers."""
     members: tuple[Report, ...] = ()
     """Of a population: the newest report of each member that has one. The population's own counts are sums, its metrics
     means over the members, and its variables those of the member with the highest return."""

@@ -160,7 +160,7 @@ class RunFiles:
         self.path, self._metrics, self._trackers = run_dir, metrics, trackers
         self._unwritten, self._in_place = b"", True
         self._before = 0  # bytes of all lines before the last one written
-        self._iteration = -1
+        self._iteration, self._line = -1, dict[str, Any]()  # of the last line written
         if resumed is not None:
             self._iteration = resumed
             with naming(run_dir / METRICS):
@@ -191,25 +191,46 @@ class RunFiles:
             **report.metrics,
             **evaluation,
         }
-        line = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
+        self._add(report.iteration, line, evaluation if again else line, again)
+
+    def log(self, iteration: int, values: Mapping[str, float | None]) -> None:
+        """Adds the caller's numbers to the line of a report, as ``Report.log``.
+
+        Raises:
+          ConfigError: the line has a number of this name already, or a value is no number.
+          RuntimeError: the report is past, or an earlier session has written its line.
+        """
+        if not self._metrics.closed and not self.in_place():
+            return
+        if self._metrics.closed or iteration != self._iteration or not self._line:
+            raise RuntimeError("this report is past: call report.log() before taking the next one")
+        for name in values:
+            if name in self._line:
+                raise ConfigError(f"report.log: the line has {name} already; another name works, such as own/{name}")
+        numbers = {str(name): _number(name, value) for name, value in values.items()}
+        self._add(iteration, {**self._line, **numbers}, numbers, again=True)
+
+    def _add(self, iteration: int, line: Mapping[str, Any], new: Mapping[str, Any], again: bool) -> None:
+        """Writes a line, or writes the last one ``again``, and sends trackers what is ``new``."""
         if again:
             self._take_back()
-        self._iteration = report.iteration
+        env_steps = line["env_steps"]
+        self._iteration = iteration
+        self._line = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
         self._before = self._size() + len(self._unwritten)
-        self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._unwritten += json.dumps(self._line, allow_nan=False).encode() + b"\n"
         try:
             self._write()
         except OSError as error:
             text = f"{self.path / METRICS} cannot be written now: {error.strerror}"
-            warnings.warn(text, FileWarning, stacklevel=2)
-        new = evaluation if again else line
-        values = {name: value for name, value in new.items() if name != "env_steps" and value is not None}
+            warnings.warn(text, FileWarning, stacklevel=3)
+        values = {name: self._line[name] for name in new if name != "env_steps" and self._line[name] is not None}
         for tracker in self._trackers:
             try:
-                tracker.write(report.env_steps, values)
+                tracker.write(env_steps, values)
             except Exception as error:  # other libraries may raise anything; metrics.jsonl is complete
-                text = f"{type(tracker).__name__} does not get the report at {report.env_steps} env steps: {error}"
-                warnings.warn(text, FileWarning, stacklevel=2)
+                text = f"{type(tracker).__name__} does not get the report at {env_steps} env steps: {error}"
+                warnings.warn(text, FileWarning, stacklevel=3)
 
     def in_place(self) -> bool:
         """Returns True if the directory is still this run's; warns once if it was removed or renamed."""
@@ -278,6 +299,22 @@ class RunFiles:
         """
         with contextlib.closing(self._metrics), naming(self.path / METRICS):
             self._write()
+
+
+def _number(name: str, value: Any) -> float | None:
+    """Returns one of the caller's numbers: a Python number, or a scalar of numpy or JAX; None stays None.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    try:
+        if value is None:
+            return None
+        if isinstance(value, str | bytes) or getattr(value, "ndim", 0):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"report.log: {name} must be a number, not {value!r:.80}") from None
 
 
 def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:

@@ -179,6 +179,7 @@ class PopulationRun:
         report = together(self._newest, new, self.rows)
         if files is not None:
             files.write(report)
+            report = dataclasses.replace(report, log=partial(files.log, report.iteration))
             write_results(files.path, self.rows)
             if report.ended_by:
                 files.finish(report)
@@ -255,7 +256,8 @@ def together(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Ro
 
 def _evaluation(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
     """Joins the members' evaluations: means over the members, and sums of the numbers of episodes."""
-    means = {name: mean([x[name] for x in evaluations]) or 0.0 for name in evaluations[0]}
+    names = dict.fromkeys(name for x in evaluations for name in x)
+    means = {name: mean([x.get(name) for x in evaluations]) or 0.0 for name in names}
     return means | {name: int(sum(x[name] for x in evaluations)) for name in ("episodes", "cut")}
 
 

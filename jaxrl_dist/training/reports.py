@@ -139,7 +139,7 @@ def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Repor
             if files is not None:
                 checkpoint.save_variables(files.path, variables)
                 files.finish(report)
-        yield report
+        yield report if files is None else dataclasses.replace(report, log=partial(files.log, report.iteration))
 
 
 def saving(

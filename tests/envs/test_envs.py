@@ -51,7 +51,7 @@ def check_contract(steps: list[tuple[Timestep, EpisodeStats]], spec: EnvSpec, nu
         assert not step.reward[~step.valid].any()
         total, length = total + step.reward, length + step.valid
         ended = step.terminated | step.truncated
-        assert all(x.dtype == np.float32 and x.shape == (num_envs,) for x in episodes)
+        assert all(x.dtype == np.float32 and x.shape == (num_envs,) for x in jax.tree.leaves(episodes))
         np.testing.assert_array_equal(episodes.episodes, ended)
         np.testing.assert_array_equal(episodes.length_sum, np.where(ended, length, 0))
         for x, none in ((episodes.return_sum, 0), (episodes.return_min, np.inf), (episodes.return_max, -np.inf)):
