@@ -6,7 +6,6 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
@@ -133,19 +132,6 @@ CONFIG_FILE = "config.json"
 """File of a run directory that holds its config."""
 
 
-def check_run_dir(run_dir: pathlib.Path) -> None:
-    """Checks that a directory is a run directory.
-
-    Raises:
-      ConfigError: it is not.
-    """
-    if not run_dir.is_dir():
-        what = "is no directory" if run_dir.exists() else "does not exist"
-        raise ConfigError(f"{run_dir} is no run directory: it {what}")
-    if not (run_dir / CONFIG_FILE).exists():
-        raise ConfigError(f"{run_dir} is no run directory: it has no {CONFIG_FILE}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Train(Named, Launch, Generic[Config]):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
@@ -242,6 +228,8 @@ class Train(Named, Launch, Generic[Config]):
     """Keep compiled programs for later runs, below ~/.cache/jaxrl_dist or in JAX_COMPILATION_CACHE_DIR if it is set."""
     init_from: str | None = None
     """Run directory with the trained variables to start from."""
+    init_parts: str | None = None
+    """Parts of its networks to take, such as torso,core; other parts begin untrained. None: all variables."""
     num_actors: int | None = PRESET
     """Actor threads of the plans 'asynchronous' and 'gradients', which share the environments; presets: 2 or 4."""
     actor_devices: str | None = None
@@ -317,6 +305,7 @@ class Train(Named, Launch, Generic[Config]):
         check_used(self, "evolve_interval", there=self.evolve is not None, needed="--evolve")
         check_used(self, "evolve", there=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
         check_range(self, "mem_fraction", above=0, high=1)
+        check_used(self, "init_parts", there=self.init_from is not None, needed="--init-from")
         check_range(self, "env_timeout", "gather_deadline", above=0, high=10**6)
         check_range(self, "num_actors", "gather", "frame_stack", low=1, high=1000)
         check_range(self, "action_repeat", low=1, high=10**4)

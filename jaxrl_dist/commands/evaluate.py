@@ -12,8 +12,8 @@ import tyro
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.commands import find_modules, flags
-from jaxrl_dist.config import check_run_dir
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.training.stored import stored_fields
 
 if TYPE_CHECKING:

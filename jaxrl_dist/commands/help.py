@@ -38,7 +38,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "processes": LAUNCH,
     "population": ("vary", "zip", "evolve", "evolve_interval"),
     "evaluation": ("evaluation_policy", "evaluation_max_steps"),
-    "checkpoints": ("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay", "init_from"),
+    "checkpoints": (
+        *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),
+        *("init_from", "init_parts"),
+    ),
 }
 """Settings of a run by group; all others are in the group ``run``."""
 ORDER = ("common", "algorithm", "network", "optimizer", "memory", "run", *GROUPS)

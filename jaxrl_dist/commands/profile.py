@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import flags, train
-from jaxrl_dist.config import CONFIG_FILE, check_run_dir
+from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.directories import check_run_dir
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.profiling import Profile

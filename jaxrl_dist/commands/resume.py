@@ -10,10 +10,11 @@ from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags
 from jaxrl_dist.commands.train import joined, show, shown_as
-from jaxrl_dist.config import RESUMABLE, check_run_dir
+from jaxrl_dist.config import RESUMABLE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import signals
+from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.training.policies import label
 from jaxrl_dist.training.stored import stored_config
 

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxrl_dist.envs import records
+from jaxrl_dist.envs import records, runners
 from jaxrl_dist.envs import worker as env_worker
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, check_finite, checked_action, outcome
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.native import NO_MASK, Mask, creator
-from jaxrl_dist.envs.runners import CLOSE_SECONDS, START_SECONDS, Worker, process, warn_of_closing
+from jaxrl_dist.envs.runners import Worker, process, warn_of_closing
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, Discrete, leaves, paths
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
@@ -96,7 +96,7 @@ class Gymnasium:
                 task = env_worker.Task(spec.id, options, indices.start, own, fields, *extra, spec.info_metrics)
                 runner = self._thread(task) if workers == "threads" else process(task._asdict(), descriptor)
                 self._workers.append(Worker(indices, *runner))
-            self._collect(max(timeout, START_SECONDS))
+            self._collect(max(timeout, runners.START_SECONDS))
             self._collect(timeout)
         except BaseException:
             self.close()
@@ -155,7 +155,7 @@ class Gymnasium:
 
     def close(self) -> None:
         workers, self._workers = self._workers, []
-        deadline = time.monotonic() + (1.0 if self._pending else CLOSE_SECONDS)
+        deadline = time.monotonic() + (1.0 if self._pending else runners.CLOSE_SECONDS)
 
         def left() -> float:
             return max(0.0, deadline - time.monotonic())

@@ -87,12 +87,18 @@ class Job(NamedTuple):
         """Returns a new state with ``init_variables``, if there are any, in the shape and sharding of its own."""
         if self.init_variables is None:
             return state
-        target = meshes.over_policies(lambda algorithm, variables: algorithm.initial_target(variables.params))(
-            self.algorithm, self.init_variables
-        )
-        like = state.variables, state.target
+        given = [isinstance(x, np.ndarray) for x in jax.tree.leaves(self.init_variables)]
+        own = state.variables if all(given) else arrays.whole(state.variables)
         # Copies to numpy arrays: donation must not delete the caller's arrays.
-        copies = jax.tree.map(lambda x, y: np.array(np.broadcast_to(x, y.shape)), (self.init_variables, target), like)
+        variables = jax.tree.map(
+            lambda x, y: np.array(np.broadcast_to(x, y.shape) if isinstance(x, np.ndarray) else y),
+            self.init_variables,
+            own,
+        )
+        target = meshes.over_policies(lambda algorithm, variables: algorithm.initial_target(variables.params))(
+            self.algorithm, variables
+        )
+        copies = variables, jax.tree.map(np.array, target)
         variables, target = meshes.put(copies, self.mesh, spec)
         return state._replace(variables=variables, target=target)
 

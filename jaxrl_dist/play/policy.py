@@ -12,11 +12,12 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
-from jaxrl_dist.config import Train, check_run_dir
+from jaxrl_dist.config import Train
 from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.loading import of_policy
 from jaxrl_dist.training.policies import label

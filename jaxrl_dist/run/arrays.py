@@ -71,7 +71,7 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
         with _silence(), ocp.Checkpointer(handler, **alone) as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
             found = {name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in tree.items()}
-            for name in sorted(wanted if prefix else wanted.keys() | found.keys()):
+            for name in sorted(wanted if prefix is not None else wanted.keys() | found.keys()):
                 if wanted.get(name) != found.get(name):
                     raise DamageError(
                         f"{path.parent} holds another network: {name} is {_describe(found.get(name))} there and "
@@ -87,10 +87,10 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
         raise DamageError(f"{path} cannot be read: {first_line(error)}") from error
     empty = {name: np.zeros(*_shape(leaf)) for name, leaf in _named(like, empty=True).items()}
     named = {**empty, **{name: np.asarray(arrays[(prefix or "") + name]) for name in _named(like)}}
-    return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in _names(like)])
+    return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in names(like)])
 
 
-def _names(tree: PyTree) -> list[str]:
+def names(tree: PyTree) -> list[str]:
     """Returns the path of each array of a tree, such as ``params/policy/Dense_0/kernel``."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
@@ -98,7 +98,7 @@ def _names(tree: PyTree) -> list[str]:
 
 def _named(tree: PyTree, *, empty: bool = False) -> dict[str, Any]:
     """Returns a tree's arrays by path: those with elements or, if ``empty``, those without, which orbax refuses."""
-    leaves = zip(_names(tree), jax.tree.leaves(tree), strict=True)
+    leaves = zip(names(tree), jax.tree.leaves(tree), strict=True)
     return {name: leaf for name, leaf in leaves if (0 in _shape(leaf)[0]) == empty}
 
 

@@ -205,12 +205,13 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None) ->
 # --- Reading ------------------------------------------------------------------------------------------
 
 
-def load_variables(run_dir: str | pathlib.Path, like: Any, policy: str | None = None) -> Any:
+def load_variables(run_dir: str | pathlib.Path, like: Any, policy: str | None = None, *, some: bool = False) -> Any:
     """Reads a run's trained variables, or else those of its newest checkpoint, into the structure of ``like``.
 
     Args:
       like: shapes and dtypes suffice. Of several policies, a dict by policy.
       policy: reads those of this one of several policies.
+      some: ``like`` has some of the variables, and the others are ignored.
 
     Raises:
       ConfigError: the run has saved none, they cannot be read, or they belong to another network.
@@ -224,8 +225,8 @@ def load_variables(run_dir: str | pathlib.Path, like: Any, policy: str | None = 
         )
     part = "" if policy is None else f"{policy}/"
     if os.path.lexists(final):
-        manifest.verify(final, None if part else like)
-        return arrays.restore(final / ARRAYS, like, part or None)
+        manifest.verify(final, None if part or some else like)
+        return arrays.restore(final / ARRAYS, like, part if part or some else None)
 
     def read(path: pathlib.Path) -> Any:
         manifest.verify(path, None)

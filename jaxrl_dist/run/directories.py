@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 
+from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError
 
 _MAX_FILES = 10_000
@@ -18,6 +19,19 @@ _SLACK = 2**16  # bytes of files that hold no arrays
 
 class DamageError(ConfigError):
     """A checkpoint is damaged or belongs to another run."""
+
+
+def check_run_dir(run_dir: pathlib.Path) -> None:
+    """Checks that a directory is a run directory.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    if not run_dir.is_dir():
+        what = "is no directory" if run_dir.exists() else "does not exist"
+        raise ConfigError(f"{run_dir} is no run directory: it {what}")
+    if not (run_dir / CONFIG_FILE).exists():
+        raise ConfigError(f"{run_dir} is no run directory: it has no {CONFIG_FILE}")
 
 
 # --- Writing ------------------------------------------------------------------------------------------

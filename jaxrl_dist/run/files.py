@@ -310,7 +310,7 @@ def _number(name: str, value: Any) -> float | None:
     try:
         if value is None:
             return None
-        if isinstance(value, str | bytes) or getattr(value, "ndim", 0):
+        if isinstance(value, str | bytes) or getattr(value, "ndim", None):
             raise TypeError
         return float(value)
     except (TypeError, ValueError):

@@ -6,7 +6,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist.config import Train, check_run_dir
+from jaxrl_dist.config import Train
+from jaxrl_dist.run.directories import check_run_dir
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import Report

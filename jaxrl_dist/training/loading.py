@@ -5,9 +5,10 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from jaxrl_dist.config import Train, check_run_dir
+from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.training.policies import Policies, alone
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
 from jaxrl_dist.training.still import Copy

@@ -45,13 +45,14 @@ def prepare_resume(
         if peers.first():  # of the processes of this run; a run of its own might resume it, too
             file = files.enter_context(run_files.lock(str(run_dir)))
         config = dataclasses.replace(config, run_dir=str(run_dir))
-        new, source = resolved(dataclasses.replace(config, init_from=None), changes)
+        initial: dict[str, Any] = {name: getattr(config, name) for name in ("init_from", "init_parts")}
+        new, source = resolved(dataclasses.replace(config, init_from=None, init_parts=None), changes)
         _check_devices(new, source)
         run = prepare(new, source)
         if isinstance(run, PopulationRun):
-            run = _resumed_population(run, file, files, config.init_from, changes, allowed)
+            run = _resumed_population(run, file, files, initial, changes, allowed)
         else:
-            resumed = _resumed(run, config.init_from, changes, allowed)
+            resumed = _resumed(run, initial, changes, allowed)
             run = resumed._replace(file=file)
         files.pop_all()
         return run
@@ -71,7 +72,7 @@ def can_change(name: str) -> str:
 
 def _resumed(
     run: Run,
-    init_from: str | None,
+    initial: Mapping[str, Any],
     changes: Mapping[str, Any],
     allowed: Collection[str],
     *,
@@ -81,12 +82,12 @@ def _resumed(
     """Returns a prepared run that goes on from its newest checkpoint.
 
     Args:
-      init_from: the field of the run's config, which its first session used up.
+      initial: the fields of the run's config that its first session used up.
       allowed: fields that may differ from the checkpoint's.
       iteration: of the checkpoint to go on from; None: of the newest.
       again: whether a run that is finished is resumed, too, as the member of a population.
     """
-    config = dataclasses.replace(run.config, init_from=init_from)
+    config = dataclasses.replace(run.config, **initial)
     assert config.run_dir is not None
     run_dir, spec = pathlib.Path(config.run_dir), run.job.source.spec
     shapes, here = _checkpoint_shapes(run.job, config.plan), to_json(config, spec)
@@ -106,7 +107,7 @@ def _resumed_population(
     population: PopulationRun,
     file: IO[bytes] | None,
     files: contextlib.ExitStack,
-    init_from: str | None,
+    initial: Mapping[str, Any],
     changes: Mapping[str, Any],
     allowed: Collection[str],
 ) -> PopulationRun:
@@ -136,7 +137,7 @@ def _resumed_population(
             raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
         for number in group:
             at = there[number][0]["iteration"] if number in over else max(common)
-            runs[number] = _resumed(runs[number], init_from, changes, allowed, iteration=at, again=True)
+            runs[number] = _resumed(runs[number], initial, changes, allowed, iteration=at, again=True)
             resumed, row = runs[number].job.resumed, rows[number]
             assert resumed is not None
             row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]

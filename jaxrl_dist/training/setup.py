@@ -23,6 +23,7 @@ from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.spaces import describe
+from jaxrl_dist.training import initial
 from jaxrl_dist.training.learner import make_learner
 from jaxrl_dist.training.members import Member, is_population, members, programs
 from jaxrl_dist.training.policies import Policies, alone, naming
@@ -228,7 +229,7 @@ def make_job(
     init_variables = None
     if config.init_from is not None:
         shapes = variable_shapes(algorithm)
-        init_variables = checkpoint.load_variables(config.init_from, shapes)
+        init_variables = initial.load(config.init_from, shapes, config.init_parts)
     return Job(
         config=config,
         algorithm=algorithm,

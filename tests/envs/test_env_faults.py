@@ -20,7 +20,7 @@ from test_gymnasium import WORKERS, act, children, release
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.envs import envpool, vector
+from jaxrl_dist.envs import envpool, runners, vector
 from jaxrl_dist.envs.base import awaited
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
@@ -152,7 +152,7 @@ def test_a_constructor_that_hangs_in_a_process() -> None:
 )
 def test_close_is_no_fault(closing: str, message: str, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
-    monkeypatch.setattr(vector, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(runners, "CLOSE_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.warns(EnvWarning, match=message):
         source = find("faulty:Scripted", {"closing": closing}, None, workers)

@@ -1,0 +1,67 @@
+"""The variables that a run starts from, where another run has trained them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run import arrays, checkpoint
+
+CORES = ("gru", "lstm", "attention", "linear", "core")
+"""Names of recurrent cores among the parameters; ``--init-parts core`` stands for each."""
+
+
+def load(run_dir: str, shapes: Any, parts: str | None) -> Any:
+    """Reads the variables of a run, or some of them.
+
+    Args:
+      run_dir: ``--init-from``.
+      shapes: of all variables of the new run; of several policies, a dict by policy.
+      parts: ``--init-parts``: names of parameters or paths to them, separated by commas; None: all.
+
+    Returns:
+      Numpy arrays in the structure of ``shapes``, and the shapes themselves where nothing is read.
+
+    Raises:
+      ConfigError: the networks have no such part, the run does not have it or has it in another shape, or its files are
+        damaged.
+    """
+    if parts is None:
+        return checkpoint.load_variables(run_dir, shapes)
+    names, leaves = arrays.names(shapes), jax.tree.leaves(shapes)
+    chosen = set[str]()
+    for part in (part.strip() for part in parts.split(",")):
+        found = {name for name in names if part and _within(part, name)}
+        if not found:
+            known = sorted(_offered(names))
+            raise ConfigError(
+                f"--init-parts {part!r}: the networks of this run have no such part{did_you_mean(part, known)}; "
+                f"they have: {', '.join(known)}"
+            )
+        chosen |= found
+    like = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in chosen}
+    read = checkpoint.load_variables(run_dir, like, some=True)
+    return jax.tree.unflatten(jax.tree.structure(shapes), [read.get(x, y) for x, y in zip(names, leaves, strict=True)])
+
+
+def _within(part: str, name: str) -> bool:
+    """Returns whether an array belongs to a part: ``torso`` has ``params/actor/torso/params/Dense_0/bias``."""
+    wanted, path = part.split("/"), name.split("/")
+    return any(all(map(_same, wanted, path[i:])) for i in range(len(path) - len(wanted) + 1))
+
+
+def _same(wanted: str, there: str) -> bool:
+    if wanted == "torso" and there.endswith("_torso"):  # where policy and value have one each
+        return True
+    return there == wanted or (wanted == "core" and there in CORES)
+
+
+def _offered(names: Sequence[str]) -> set[str]:
+    """Returns the parts that a user may name: what holds arrays of a network."""
+    paths = [name.split("/") for name in names]
+    inner = {"/".join(path[1 : path.index("params", 1)]) for path in paths if "params" in path[1:]}
+    return inner | {path[0] for path in paths if path[0] == "stats"}

@@ -1,0 +1,85 @@
+"""``--init-parts``: parts of another run's networks to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+import jaxrl_dist
+from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.run import arrays, checkpoint
+from jaxrl_dist.training.initial import load
+from jaxrl_dist.training.resolving import find_env
+from jaxrl_dist.training.setup import make_algorithm, variable_shapes
+from jaxrl_dist.types import Variables
+
+
+def named(tree: Any) -> dict[str, np.ndarray]:
+    return dict(zip(arrays.names(tree), jax.tree.leaves(tree), strict=True))
+
+
+def first(**fields: Any) -> dict[str, np.ndarray]:
+    """The variables of a run that has learnt nothing: its learning rate is too small to change any."""
+    sizes = {"num_envs": 8, "rollout_length": 16, "hidden_sizes": (8,), "num_devices": 1, "evaluation_episodes": 0}
+    fields = {**sizes, "num_epochs": 2, "num_minibatches": 2, "total_env_steps": 1, "seed": 3, **fields}
+    (report,) = jaxrl_dist.train(jaxrl_dist.preset("ppo", "CartPole-v1", learning_rate=1e-30, **fields))
+    return named(report.variables())
+
+
+def test_a_run_starts_with_parts_of_another(tmp_path: Path) -> None:
+    there = runs.finished(runs.CARTPOLE)
+    config = jaxrl_dist.preset("ppo", "CartPole-v1", hidden_sizes=(8,))
+    trained = named(checkpoint.load_variables(there, variable_shapes(make_algorithm(config, find_env(config).spec))))
+    untrained, mixed = first(), first(init_from=str(there), init_parts="policy_torso,value")
+    assert mixed.keys() == trained.keys() == untrained.keys()
+    for name, value in mixed.items():
+        taken = "policy_torso" in name or "value/" in name
+        np.testing.assert_allclose(value, (trained if taken else untrained)[name], rtol=0, atol=1e-20, err_msg=name)
+        assert not taken or "bias" in name or (trained[name] != untrained[name]).any()
+
+
+def saved(tmp_path: Path, **params: Any) -> str:
+    checkpoint.save_variables(tmp_path, Variables(params, ()))
+    return str(tmp_path)
+
+
+def layer(*shape: int) -> Any:
+    return {"params": {"Dense_0": {"kernel": np.ones(shape, np.float32)}}}
+
+
+def test_parts_are_found_wherever_they_lie_and_whatever_the_other_run_has(tmp_path: Path) -> None:
+    shapes = {"actor": {"torso": layer(4, 8), "gru": layer(8, 8), "head": layer(8, 1)}, "value_torso": layer(4, 8)}
+    like = jax.eval_shape(lambda: Variables(shapes, ()))
+    run_dir = saved(tmp_path, actor={"torso": layer(4, 8), "gru": layer(8, 8)}, value_torso=layer(4, 8), other=layer(2))
+    for parts, wanted in {"torso": (1, 0, 0, 1), "core": (0, 1, 0, 0), "actor/torso,core": (1, 1, 0, 0)}.items():
+        got = load(run_dir, like, parts).params
+        places = got["actor"]["torso"], got["actor"]["gru"], got["actor"]["head"], got["value_torso"]
+        kernels = [place["params"]["Dense_0"]["kernel"] for place in places]
+        assert [isinstance(x, np.ndarray) for x in kernels] == [bool(x) for x in wanted], parts
+        assert all(np.array_equal(x, np.ones(x.shape)) for x in kernels if isinstance(x, np.ndarray))
+
+
+@pytest.mark.parametrize(
+    "parts, message",
+    [
+        ("torsos", r"init_parts 'torsos': .* no such part \(did you mean 'torso'\?\); they have: policy, torso"),
+        ("torso,", "init_parts '': the networks of this run have no such part; they have: policy, torso"),
+        ("torso", r"another network: params/torso/.*kernel is float32\[3, 8\] there and float32\[4, 8\] here"),
+        ("policy", r"another network: params/policy/.*kernel is missing there and float32\[8, 2\] here"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(parts: str, message: str, tmp_path: Path) -> None:
+    like = jax.eval_shape(lambda: Variables({"torso": layer(4, 8), "policy": layer(8, 2)}, ()))
+    with pytest.raises(ValueError, match=message) as refused:
+        load(saved(tmp_path, torso=layer(3, 8)), like, parts)
+    assert "\n" not in str(refused.value)
+
+
+def test_parts_need_a_run() -> None:
+    with pytest.raises(ValueError, match="init_parts does nothing without init_from"):
+        jaxrl_dist.Train(DQN(), env="CartPole-v1", init_parts="torso").checked()
