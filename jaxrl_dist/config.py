@@ -173,6 +173,8 @@ class Train(Named, Launch, Generic[Config]):
     """Environments stepped together, in total over all devices."""
     rollout_length: int = PRESET
     """Steps of each environment in one rollout, after which the acting policy is updated."""
+    published: bool = False
+    """Take the hyperparameters of the algorithm's paper, or of the environment's authors, in place of the preset's."""
     total_env_steps: int = 1_000_000
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
     stop_at_return: float | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, presets
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, presets, published
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags
 from jaxrl_dist.errors import ConfigError
@@ -25,6 +25,8 @@ class Presets:
     """Environment, as for `train`."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment."""
+    published: bool = False
+    """Show published hyperparameters, as for `train`."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -41,7 +43,8 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.config import Train
     from jaxrl_dist.training.resolving import resolved
 
-    config, source = resolved(Train(asked.algorithm, env=asked.env, env_options=asked.env_options))
+    named = Train(asked.algorithm, env=asked.env, env_options=asked.env_options, published=asked.published)
+    config, source = resolved(named)
     print(f"{config.env} is of the kind: {presets.KINDS[presets.kind_of(source.spec)]}")
     words = ["jaxrl-dist", "train", asked.algorithm, "--env", config.env]
     print(shlex.join([*words, *changed(config, default), *changed(config.algorithm, default.algorithm)]))
@@ -56,6 +59,8 @@ def kinds() -> list[str]:
         f"{kind:{width}}  {text}: {', '.join(name for name, rows in presets.TABLE.items() if kind in rows) or 'none'}"
         for kind, text in presets.KINDS.items()
     ]
+    papers = ", ".join(f"{name} on {where}" for name, rows in published.TABLE.items() for where in rows)
+    lines += [f"with --published, from papers and the environments' authors: {papers}"]
     return [*lines, f"algorithms: {named}", "jaxrl-dist presets ppo --env CartPole-v1 shows the flags that would run"]
 
 

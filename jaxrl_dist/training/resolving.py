@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
+from jaxrl_dist.algorithms import published
 from jaxrl_dist.checks import shown
 from jaxrl_dist.config import RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
@@ -40,6 +41,8 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     if not isinstance(config.algorithm, str | type) and several(config.algorithm):
         from jaxrl_dist.training.policies import resolved_policies
 
+        if config.published:
+            raise ConfigError("--published is for runs with one policy; set hyperparameters by the policy's name")
         return resolved_policies(config, changes)
     by_name = isinstance(config.algorithm, str | type)
     kind = _kind(config.algorithm)
@@ -146,6 +149,8 @@ def resolve(config: Train[Any], source: EnvSource) -> Train[Any]:
     preset = {**RUN_DEFAULTS, "plan": plan, **kind.preset(spec)}
     if by_name:
         preset |= algorithms.PRESETS.get(config.algorithm, (None, {}))[1]
+    if config.published:
+        preset |= published.row(algorithms.name_of(kind), spec)
     if spec.backend == "envpool" and spec.family == "atari":
         preset.setdefault("atari_preset", "baselines")
     else:
