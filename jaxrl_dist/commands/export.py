@@ -50,4 +50,6 @@ def run(args: Sequence[str]) -> int:
     done = export(policy, out, batch=asked.batch, platforms=asked.platforms)
     print(f"wrote {out}: {done.bytes:,} bytes")
     print(f"a function of obs, core and start, {', '.join(done.inputs)}, to action and core, {', '.join(done.outputs)}")
+    if done.parts:
+        print(f"the parts of obs: {', '.join(f'{path} {kind}' for path, kind in done.parts.items())}")
     return 0

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.spaces import Part
 from jaxrl_dist.types import PyTree
 
 
@@ -21,6 +25,9 @@ class Exported(NamedTuple):
     inputs: tuple[str, ...]
     """Types and shapes of the function's arguments, such as ``float32[b,4]``."""
     outputs: tuple[str, ...]
+    parts: Mapping[str, str] = {}
+    """Types and shapes of the parts of ``obs`` by their path, such as ``{"camera/left": "uint8[b,64,64,3]"}``; of an
+    observation without parts, none."""
 
 
 def export(
@@ -31,6 +38,8 @@ def export(
     Actions are greedy, and within the environment's bounds. ``start`` (bool) marks the environments whose episode
     begins: their rows of ``core`` are ignored, so the first call may pass zeros. The trained variables are part of the
     file. ``jax.export.deserialize(content).call(obs, core, start)`` runs it; it needs JAX, and not this package.
+
+    An action mask is bool for JAX environments, and int8, as Gymnasium has it, for environments on the host.
 
     Args:
       out: the file to write.
@@ -59,7 +68,12 @@ def export(
         hidden = getattr(policy.config.algorithm, "hidden", ())
         if isinstance(observation, dict):
             observation = {name: part for name, part in observation.items() if name not in hidden}
-        obs = jax.tree.map(lambda part: jax.ShapeDtypeStruct((size, *part.shape), part.dtype), observation)
+        mask = None if policy.source.is_pure else policy.source.spec.mask
+
+        def given(path: str, part: Part) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((size, *part.shape), np.dtype(np.int8) if path == mask else part.dtype)
+
+        obs = jax.tree.map(given, spaces.paths(observation), observation)
         core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), jax.tree.leaves(obs)[0])
         start = jax.ShapeDtypeStruct((size,), jnp.bool_)
         chosen = platforms or (jax.local_devices()[0].platform,)
@@ -73,5 +87,6 @@ def export(
         pathlib.Path(out).write_bytes(content)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
-    shown = (tuple(aval.str_short() for aval in avals) for avals in (exported.in_avals, exported.out_avals))
-    return Exported(len(content), *shown)
+    inputs, outputs = (tuple(aval.str_short() for aval in avals) for avals in (exported.in_avals, exported.out_avals))
+    parts = {path: f"{x.dtype}[{','.join(map(str, x.shape))}]" for path, x in spaces.leaves(obs).items() if path}
+    return Exported(len(content), inputs, outputs, parts)

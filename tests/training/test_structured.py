@@ -15,6 +15,7 @@ import pytest
 import runs
 
 import jaxrl_dist
+from jaxrl_dist import cli
 from jaxrl_dist.play.export import export
 
 SIZES: dict[str, Any] = {
@@ -74,6 +75,22 @@ def test_a_policy_is_loaded_and_exported_with_its_parts(tmp_path: Path) -> None:
     loaded = jax.export.deserialize((tmp_path / "policy.bin").read_bytes())
     again, _ = loaded.call({"hint": hint}, (), np.ones(3, bool))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), again, action)
+
+
+def test_an_exported_policy_takes_the_mask_that_gymnasium_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = "parts:HostGrid"
+    train("ppo", env, **ON_POLICY, env_options=INFO, total_env_steps=128, run_dir=str(tmp_path / "run"))
+    out = tmp_path / "policy.bin"
+    assert cli.main(["export", str(tmp_path / "run"), "--env", env, "-o", str(out)]) == 0
+    assert "the parts of obs: mask int8[b,4], observation float32[b,2]\n" in capsys.readouterr().out
+    own = parts.HostGrid("info")
+    shown, info = own.reset()
+    assert info["action_mask"].dtype == np.int8
+    obs = {"observation": np.float32([shown, shown]), "mask": np.stack([info["action_mask"], np.int8([0, 0, 0, 1])])}
+    action, _ = jax.export.deserialize(bytearray(out.read_bytes())).call(obs, (), np.ones(2, bool))
+    assert action[0] in (0, 1) and action[1] == 3
 
 
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
