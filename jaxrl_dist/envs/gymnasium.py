@@ -135,6 +135,8 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
     for part in leaves(action).values():
         if isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
             raise ConfigError(f"{name} has Box actions of {part.dtype}; a Box of floats works")
+    if made.agents and wrappers.info is not None:
+        raise ConfigError(f"--info-metrics works for environments with one agent, and {name} has {made.agents}")
     observation, mask = masks.with_mask(observation, action, made.mask)
     limit = wrappers.limit(made.time_limit)
     return EnvSpec(

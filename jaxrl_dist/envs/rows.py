@@ -7,7 +7,8 @@ import dataclasses
 import jax
 import numpy as np
 
-from jaxrl_dist.envs.base import DrawnEnv, EpisodeCounter
+from jaxrl_dist.envs.base import DrawnEnv
+from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.groups import in_parts
 from jaxrl_dist.envs.masks import PART
 from jaxrl_dist.envs.native import Mask

@@ -93,6 +93,8 @@ def test_other_backends_name_what_they_have() -> None:
         find("envpool:Pong-v5", wrappers=Wrappers(info="ram"))
     with pytest.raises(ConfigError, match="info_metrics works for environments with one agent, and "):
         find(team.CartPoles(), wrappers=Wrappers(info="success"))
+    with pytest.raises(ConfigError, match=r"info_metrics works for environments with one agent, and .*Flock has 3"):
+        find("flock:Flock", wrappers=Wrappers(info="success"))
 
 
 def test_gymnasium_is_asked_for_a_whole_episode(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
