@@ -39,7 +39,7 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.play.video import record
     from jaxrl_dist.run.console import Display, played
 
-    display = Display(asked.episodes)
+    display = Display(asked.episodes * policy.source.spec.num_agents)
     with display.live:
         options = asked.episodes, asked.seed, asked.fps, asked.max_steps
         result, pictures = record(policy, asked.out, *options, progress=display.evaluating)

@@ -30,7 +30,7 @@ def record(
 
     Args:
       out: the file to write; it must end in ``.gif``.
-      episodes: number of episodes, at most 128.
+      episodes: number of episodes, at most 128; of environments with several agents, one of each agent is one.
       fps: frames per second, rounded to the nearest rate that GIF's hundredths of a second allow.
       max_steps: as for ``Evaluator``.
       progress: called with the number of finished episodes.
@@ -54,12 +54,15 @@ def record(
         raise ConfigError(f"{out} cannot be written: there is no directory {out.parent}")
     pictures: list[list[Any]] = [[] for _ in range(episodes)]
 
+    agents = policy.source.spec.num_agents
+
     def watch(env: DrawnEnv, indices: np.ndarray) -> None:
-        for index in indices:  # a palette per picture cuts it to a third of the memory
-            image = Image.fromarray(env.render(int(index)))
+        for index in np.unique(indices // agents):  # an environment is filmed until the last agent's episode is over
+            image = Image.fromarray(env.render(int(index) * agents))
+            # A palette per picture cuts it to a third of the memory.
             pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
 
-    evaluator = Evaluator(policy.algorithm, policy.source, episodes, seed, max_steps)
+    evaluator = Evaluator(policy.algorithm, policy.source, episodes * agents, seed, max_steps)
     played = evaluator.play(policy.variables, progress, watch=watch)
     assert played is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)

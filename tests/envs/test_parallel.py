@@ -11,6 +11,7 @@ import flock
 import numpy as np
 import pytest
 import runs
+from PIL import Image
 
 from jaxrl_dist import cli
 from jaxrl_dist.config import split_env
@@ -134,6 +135,10 @@ def test_a_run_trains_is_evaluated_and_resumed(how: str, tmp_path: Path) -> None
     steps = runs.read_metrics(run)[-1]["env_steps"]
     assert cli.main(["resume", str(run), "--env", "flock:Flock", "--total-env-steps", "900", "--quiet"]) == 0
     assert runs.read_metrics(run)[-1]["env_steps"] >= 900 > steps
+    film = tmp_path / "film.gif"
+    assert cli.main(["video", str(run), str(film), "--env", "flock:Flock", "--episodes", "2"]) == 0
+    with Image.open(film) as pictures:
+        assert pictures.size == (5, 3) and 4 <= getattr(pictures, "n_frames", 1) <= 14
 
 
 def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:
