@@ -56,7 +56,8 @@ def asynchronous(job: Job) -> Iterator[Report]:
     clock, stages, options = Clock(job.resumed, job.away), Stages(), job.pool
     prioritized = job.algorithm.replay is not None and job.algorithm.replay.priority_exponent is not None
     here = arrays.own_part(job.mesh)
-    update, join = compile_update(job.learner, job.mesh, prioritized=prioritized), joiner(here, options.num_actors)
+    update = job.once("update", lambda job: compile_update(job.learner, job.mesh, prioritized=prioritized))
+    join = joiner(here, options.num_actors)
     state, learn_key = job.initial_state(), job.key(Stream.LEARN)
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))

@@ -91,7 +91,8 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> device.ActorState:
     if jobs[0].resumed is None:
-        actor = jax.jit(_one_by_one(start(jobs[0])))(member_keys(jobs, Stream.ENV), hyper)
+        begin = jobs[0].once("initial actor", lambda job: jax.jit(_one_by_one(start(job))))
+        actor = begin(member_keys(jobs, Stream.ENV), hyper)
     else:
         actor = stack([job.resumed.actor for job in jobs if job.resumed is not None])
     return meshes.put(actor, jobs[0].mesh, _BATCH)
@@ -102,8 +103,11 @@ def initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> TrainState
     job, keys = jobs[0], member_keys(jobs, Stream.INIT)
     shardings = meshes.shardings(job.mesh, _STATE)
     if job.resumed is None:
-        init = _one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key))
-        return job.with_init_variables(jax.jit(init, out_shardings=shardings)(keys, hyper), MEMBERS)
+
+        def make(job: Job) -> Callable[..., TrainState]:
+            return jax.jit(_one_by_one(lambda key, hyper: job.variant(hyper)[1].init(key)), out_shardings=shardings)
+
+        return job.with_init_variables(job.once("initial states", make)(keys, hyper), MEMBERS)
     stacked = stack([job.resumed.state for job in jobs if job.resumed is not None])
     state = TrainState._make(map(arrays.put, stacked, shardings))
     if jax.tree.leaves(state.memory):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +19,29 @@ from jaxrl_dist.envs.base import Share
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.types import Algorithms, Array, Checkpoint, Learner, Report, TrainState, Variables
+
+T = TypeVar("T")
+
+
+class Kept:
+    """What runs have traced and compiled, by name; later runs of the process that compute the same share it."""
+
+    def __init__(self) -> None:
+        self._lock, self._made = threading.RLock(), dict[Hashable, Any]()
+
+    def once(self, name: Hashable, make: Callable[[], T]) -> T:
+        """Returns what ``make`` returned when this name was first asked for.
+
+        A run does not wait for a program that an earlier one has compiled: its ``compile_seconds`` begin at 0.
+        """
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = make()
+            found: T = self._made[name]
+        for part in found if isinstance(found, tuple) else (found,):
+            if isinstance(part, meshes.Program):
+                part.compile_seconds = 0.0
+        return found
 
 
 class Job(NamedTuple):
@@ -37,6 +61,18 @@ class Job(NamedTuple):
     away: Callable[[], float] = lambda: 0.0  # seconds that were not spent on training, such as on evaluations
     # Called before the first update with a function that reports the newest state, even after the plan has failed.
     offer: Callable[[Callable[[], Report]], None] = lambda newest: None
+    kept: Kept | None = None  # None: nothing is shared
+
+    def once(self, name: Hashable, make: Callable[[Job], T]) -> T:
+        """Returns what ``make`` returns for this job, or for an equal one of an earlier run.
+
+        Args:
+          name: of what is made, with all that it depends on beside the fields that ``setup.make_job`` compares.
+          make: gets the job without its checkpoint and callbacks, which would live as long as what it makes.
+        """
+        defaults = ("init_variables", "resumed", "stop", "away", "offer", "kept")
+        bare = self._replace(**{name: self._field_defaults[name] for name in defaults})
+        return make(bare) if self.kept is None else self.kept.once((name, tuple(self.hyper)), lambda: make(bare))
 
     @property
     def num_envs(self) -> int:
@@ -74,7 +110,8 @@ class Job(NamedTuple):
         Environments on the host are restarted. ``on_device``, whose environments go on, has its own.
         """
         shardings = meshes.shardings(self.mesh, meshes.STATE)
-        init, key = jax.jit(self.learner.init, out_shardings=shardings), self.key(rng.Stream.INIT)
+        init = self.once("initial state", lambda job: jax.jit(job.learner.init, out_shardings=shardings))
+        key = self.key(rng.Stream.INIT)
         if self.resumed is None:
             return self.with_init_variables(init(key), meshes.REPLICATED)
         state = TrainState._make(map(arrays.put, self.resumed.state, shardings))

@@ -93,13 +93,14 @@ class Population:
         self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._state, self._actor = compiled.initial_state(jobs, self._hyper), compiled.initial_actor(jobs, self._hyper)
-        iterate = compiled.make_iteration(job, len(jobs))
-        blank = compiled.blank_sums(job, *iterate, self._state, self._actor, self._keys, self._hyper)
+        inputs = self._state, self._actor, self._keys, self._hyper
+        iterate = self._iteration()
+        blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, *iterate, *inputs))
         self._blank = compiled.stack([blank] * len(jobs))
         self._since: IntervalSums = compiled.stack(
             [compiled.parted(IntervalSums.of(job.resumed), blank) for job in jobs]
         )
-        self._compile(*iterate)
+        self._compile()
         self._env_steps = [job.env_steps for job in jobs]
         self._iterations = max((int(self._since.iterations[k]) for k in self._running()), default=0)
         self._per_dispatch = 1
@@ -111,8 +112,13 @@ class Population:
         hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in jobs[0].hyper}
         self._hyper = meshes.put(hyper, jobs[0].mesh, compiled.MEMBERS)
 
-    def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
-        self.program = compiled.make_program(self._jobs[0], act, learn)
+    def _iteration(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        members = len(self._rows)
+        return self._jobs[0].once(("iteration", members), lambda job: compiled.make_iteration(job, members))
+
+    def _compile(self) -> None:
+        iterate, name = self._iteration(), ("program", len(self._rows))
+        self.program = self._jobs[0].once(name, lambda job: compiled.make_program(job, *iterate))
         """The compiled program; see ``compiled.make_program``."""
         for clock in self._clocks:
             clock.ready(self.program)
@@ -218,7 +224,7 @@ class Population:
         self._state, self._actor = self._gathered((self._state, self._actor), index)
         self._blank = jax.tree.map(lambda x: x[index], self._blank)
         self._put_inputs()
-        self._compile(*compiled.make_iteration(self._jobs[0], len(self._rows)))
+        self._compile()
 
     def _numbers(self) -> tuple[IntervalSums, TrainState]:
         """Fetches what reports show of all members, with one transfer."""

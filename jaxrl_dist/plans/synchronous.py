@@ -23,11 +23,12 @@ from jaxrl_dist.types import Report
 def synchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with one batch of host environments; experience always comes from the newest policy."""
     clock, interval = Clock(job.resumed, job.away), HostInterval(job, job.iterations_per_report)
-    update = compile_update(job.learner, job.mesh)
+    update = job.once("update", lambda job: compile_update(job.learner, job.mesh))
     here, share = arrays.own_part(job.mesh), job.share
     act_key = meshes.put(rng.stream(job.seed, Stream.ACT), here, meshes.REPLICATED)
     with contextlib.closing(job.source.host(share, job.session_seed)) as env:
-        programs = compile_acting(job.algorithm, here, job.rollout_length, act_key)
+        length, act = job.rollout_length, ("act", job.seed)
+        programs = job.once(act, lambda job: compile_acting(job.algorithm, here, length, act_key))
         actor = HostActor(job.algorithm, env, here, job.rollout_length, programs, share)
         state, learn_key = job.initial_state(), job.key(Stream.LEARN)
         clock.ready(update, *programs)

@@ -214,8 +214,12 @@ class Run(NamedTuple):
         config, job = self.config, self.job
         sizes = config.evaluation_episodes, config.seed, config.evaluation_max_steps, config.num_envs
         sampled = config.evaluation_policy == "sampled"
-        evaluator = Evaluator(job.algorithm, job.source, *sizes, lambda hyper: job.variant(hyper)[0], sampled)
-        return Shared(evaluator, run_dir or config.run_dir)
+
+        def make(job: Job) -> Evaluator:
+            return Evaluator(job.algorithm, job.source, *sizes, lambda hyper: job.variant(hyper)[0], sampled)
+
+        of_any_seed = "evaluator", sizes[0], *sizes[2:], sampled
+        return Shared(job.once(of_any_seed, make), run_dir or config.run_dir)
 
     def _evaluate(
         self,

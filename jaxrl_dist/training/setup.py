@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import warnings
@@ -14,17 +15,17 @@ from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
-from jaxrl_dist.config import Train
+from jaxrl_dist.config import LIBRARIES, Train, split_env
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import initial
-from jaxrl_dist.training.learner import make_learner
+from jaxrl_dist.training.learner import check_sizes, make_learner
 from jaxrl_dist.training.members import Member, is_population, members, programs
 from jaxrl_dist.training.policies import Policies, alone, naming
 from jaxrl_dist.training.population import PopulationRun
@@ -34,6 +35,16 @@ from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.still import Copy, Still
 from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner
+
+NOT_COMPILED = (
+    *("seed", "total_env_steps", "stop_at_return", "run_dir", "report_interval", "tensorboard", "wandb"),
+    *("evaluation_episodes", "evaluation_policy", "evaluation_interval", "evaluation_max_steps", "compile_cache"),
+    *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay", "init_from", "init_parts"),
+)
+"""Fields of ``Train`` that no compiled program depends on."""
+KEEP = 8
+"""Configs whose programs stay in memory: a notebook that trains again with one of them begins at once."""
+_kept = collections.OrderedDict[str, Job]()
 
 
 def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | PopulationRun:
@@ -211,10 +222,27 @@ def make_job(
     Raises:
       ConfigError: sizes do not divide, the plan does not fit, or the variables to start from cannot be loaded.
     """
+    key = None if devices is not None else _computed(config, num_members)
+    job = None if key is None else _kept.pop(key, None)
+    if job is None:
+        job = _new_job(config, source, num_members, learner_devices(config) if devices is None else devices)
+    else:  # whose run may have been shorter
+        check_sizes(config, job.algorithm, job.source.spec, job.mesh.shape[meshes.DATA])
+    if key is not None:
+        _kept[key] = job = job._replace(kept=job.kept or Kept())
+        if len(_kept) > KEEP:
+            _kept.popitem(last=False)
+    init_variables = None
+    if config.init_from is not None:
+        shapes = variable_shapes(job.algorithm)
+        init_variables = initial.load(config.init_from, shapes, config.init_parts)
+    return job._replace(config=config, init_variables=init_variables)
+
+
+def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]) -> Job:
     if config.plan == "on_device":
         source.device()
     algorithm = make_algorithm(config, source.spec)
-    devices = learner_devices(config) if devices is None else devices
     name = algorithms.name_of(config.algorithm)
     pool = plans.pool_options(config, algorithm, name, devices, on_host=not source.is_pure)
     rows = meshes.rows_of(num_members, len(devices))
@@ -226,10 +254,6 @@ def make_job(
         varied = make_algorithm(other, source.spec)
         return varied, make_learner(other, varied, source.spec, *shares)
 
-    init_variables = None
-    if config.init_from is not None:
-        shapes = variable_shapes(algorithm)
-        init_variables = initial.load(config.init_from, shapes, config.init_parts)
     return Job(
         config=config,
         algorithm=algorithm,
@@ -237,6 +261,23 @@ def make_job(
         source=source,
         mesh=meshes.make_mesh(devices, rows),
         vary=vary,
-        init_variables=init_variables,
         pool=pool,
     )
+
+
+def _computed(config: Train[Any], num_members: int) -> str | None:
+    """Returns a text that is equal for configs whose programs are equal; None: the user's code decides what they are.
+
+    JAX's own settings count, too, such as ``jax.default_matmul_precision``.
+    """
+    backend, module, _ = split_env(config.env) if isinstance(config.env, str) else (None, "", None)
+    if backend not in {"gymnax", "envpool", *LIBRARIES} or module is not None:
+        return None
+    if not type(config.algorithm).__module__.startswith("jaxrl_dist.algorithms."):
+        return None
+    described = {**vars(config), **dict.fromkeys(NOT_COMPILED), "algorithm": vars(config.algorithm)}
+    of_jax = {name: str(getattr(jax.config, name, None)) for name in jax.config.values}
+    try:
+        return json.dumps([algorithms.name_of(config.algorithm), described, num_members, of_jax])
+    except TypeError:  # one of the user's objects, such as a torso
+        return None

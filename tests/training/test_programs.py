@@ -1,4 +1,4 @@
-"""Compiled programs on the disk: found by later runs, kept apart by CPU, and never a reason to fail."""
+"""Compiled programs: found by later runs in memory and on the disk, kept apart by CPU, and never a reason to fail."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import jax
 import pytest
 import runs
 
+import jaxrl_dist
+from jaxrl_dist import mesh
 from jaxrl_dist.training import programs
 
 TRAIN = """
@@ -89,3 +91,48 @@ def test_a_place_that_cannot_be_written_is_no_error(unset: Path) -> None:
     unset.write_text("a file")
     programs.keep_programs()
     assert jax.config.jax_compilation_cache_dir is None
+
+
+# --- In memory ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[mesh.Program]:
+    """The programs that are lowered."""
+    found: list[mesh.Program] = []
+    lower = mesh.Program.lower
+    monkeypatch.setattr(mesh.Program, "lower", lambda self, *args: found.append(self) or lower(self, *args))
+    return found
+
+
+def returns(env: object = "gymnax:CartPole-v1", plan: str = "on_device", **fields: object) -> list[object]:
+    """Trains, and returns what the reports say without times."""
+    sizes = {"num_envs": 8, "rollout_length": 6, "hidden_sizes": (8,), "num_devices": 1, "evaluation_episodes": 2}
+    config = jaxrl_dist.preset("a2c", env, plan=plan, report_interval=48, **{"total_env_steps": 96, **sizes, **fields})
+    reports = list(jaxrl_dist.train(config))
+    assert all(report.metrics["time/compile_s"] < report.wall_time_s for report in reports)
+    return [
+        [value for name, value in report.metrics.items() if not name.startswith("time/")] + [report.evaluation]
+        for report in reports
+    ]
+
+
+@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+def test_a_second_run_of_a_process_compiles_nothing(plan: str, lowered: list[mesh.Program]) -> None:
+    first, made = returns(plan=plan), len(lowered)
+    assert made, "another test has trained with this config: choose another one"
+    assert str(returns(plan=plan)) == str(first) and len(lowered) == made
+    if plan == "synchronous":  # whose programs hold the seed
+        return
+    other = returns(seed=1, total_env_steps=144)
+    assert len(lowered) == made and len(other) > len(first) and str(other[0]) != str(first[0])
+    with jax.default_matmul_precision("bfloat16"):
+        returns()
+    assert len(lowered) > made, "JAX's settings decide what is compiled"
+
+
+def test_what_the_user_s_code_decides_is_compiled_each_time(lowered: list[mesh.Program]) -> None:
+    for _ in range(2):
+        made = len(lowered)
+        returns("own:cartpole")
+        assert len(lowered) > made
