@@ -133,7 +133,7 @@ CASES = {
     "memory/test_replay.py::test_weighted_estimates_agree_on_any_number_of_devices[1]": "4",
     "actors/test_actors.py::test_host_acts_as_device[recurrent]": "episodic",
     "test_docs.py::test_the_site_needs_no_network": "the other tests of the site's pages",
-    "test_notebooks.py::test_it_runs[1-tour]": "test_docs.py::test_the_tutorial_runs",
+    "test_notebooks.py::test_it_runs[1-tour]": "test_docs.py::test_the_readme_s_python_runs",
     "training/test_population.py::test_members_end_with_the_return_that_they_are_to_reach": "a run's, asynchronous",
     "test_learning.py::test_bounds_of_actions_do_not_matter[ppo]": "units in nn/test_distributions.py",
     "test_packing.py::test_a_run_in_the_form_for_gpus_is_equal[dqn]": "ppo",
@@ -295,4 +295,43 @@ CASES = {
     ),
     "envs/test_own.py::test_training_from_python_is_that_of_the_id": "test_a_module_makes_one_for_the_command_line",
     "play/test_policy.py::test_greedy_without_a_key_and_sampled_with_one[recurrent]": "envpool",
+    "test_docs.py::test_the_reference_has_every_field_of_every_record": (
+        "the other tests of the file; `make docs` builds the site"
+    ),
+    "test_docs.py::test_the_tutorial_runs": "test_the_readme_s_python_runs",
+    "algorithms/test_masks.py::test_training_reaches_the_optimum_without_an_illegal_action[ppo-12000]": (
+        "test_no_loss_reads_what_a_network_says_of_illegal_actions"
+    ),
+    "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[ppo]": "impala, dqn",
+    "play/test_policy.py::test_actions_lie_in_the_environments_bounds[recurrent]": "discrete, envpool",
+    "algorithms/test_cores.py::test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode[attention]": (
+        "inputs"
+    ),
+    "algorithms/test_cores.py::test_the_loss_of_a_rollout_is_that_of_its_episodes[linear]": "inputs",
+    "algorithms/test_dqn.py::test_a_run_counts_its_updates_and_repeats_bit_for_bit": "test_resume.py does, too",
+    "algorithms/test_dqn.py::test_uniform_windows_are_the_same_on_any_number_of_devices": (
+        "importance weights and one update are"
+    ),
+    "algorithms/test_r2d2.py::test_one_update_is_the_same_on_any_number_of_devices": "td3's is, in test_learners.py",
+    "algorithms/test_r2d2.py::test_windows_are_what_acting_did_and_so_are_their_cores[False]": "True",
+    "algorithms/test_sequences.py::test_without_memory_the_losses_are_those_of_transitions[sac]": "dqn",
+    "algorithms/test_sequences.py::test_without_memory_the_losses_are_those_of_transitions[td3]": "dqn",
+    "algorithms/test_es.py::test_es_is_equation_1[1]": "8",
+    "algorithms/test_exploration.py::test_the_size_of_the_noise_adapts[dqn-0.05]": "dqn-0.2, dqn-0.5",
+    "envs/test_agents.py::test_training_one_agent_is_training_the_environment_itself": (
+        "test_one_agent_is_the_environment_itself_bit_for_bit"
+    ),
+    "envs/test_agents.py::test_every_plan_takes_several_agents[asynchronous-impala]": (
+        "test_rows_are_the_agents_of_each_environment"
+    ),
+    "envs/test_env_seeds.py::test_neither_plan_nor_actors_change_which_episodes_come_first[envpool:CartPole-v1-2]": (
+        "gymnasium"
+    ),
+    "envs/test_finite.py::test_in_a_compiled_program[8-observation-nan-": (
+        "test_a_resumed_run_meets_it_as_the_uninterrupted_one"
+    ),
+    "training/test_profiling.py::test_the_parts_of_a_team_have_a_row_for_each_agent": "test_a_run_is_profiled",
+    "plans/test_on_device.py::test_a_replay_memory_is_not_copied[2-None]": "2-0.6",
+    "plans/test_plans.py::test_a_run_from_outside[on_device-on_device]": "synchronous-synchronous",
+    "plans/test_asynchronous.py::test_lockstep_repeats_bit_for_bit[dqn-envpool": "impala",
 }
