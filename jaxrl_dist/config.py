@@ -192,6 +192,8 @@ class Train(Named, Launch, Generic[Config]):
     evolve_interval: int | None = None
     """Env steps of a member between two selections; of halving to the first one, each rung then takes twice as many.
     None: 20 selections, or as many as halve the members to one."""
+    average_every: int | None = None
+    """Rollouts after which the networks of all members become their mean (local SGD); all begin as the first one."""
     plan: PlanName = PRESET
     """How to execute the algorithm; see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
@@ -282,13 +284,12 @@ class Train(Named, Launch, Generic[Config]):
             raise ConfigError("--env is missing; name one such as --env CartPole-v1 (see: jaxrl-dist list envs)")
         if self.run_dir == "":
             raise ConfigError("--run-dir is empty; leave it out for one under runs/")
-        check_range(self, "num_envs", "rollout_length", "num_devices", low=1, high=MAX_SIZE)
-        check_range(self, "total_env_steps", low=1, high=10**15)
+        check_range(self, "num_envs", "rollout_length", "num_devices", "seeds", low=1, high=MAX_SIZE)
+        check_range(self, "total_env_steps", "evaluation_interval", "evolve_interval", low=1, high=10**15)
         check_range(self, "stop_at_return")
         check_range(self, "report_interval", low=1, high=MAX_STEPS)
         check_range(self, "evaluation_episodes", low=0, high=10**6)
-        check_range(self, "evaluation_interval", low=1, high=10**15)
-        check_range(self, "evaluation_max_steps", low=1, high=10**9)
+        check_range(self, "evaluation_max_steps", "time_limit", "average_every", low=1, high=10**9)
         evaluates = self.evaluation_episodes != 0
         names = ("evaluation_policy", "evaluation_interval", "evaluation_max_steps")
         check_used(self, *names, there=evaluates, needed="--evaluation-episodes")
@@ -300,18 +301,18 @@ class Train(Named, Launch, Generic[Config]):
         check_range(self, "checkpoint_minutes", low=0, high=10**6)
         check_range(self, "keep_checkpoints", low=1, high=10**6)
         check_range(self, "seed", low=0, high=2**31 - 1)
-        check_range(self, "seeds", low=1, high=MAX_SIZE)
         check_range(dataclasses.replace(self, seed=self.seed + self.seeds - 1), "seed", low=0, high=2**31 - 1)
         check_used(self, "zip", there=bool(self.vary), needed="--vary")
-        check_range(self, "evolve_interval", low=1, high=10**15)
         check_used(self, "evolve_interval", there=self.evolve is not None, needed="--evolve")
-        check_used(self, "evolve", there=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
+        for name in ("evolve", "average_every"):
+            check_used(self, name, there=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
+        if self.average_every is not None and self.evolve is not None:
+            raise ConfigError("--average-every makes all members one, and --evolve selects among them: leave one out")
         check_range(self, "mem_fraction", above=0, high=1)
         check_used(self, "init_parts", there=self.init_from is not None, needed="--init-from")
         check_range(self, "env_timeout", "gather_deadline", above=0, high=10**6)
         check_range(self, "num_actors", "gather", "frame_stack", low=1, high=1000)
         check_range(self, "action_repeat", low=1, high=10**4)
-        check_range(self, "time_limit", low=1, high=10**9)
         parse_bounds("clip_rewards", self.clip_rewards)
         check_range(self, "max_lag", "max_restarts", low=0, high=10**6)
         check_range(self, "lag", low=0, high=1000)

@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("on_actor_error", "max_restarts"),
     ),
     "processes": LAUNCH,
-    "population": ("vary", "zip", "evolve", "evolve_interval"),
+    "population": ("vary", "zip", "evolve", "evolve_interval", "average_every"),
     "evaluation": ("evaluation_policy", "evaluation_max_steps"),
     "checkpoints": (
         *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),

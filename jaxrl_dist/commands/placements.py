@@ -30,6 +30,12 @@ def _numbers(first: int, count: int) -> str:
     return f"{first}-{first + count - 1}" if count > 1 else str(first)
 
 
+def _devices() -> int:
+    import jax
+
+    return jax.device_count()
+
+
 PLACEMENTS = {
     "anakin": Placement(
         "",
@@ -65,6 +71,11 @@ PLACEMENTS = {
         "K actors send gradients to one copy of the parameters (A3C, MSRL's parameter server)",
         lambda count: {"plan": "gradients", "num_actors": count},
     ),
+    "averaged": Placement(
+        "K",
+        "K rollouts on each device alone, then the mean of all devices' networks (local SGD)",
+        lambda rollouts: {"plan": "on_device", "average_every": rollouts, "seeds": _devices()},
+    ),
     "apex": Placement(
         "K",
         "K actors fill one prioritised replay memory (Ape-X)",
@@ -73,8 +84,8 @@ PLACEMENTS = {
     ),
 }  # fmt: skip
 """By their words. Sources: Hessel et al. 2021 (arXiv:2104.06272), Espeholt et al. 2020 (arXiv:1910.06591), Zhu et al.
-2023 (MSRL, arXiv:2210.00882, table 2), Huang et al. 2023 (arXiv:2310.00036), Mnih et al. 2016 (arXiv:1602.01783),
-Horgan et al. 2018 (arXiv:1803.00933)."""
+2023 (MSRL, arXiv:2210.00882, table 2), Stich 2019 (arXiv:1805.09767), Huang et al. 2023 (arXiv:2310.00036), Mnih et al.
+2016 (arXiv:1602.01783), Horgan et al. 2018 (arXiv:1803.00933)."""
 
 
 def fields(word: str, algorithm: type, given: Mapping[str, Any]) -> dict[str, Any]:

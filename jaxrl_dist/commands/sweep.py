@@ -30,7 +30,7 @@ which is faster. The same command with the same --run-dir goes on with a sweep t
 
 `jaxrl-dist train ALGO --help` explains the other flags.
 """
-_OURS = (*LAUNCH, "seeds", "seed", "vary", "zip", "run_dir", "quiet", "evolve", "evolve_interval")
+_OURS = (*LAUNCH, "seeds", "seed", "vary", "zip", "run_dir", "quiet", "evolve", "evolve_interval", "average_every")
 
 
 @dataclasses.dataclass(frozen=True)

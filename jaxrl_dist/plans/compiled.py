@@ -98,9 +98,13 @@ def initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> device.Act
     return meshes.put(actor, jobs[0].mesh, _BATCH)
 
 
-def initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> TrainState:
-    """Returns the states before the first update, on the mesh; of resumed members, those of their checkpoints."""
-    job, keys = jobs[0], member_keys(jobs, Stream.INIT)
+def initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False) -> TrainState:
+    """Returns the states before the first update, on the mesh; of resumed members, those of their checkpoints.
+
+    Args:
+      equal: the members begin with the networks of the first one.
+    """
+    job, keys = jobs[0], member_keys([jobs[0]] * len(jobs) if equal else jobs, Stream.INIT)
     shardings = meshes.shardings(job.mesh, _STATE)
     if job.resumed is None:
 
@@ -217,12 +221,36 @@ def _added(
     return learned + grew, sums, total.merge(axis=0)
 
 
-def make_program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) -> meshes.Program:
+def averaged(learned: PyTree, running: jax.Array) -> PyTree:
+    """Replaces arrays ``[M, ...]`` of the members that are ``running [M]`` by their mean over these; integers stay.
+
+    For networks and what their optimisers know, this is local SGD (Stich 2019, https://arxiv.org/abs/1805.09767,
+    algorithm 1).
+    """
+    weights = running / jnp.maximum(running.sum(), 1)
+
+    def mean(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        chosen = running.reshape(-1, *[1] * (x.ndim - 1))
+        # Zero weights do not hide what is not finite in a member that has ended.
+        total = jnp.tensordot(weights.astype(x.dtype), jnp.where(chosen, x, 0), axes=1, precision="highest")
+        return jnp.where(chosen, total, x)
+
+    return jax.tree.map(mean, learned)
+
+
+def make_program(
+    job: Job, act: Callable[..., Any], update: Callable[..., Any], average_every: int | None = None
+) -> meshes.Program:
     """Returns ``(state, actor, since, keys, hyper, running, count) -> (state, actor, since, steps, fault)``.
 
     The program makes ``count`` iterations, and adds their sums to ``since``; ``steps [M]`` are the members' env steps.
     If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration and
     returns each device's first ``fault``.
+
+    Args:
+      average_every: iterations after which the networks of all members become their mean; None: never.
     """
 
     def run(
@@ -254,6 +282,11 @@ def make_program(job: Job, act: Callable[..., Any], update: Callable[..., Any]) 
                 grew = jax.tree.map(operator.gt, state.updates, updates)
                 parts = meshes.over_policies(_added, 3)(grew, *since[1:], metrics, episodes)
                 since = IntervalSums(since.iterations + 1, *parts)
+                if average_every is not None and members > 1:
+                    due = jnp.max(jnp.where(running, state.iteration, 0)) % average_every == 0
+                    learned = state.variables, state.target, state.opt_state
+                    learned = jax.lax.cond(due, lambda *x: averaged(x, running), lambda *x: x, *learned)
+                    state = state._replace(**dict(zip(("variables", "target", "opt_state"), learned, strict=True)))
                 return state, acted, since, steps + new_steps.sum(axis=-1)
 
             kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)

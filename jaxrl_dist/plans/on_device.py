@@ -46,6 +46,7 @@ class Population:
         training: Collection[int] | None = None,
         selection: Selection | None = None,
         numbers: Sequence[int] | None = None,
+        average_every: int | None = None,
     ) -> None:
         """Prepares the program.
 
@@ -54,9 +55,10 @@ class Population:
           training: the members whose reports will be taken; None: all.
           selection: how the members that are not done are selected after some of the reports; None: not at all.
           numbers: of the members in their whole population, for reports; None: there are no others.
+          average_every: iterations after which the members' networks become their mean; None: never.
         """
         self._names = range(len(jobs)) if numbers is None else numbers
-        self._jobs, self._selection = list(jobs), selection
+        self._jobs, self._selection, self._average_every = list(jobs), selection, average_every
         self._rows = list(range(len(jobs)))  # the members of the program's arrays
         self._parents = list(range(len(jobs)))  # whose parameters each member had after the last selection
         self._scores = [job.score for job in jobs]
@@ -92,7 +94,8 @@ class Population:
         job = jobs[0]
         self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
-        self._state, self._actor = compiled.initial_state(jobs, self._hyper), compiled.initial_actor(jobs, self._hyper)
+        self._state = compiled.initial_state(jobs, self._hyper, equal=self._average_every is not None)
+        self._actor = compiled.initial_actor(jobs, self._hyper)
         inputs = self._state, self._actor, self._keys, self._hyper
         iterate = self._iteration()
         blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, *iterate, *inputs))
@@ -117,8 +120,9 @@ class Population:
         return self._jobs[0].once(("iteration", members), lambda job: compiled.make_iteration(job, members))
 
     def _compile(self) -> None:
-        iterate, name = self._iteration(), ("program", len(self._rows))
-        self.program = self._jobs[0].once(name, lambda job: compiled.make_program(job, *iterate))
+        iterate, every = self._iteration(), self._average_every
+        name = "program", len(self._rows), every
+        self.program = self._jobs[0].once(name, lambda job: compiled.make_program(job, *iterate, every))
         """The compiled program; see ``compiled.make_program``."""
         for clock in self._clocks:
             clock.ready(self.program)

@@ -64,7 +64,7 @@ def members(config: Train[Any]) -> list[Member]:
         own = {name: value for name, value in values.items() if name in hyperparameters}
         run = {name: value for name, value in values.items() if name not in hyperparameters}
         run |= {"seed": config.seed + offset, "seeds": 1, "vary": {}, "zip": False}
-        run |= {"evolve": None, "evolve_interval": None}
+        run |= {"evolve": None, "evolve_interval": None, "average_every": None}
         if config.run_dir is not None:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
         algorithm = dataclasses.replace(config.algorithm, **own)

@@ -137,7 +137,8 @@ class PopulationRun:
         numbers = [number for number in group if self.rows[number].status == "training"]
         training = [group.index(number) for number in numbers]
         how = training, selection(self.config, len(self.runs), self.runs[0].job.num_envs), group
-        program = Population([self.runs[number].job for number in group], *how)
+        jobs = [self.runs[number].job for number in group]
+        program = Population(jobs, *how, average_every=self.config.average_every)
         for place, number in zip(training, numbers, strict=True):
             run, self._programs[number] = self.runs[number], (program, place)
             if run.config.plan == "on_device":

@@ -102,18 +102,20 @@ def _population(config: Train[Any], source: EnvSource) -> PopulationRun:
     """
     population = members(config)
     if config.plan != "on_device":
-        if config.evolve is not None:
-            raise ConfigError(f"--evolve needs --plan on_device: under --plan {config.plan} members train in turn")
+        for name in ("evolve", "average_every"):
+            if getattr(config, name) is not None:
+                said = f"{flag(name)} needs --plan on_device: under --plan {config.plan} members train in turn"
+                raise ConfigError(said)
         alone = [_run(member.config, make_job(member.config, source)) for member in population]
         runs = [run._replace(shared=run.alone(config.run_dir)) for run in alone]
         return PopulationRun(config, population, runs, [[number] for number in range(len(runs))])
     hyper = _traced(population, source)
     groups, prepared = programs(population, hyper), dict[int, Run]()
-    if config.evolve is not None and len(groups) > 1:
+    if len(groups) > 1 and (asked := [flag(x) for x in ("evolve", "average_every") if getattr(config, x) is not None]):
         fixed = [name for name in population[0].values if name not in hyper]
         raise ConfigError(
-            f"--evolve selects among members of one program, and values of {', '.join(fixed)} need a program each; "
-            "--vary other fields, or leave --evolve out"
+            f"{asked[0]} needs all members in one program, and values of {', '.join(fixed)} need a program each; "
+            f"--vary other fields, or leave {asked[0]} out"
         )
     for group in groups:
         first = population[group[0]].config

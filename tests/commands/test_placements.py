@@ -29,6 +29,8 @@ SMALL = "--total-env-steps 256 --evaluation-episodes 0 --num-envs 8 --rollout-le
         ("appo --placement replicas:4", {"lockstep": True, "lag": 1, "num_actors": 4, "num_devices": 4}),
         ("a2c --placement=server:3", {"plan": "gradients", "num_actors": 3}),
         ("a2c --placement server:3 --plan gradients", {"plan": "gradients", "num_actors": 3}),
+        ("ppo --placement averaged:5", {"plan": "on_device", "average_every": 5, "seeds": 8}),
+        ("ppo --placement averaged:5 --seeds 2", {"average_every": 5, "seeds": 2}),
         ("dqn --placement apex:3", {"plan": "asynchronous", "num_actors": 3, "priority_exponent": 0.6}),
     ],
 )
@@ -43,7 +45,7 @@ def test_a_word_stands_for_flags_and_given_ones_win(command: str, expected: dict
     [
         (
             "ppo --placement anakn",
-            "'anakn' is none of anakin, sebulba:A+L, seed, replicas:K, server:K, apex:K",
+            "'anakn' is none of anakin, sebulba:A+L, seed, replicas:K, server:K, averaged:K, apex:K",
         ),
         (
             "ppo --placement sebulba",
@@ -54,6 +56,14 @@ def test_a_word_stands_for_flags_and_given_ones_win(command: str, expected: dict
         (
             "ppo --placement server:2 --plan on_device",
             "--placement server:2 runs under --plan gradients, which contradicts",
+        ),
+        ("ppo --average-every 5", "--average-every does nothing without members: --seeds or --vary"),
+        ("ppo --seeds 2 --average-every 0", "--average-every must be >= 1"),
+        ("ppo --seeds 2 --average-every 5 --evolve pbt", "--average-every makes all members one, and --evolve"),
+        ("a2c --seeds 2 --average-every 5 --plan synchronous", "--average-every needs --plan on_device"),
+        (
+            "ppo --vary num-epochs=1,2 --average-every 5",
+            "--average-every needs all members in one program, and values of num_epochs need a program each",
         ),
         ("ppo --placement apex:2", "--placement apex is for algorithms with --priority-exponent"),
         ("--policy a=ppo:* --placement seed", "--placement is for runs with one policy"),

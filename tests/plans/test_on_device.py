@@ -15,6 +15,7 @@ from probes import assert_close, learner_of, make_job, make_mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
+from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
@@ -129,6 +130,45 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
             assert here[:2] == there[:2]
             assert here[2] == pytest.approx(there[2], rel=1e-4, abs=1e-5)
             assert_close(trees, expected, 1e-5)
+
+
+def test_the_mean_is_of_the_members_that_run() -> None:
+    numbers = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    numbers[2] = np.nan  # of a member that has diverged, and ended
+    tree = {"weights": jnp.asarray(numbers), "bias": jnp.asarray(numbers[:, 0]), "count": jnp.arange(4)}
+    running = np.array([True, True, False, True])
+    mean = jax.tree.map(np.asarray, jax.jit(compiled.averaged)(tree, running))
+    expected = numbers.astype(np.float64)[running].mean(axis=0)
+    np.testing.assert_allclose(mean["weights"][running], np.tile(expected, (3, 1)), rtol=1e-6)
+    np.testing.assert_allclose(mean["bias"][running], expected[0], rtol=1e-6)
+    assert np.isnan(mean["weights"][2]).all() and np.isnan(mean["bias"][2])
+    np.testing.assert_array_equal(mean["count"], np.arange(4))
+
+
+def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
+    source = find("CartPole-v1")
+    algorithm = A2C(hidden_sizes=(4,)).make(source.spec)
+    sizes: dict[str, Any] = {"num_envs": 4, "rollout_length": 8, "total_env_steps": 32 * 5, "report_interval": 32}
+    mesh = meshes.make_mesh(jax.devices()[:2], 2)
+    jobs = [make_job(algorithm, source, seed=seed, **sizes)._replace(mesh=mesh) for seed in range(2)]
+
+    def learnt(every: int, iterations: int) -> Any:
+        """Returns each member's parameters, and moments of its optimiser."""
+        population = on_device.Population(jobs, average_every=every)
+        reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
+        for _ in range(iterations):
+            newest = [next(each) for each in reports]
+        return [(report.variables().params, report.checkpoint().state.opt_state) for report in newest]
+
+    first, second = learnt(10, 2)  # which begin equal, and are averaged only after ten iterations
+    halves = jax.tree.map(lambda x, y: (x / 2 + y / 2).astype(x.dtype), first, second)
+    expected = jax.tree.map(lambda x, y: y if x.dtype.kind == "f" else x, first, halves)
+    here, there = learnt(2, 2)
+    assert_close(here, expected, 1e-6)
+    assert_close(here, there, 0)
+    later = learnt(2, 3)
+    difference = jax.tree.leaves(jax.tree.map(lambda x, y: np.abs(x - y).max(), *(x for x, _ in later)))
+    assert 0 < max(difference) < 0.1, "they learn alone again"
 
 
 @pytest.mark.parametrize("members, priority_exponent", [(1, None), (2, None), (1, 0.6), (2, 0.6)])
