@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from jaxrl_dist.algorithms import exploration, presets, sequences
 from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
@@ -38,6 +38,9 @@ class DQN(
     """Give each environment its own constant epsilon, from 0.4 down to 0.00066 (Horgan et al. 2018, Ape-X)."""
     max_gradient_norm: float = 10.0
     """Largest global norm of a gradient; larger gradients are scaled down."""
+    td_loss: Literal["huber", "squared"] = "huber"
+    """Loss of the temporal-difference error: linear beyond 1, or squared. Where returns are much larger than 1, the linear
+    part gives the few ends of episodes too little weight, and values can grow without bound."""
     double: bool = True
     """Choose the bootstrap action with the online network (van Hasselt et al. 2016, equation 4)."""
     dueling: bool = False
@@ -61,6 +64,7 @@ class DQN(
         check_range(self, "target_period", "num_atoms", low=1)
         check_range(self, "epsilon_steps", low=0)
         check_range(self, "value_min", "value_max", low=-1e9, high=1e9)
+        check_used(self, "td_loss", there=self.num_atoms == 1, needed="--num-atoms 1")
         check_used(self, "value_min", "value_max", there=self.num_atoms > 1, needed="--num-atoms above 1")
         annealed = not self.epsilon_ladder
         check_used(self, "epsilon_start", "epsilon_end", "epsilon_steps", there=annealed, needed="--no-epsilon-ladder")
@@ -125,7 +129,8 @@ class DQN(
             if self.num_atoms == 1:
                 value_target = batch["reward"] + batch["discount"] * packing.take_along_last(values(bootstrap), best)
                 error = jax.lax.stop_gradient(value_target) - q
-                losses, priority = optax.losses.huber_loss(error), jnp.abs(error)
+                of_error = optax.losses.huber_loss if self.td_loss == "huber" else optax.losses.l2_loss
+                losses, priority = of_error(error), jnp.abs(error)
             else:
                 rows = jnp.arange(len(online))
                 probs = jax.nn.softmax(bootstrap[rows, best])
