@@ -24,6 +24,7 @@ import jax
 
 import jaxrl_dist
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # for the tasks of ``tasks.py``
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 RESULTS = "results.json"
 POINTS = 50
@@ -33,6 +34,8 @@ POINTS = 50
 def spelled(name: str, value: object) -> str:
     """Formats a field as on the command line."""
     name = name.replace("_", "-")
+    if isinstance(value, Mapping):
+        return f"--{name} " + " ".join(f"{key}={text}" for key, text in value.items())
     return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 
@@ -79,6 +82,7 @@ def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **mo
 
 
 MEMORY, SYNCHRONOUS, HIDDEN = {"core": "gru"}, {"plan": "synchronous"}, {"hide": "velocities"}
+CHAIN = {"env_options": {"memory_length": "40"}, "rollout_length": 64}
 LAG: dict[str, Any] = {"lockstep": True, "lag": 8, "num_envs": 32, "rollout_length": 32}
 LANDER = "envpool:LunarLanderContinuous-v2"
 
@@ -113,6 +117,23 @@ BARS = (
     *(
         Bar(f"ppo-memory-{core}", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, {"core": core})
         for core in ("lstm", "attention", "linear")
+    ),
+    *(
+        Bar(
+            f"ppo-chain-40-{core}",
+            "ppo",
+            "gymnax:MemoryChain-bsuite",
+            500_000,
+            0.9,
+            3,
+            3,
+            {"core": core, **CHAIN, **more},
+        )
+        for core, more in (("gru", {}), ("lstm", {}), ("attention", {"core_window": 48}), ("linear", {}))
+    ),
+    *(
+        Bar(f"ppo-repeat-{core}", "ppo", "tasks:RepeatAfterMe", 500_000, 90, 3, 3, {"core": core})
+        for core in ("gru", "lstm", "attention", "linear")
     ),
     Bar("ppo-synchronous-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY | SYNCHRONOUS),
     Bar("ppo-memoryless", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.5, 3, 3, at_most=True),
@@ -318,6 +339,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "published return is one of the source's runs or the mean of several, after the env steps in parentheses;",
         "*behind* marks an IQM that is lower by more than a tenth. *Minutes* are those of the slowest seed on two CPU",
         "cores that other work shared. The curves show training episodes, which sample their actions.",
+        "`tasks` is `scripts/tasks.py`.",
         "`python scripts/learning.py` runs all of it again and writes this page; after an interruption, `--missing`",
         "continues.",
         "",

@@ -154,6 +154,65 @@ class Secret:
         return jax_spaces.Dict({"guess": jax_spaces.Box(-2, 2, (1,), jnp.float32), "sign": jax_spaces.Discrete(2)})
 
 
+class Both:
+    """A picture with a bright side, and a number that says whether to go there or away: neither says it alone.
+
+    Each of the four steps of an episode pays 1 for the right side.
+    """
+
+    default_params = 4
+
+    def reset_env(self, key: jax.Array, params: int) -> tuple[Any, Any]:
+        state = jax.random.bernoulli(key, 0.5, (2,)), jnp.int32(0)
+        return self.shown(state), state
+
+    def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: int) -> Any:
+        (side, there), time = state
+        reward = (action == (side == there)).astype(jnp.float32)
+        state = jax.random.bernoulli(key, 0.5, (2,)), time + 1
+        return self.shown(state), state, reward, state[1] >= params, {}
+
+    def is_truncated(self, state: Any, params: int) -> Any:
+        return False
+
+    def shown(self, state: Any) -> Any:
+        side, there = state[0]
+        picture = jnp.zeros((6, 6, 1), jnp.uint8).at[:, :3, 0].set(jnp.where(side, 0, 255).astype(jnp.uint8))
+        return picture.at[:, 3:, 0].set(jnp.where(side, 255, 0).astype(jnp.uint8)), jnp.where(there, 1.0, -1.0)[None]
+
+    def observation_space(self, params: int) -> Any:
+        picture = jax_spaces.Box(0, 255, (6, 6, 1), jnp.uint8)
+        return jax_spaces.Tuple((picture, jax_spaces.Box(-1, 1, (1,), jnp.float32)))
+
+    def action_space(self, params: int) -> jax_spaces.Discrete:
+        return jax_spaces.Discrete(2)
+
+
+class HostBoth(gymnasium.Env):
+    """``Both`` for Gymnasium, as a Dict."""
+
+    def __init__(self) -> None:
+        sides = {"picture": spaces.Box(0, 255, (6, 6, 1), np.uint8), "number": spaces.Box(-1, 1, (1,), np.float32)}
+        self.observation_space = spaces.Dict(sides)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.shown(), {}
+
+    def step(self, action: Any) -> Any:
+        reward, self.time = float(action == (self.side == self.there)), self.time + 1
+        return self.shown(), reward, self.time >= 4, False, {}
+
+    def shown(self) -> Any:
+        self.side, self.there = self.np_random.random(2) < 0.5
+        picture = np.zeros((6, 6, 1), np.uint8)
+        picture[:, 3:] = 255 * self.side
+        picture[:, :3] = 255 * (not self.side)
+        return {"picture": picture, "number": np.float32([1 if self.there else -1])}
+
+
 class Forgetful(HostGrid):
     """Says at the start which actions are legal, and then no more."""
 

@@ -123,3 +123,22 @@ def test_every_plan_takes_parts_and_masks(case: str) -> None:
         reports = train(name, env, **fields)
     worst = [report.metrics["episode/return_min"] for report in reports]
     assert min(x for x in worst if x is not None) > -9.0 and reports[-1].evaluation["return_mean"] > -9.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, env, fields",
+    [
+        ("ppo", "parts:Both", {}),
+        ("ppo", "parts:HostBoth", {"env_workers": "threads"}),
+        ("ppo", "parts:HostBoth", {"env_workers": "processes"}),
+        ("impala", "parts:Both", {"plan": "asynchronous"}),
+        ("impala", "parts:HostBoth", {"plan": "asynchronous"}),
+    ],
+)
+def test_a_picture_and_a_number_that_say_it_together_are_learnt(name: str, env: str, fields: dict[str, Any]) -> None:
+    """The best return is 4. A policy that ignores either part gets 2 on average, whatever it does with the other."""
+    sizes = {"num_devices": 1, "num_envs": 16, "total_env_steps": 60_000, "report_interval": 10_000}
+    config = jaxrl_dist.preset(name, env, **sizes, **fields, learning_rate=1e-3, evaluation_episodes=100)
+    *_, last = jaxrl_dist.train(config)
+    assert last.evaluation["return_mean"] > 3.9
