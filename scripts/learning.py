@@ -82,6 +82,7 @@ def both(name: str, algorithm: str, env: str, steps: int, threshold: float, **mo
 
 
 MEMORY, SYNCHRONOUS, HIDDEN = {"core": "gru"}, {"plan": "synchronous"}, {"hide": "velocities"}
+ATTENTION = {"core": "attention", "core_window": 48}
 CHAIN = {"env_options": {"memory_length": "40"}, "rollout_length": 64}
 LAG: dict[str, Any] = {"lockstep": True, "lag": 8, "num_envs": 32, "rollout_length": 32}
 LANDER = "envpool:LunarLanderContinuous-v2"
@@ -119,20 +120,12 @@ BARS = (
         for core in ("lstm", "attention", "linear")
     ),
     *(
-        Bar(
-            f"ppo-chain-40-{core}",
-            "ppo",
-            "gymnax:MemoryChain-bsuite",
-            500_000,
-            0.9,
-            3,
-            3,
-            {"core": core, **CHAIN, **more},
-        )
-        for core, more in (("gru", {}), ("lstm", {}), ("attention", {"core_window": 48}), ("linear", {}))
+        Bar(f"ppo-chain-40-{core}", "ppo", "gymnax:MemoryChain-bsuite", 200_000, 0.9, 3, 3, {"core": core, **CHAIN})
+        for core in ("gru", "lstm", "linear")
     ),
+    Bar("ppo-chain-40-attention", "ppo", "gymnax:MemoryChain-bsuite", 200_000, 0.9, 3, 3, ATTENTION | CHAIN),
     *(
-        Bar(f"ppo-repeat-{core}", "ppo", "tasks:RepeatAfterMe", 500_000, 90, 3, 3, {"core": core})
+        Bar(f"ppo-repeat-{core}", "ppo", "tasks:RepeatAfterMe", 300_000, 90, 3, 3, {"core": core})
         for core in ("gru", "lstm", "attention", "linear")
     ),
     Bar("ppo-synchronous-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY | SYNCHRONOUS),
