@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BACKENDS = ("gymnax", "envpool", "gymnasium")
 """Sources of environments; an id without a prefix is looked up in this order."""
 
-LIBRARIES = ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx", "xminigrid")
+LIBRARIES = ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx", "playground", "xminigrid")
 """Further libraries of JAX environments: their ids need the prefix, and each is an extra of this package."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -249,6 +248,23 @@ def navix_loop(env_id: str, limit: int) -> Loop:
     return Loop(reset, step)
 
 
+def playground_loop(env_id: str, limit: int) -> Loop:
+    from mujoco_playground import registry
+
+    env = registry.load(env_id, config_overrides={"impl": "jax"})
+
+    def reset(key: jax.Array) -> Any:
+        state = env.reset(key)
+        return state.obs, state
+
+    def step(key: jax.Array, state: Any, action: Any, number: Any) -> Any:
+        state = env.step(state, action)
+        over = state.done > 0
+        return state.obs, state, state.reward, over, ~over & (number >= limit)
+
+    return Loop(reset, step)
+
+
 def xminigrid_loop(env_id: str, limit: int) -> Loop:
     import xminigrid
 
@@ -278,6 +294,7 @@ LOOPS: dict[str, tuple[Callable[[str, int], Loop], dict[str, str], set[str]]] = 
     "jumanji:Tetris-v0": (jumanji_loop, {"time_limit": "6"}, {"terminated", "truncated"}),
     "navix:Navix-Empty-Random-5x5-v0": (navix_loop, {"max_steps": "30"}, {"terminated", "truncated"}),
     "pgx:2048": (pgx_loop, {}, {"terminated"}),
+    "playground:CartpoleBalance": (playground_loop, {"episode_length": "6"}, {"truncated"}),
     "xminigrid:MiniGrid-EmptyRandom-5x5": (xminigrid_loop, {"max_steps": "30"}, {"terminated", "truncated"}),
 }
 NUM_STEPS, NUM_ENVS = 40, 3
@@ -361,5 +378,5 @@ def test_other_players_answer_with_legal_actions_at_random() -> None:
 
 
 def needs(library: str) -> None:
-    if importlib.util.find_spec(library) is None:
+    if not libraries.installed(library):
         pytest.skip(f"{library} is not installed: pip install {library}")

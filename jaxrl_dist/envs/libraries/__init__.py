@@ -21,6 +21,9 @@ from jaxrl_dist.config import LIBRARIES
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
+MODULES = {"playground": "mujoco_playground"}
+"""Modules of libraries, if they do not have the name of the package, which is the prefix."""
+
 
 class Step(NamedTuple):
     """The result of one step of one environment; all but ``obs``, ``state`` and ``info`` are scalars."""
@@ -117,7 +120,7 @@ class Library(Protocol):
 
 def installed(library: str) -> bool:
     """Returns True if the library is installed, without importing it."""
-    return importlib.util.find_spec(library) is not None
+    return importlib.util.find_spec(MODULES.get(library, library)) is not None
 
 
 def load(library: str) -> Library:

@@ -1,0 +1,55 @@
+"""MuJoCo Playground: robots and the DeepMind control suite (Zakka et al. 2025, https://arxiv.org/abs/2502.08844)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from gymnasium import spaces
+from mujoco_playground import registry
+
+from jaxrl_dist.envs.base import parse_options
+from jaxrl_dist.envs.libraries import Adapted, Step
+from jaxrl_dist.types import PyTree
+
+
+def ids() -> list[str]:
+    return sorted(registry.ALL_ENVS)
+
+
+def make(env_id: str, options: Mapping[str, str]) -> Adapted:
+    """Options are entries of the environment's config that are single values, such as ``episode_length``.
+
+    ``impl`` is the implementation of MuJoCo: ``warp``, the library's default, needs an NVIDIA GPU; elsewhere it is
+    ``jax``. The config's ``action_repeat`` is for the library's own training: ``--action-repeat`` does it here.
+    """
+    config = registry.get_default_config(env_id)
+    defaults = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
+    defaults.pop("action_repeat", None)
+    if defaults.get("impl") == "warp" and jax.default_backend() != "gpu":
+        defaults["impl"] = "jax"
+    values = defaults | parse_options(f"playground:{env_id}", options, defaults)
+    env = registry.load(env_id, config_overrides=values)
+
+    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+        state = env.reset(key)
+        return state.obs, state
+
+    def step(key: jax.Array, state: Any, action: Any) -> Step:
+        state = env.step(state, action)
+        return Step(state.obs, state, state.reward, state.done, info=state.metrics)
+
+    limit = int(values["episode_length"])
+    return Adapted(reset, step, _space(env.observation_size), _box(env.action_size, 1.0), "playground", limit)
+
+
+def _space(size: Any) -> spaces.Space[Any]:
+    if isinstance(size, Mapping):
+        return spaces.Dict({name: _box(shape, np.inf) for name, shape in size.items()})
+    return _box(size, np.inf)
+
+
+def _box(shape: Any, bound: float) -> spaces.Box:
+    return spaces.Box(-bound, bound, tuple(np.atleast_1d(shape)), np.float32)
