@@ -39,8 +39,8 @@ class DQN(
     max_gradient_norm: float = 10.0
     """Largest global norm of a gradient; larger gradients are scaled down."""
     td_loss: Literal["huber", "squared"] = "huber"
-    """Loss of the temporal-difference error: linear beyond 1, or squared. Where returns are much larger than 1, the linear
-    part gives the few ends of episodes too little weight, and values can grow without bound."""
+    """Loss of the temporal-difference error: linear beyond 1, or squared. Where returns are much larger than 1, the
+    linear part gives the few ends of episodes too little weight, and values can grow without bound."""
     double: bool = True
     """Choose the bootstrap action with the online network (van Hasselt et al. 2016, equation 4)."""
     dueling: bool = False
