@@ -57,7 +57,7 @@ CASES = {
     "test_cli.py::test_training_outlives_its_output[closed]": "full; test_a_reader_that_has_enough_is_no_error",
     "envs/test_envs.py::test_gymnax_against_its_own_step[MemoryChain-bsuite": "Catch, Breakout",
     "envs/test_envs.py::test_gymnax_against_its_own_step[FourRooms-misc": "CartPole, FrozenLake",
-    "envs/test_info.py::test_against_a_plain_loop[scored:HostScored-processes-2]": "processes-1",
+    "envs/test_info.py::test_against_a_plain_loop[scored:HostScored-processes-": "scored:HostScored-threads",
     "envs/test_info.py::test_envpools_parts_of_the_reward_add_up_to_the_return[1]": "2",
     "envs/test_gymnasium.py::test_ctrl_c_ends_a_process_whose_environment_hangs[processes]": "threads, killed",
     "envs/test_env_faults.py::test_processes_describe_spaces_as_threads_do[Image]": "Box",

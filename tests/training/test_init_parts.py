@@ -35,12 +35,14 @@ def test_a_run_starts_with_parts_of_another(tmp_path: Path) -> None:
     there = runs.finished(runs.CARTPOLE)
     config = jaxrl_dist.preset("ppo", "CartPole-v1", hidden_sizes=(8,))
     trained = named(checkpoint.load_variables(there, variable_shapes(make_algorithm(config, find_env(config).spec))))
-    untrained, mixed = first(), first(init_from=str(there), init_parts="policy_torso,value")
-    assert mixed.keys() == trained.keys() == untrained.keys()
+    mixed = first(init_from=str(there), init_parts="policy_torso,value")
+    assert mixed.keys() == trained.keys()
     for name, value in mixed.items():
         taken = "policy_torso" in name or "value/" in name
-        np.testing.assert_allclose(value, (trained if taken else untrained)[name], rtol=0, atol=1e-20, err_msg=name)
-        assert not taken or "bias" in name or (trained[name] != untrained[name]).any()
+        if taken:
+            np.testing.assert_allclose(value, trained[name], rtol=0, atol=1e-20, err_msg=name)
+        elif "kernel" in name:
+            assert np.abs(value - trained[name]).max() > 1e-3, f"{name} is untrained"
 
 
 def saved(tmp_path: Path, **params: Any) -> str:
