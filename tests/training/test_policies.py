@@ -152,12 +152,12 @@ def test_a_fixed_policy_is_that_of_its_run(tmp_path: Path) -> None:
     assert not any(name.startswith("y/loss") for name in last.metrics)
 
 
-def test_eight_devices_give_what_one_gives() -> None:
+@pytest.mark.parametrize("other", ["dqn", "copy(a,6,2)"])
+def test_eight_devices_give_what_one_gives(other: str) -> None:
     env, policies = team.CartPoles(3), {"a": "pole_0", "b": "pole_[12]"}
     uniform = dataclasses.replace(DQN_, priority_exponent=None, importance_exponent=DQN().importance_exponent)
-    one, eight = (
-        train({"a": PPO_, "b": uniform}, env, policies=policies, num_devices=count)[0].metrics for count in (1, 8)
-    )
+    algorithms = {"a": PPO_, "b": uniform if other == "dqn" else other}
+    one, eight = (train(algorithms, env, policies=policies, num_devices=count)[0].metrics for count in (1, 8))
     assert one.keys() == eight.keys()
     for name, value in one.items():
         if not name.startswith("time/") and value is not None:
