@@ -196,7 +196,6 @@ TIC_TAC_TOE = "--env pgx:tic_tac_toe --total-env-steps 4000000 --num-devices 1 -
 SELF_PLAY = {
     "shared": ("ppo", None),
     "copy": ("--policy new=ppo:player_0 --policy old=copy(new,100):player_1", "new"),
-    "league": ("--policy new=ppo:player_0 --policy old=copy(new,500,5):player_1", "new"),
 }
 
 
