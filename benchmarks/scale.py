@@ -2,7 +2,7 @@
 
 The run is PPO on CartPole under ``on_device`` with a fixed number of environments in total. A profile on one device
 gives the seconds of an iteration that devices divide among them (environments, policy, postprocess, gradient) and those
-that each device spends as a whole (shuffling, optimizer, rest). A program that does nothing else gives the seconds of
+that each device spends as a whole (optimizer, rest). A program that does nothing else gives the seconds of
 an all-reduce. The model adds them up: see docs/scale.md. Devices are forced ones of this CPU, which share its cores, so
 more of them cannot be faster: they show the cost of dividing. Nothing else should use the machine.
 """
@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DIVIDED = ("environment", "policy", "postprocess", "gradient")
+DIVIDED = ("environment", "policy", "postprocess", "shuffle", "gradient")
 """Stages of a profile whose work the devices share."""
 NUM_ENVS, ROLLOUT, EPOCHS, MINIBATCHES = 2048, 128, 4, 4
 FLAGS = [
@@ -49,18 +49,29 @@ def main() -> None:
             measured(pathlib.Path(folder), args.seconds, *split) for split in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4))
         ]
     steps, updates = NUM_ENVS * ROLLOUT, EPOCHS * MINIBATCHES
+    for row in rows:
+        row["predicted"] = steps / (sum(one.values()) + updates * row["all_reduce"])
+    found = {"stages": one, "rows": rows}
+    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(table(found))
+
+
+def table(found: dict[str, Any]) -> str:
+    """Returns the measurements as Markdown."""
+    one = found["stages"]
     whole = sum(one.values())
-    for row in rows:
-        row["predicted"] = steps / (whole + updates * row["all_reduce"])
-    args.out.write_text(json.dumps({"stages": one, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     divided = sum(one.get(stage, 0.0) for stage in DIVIDED)
-    print(f"of an iteration of {1e3 * whole:.0f} ms on one device, devices divide {divided / whole:.0%}")
-    print("| processes x devices | all-reduce | predicted env steps/s | measured | measured / predicted |")
-    print("|---|---:|---:|---:|---:|")
-    for row in rows:
+    text = [
+        f"On one device an iteration took {1e3 * whole:.0f} ms. Devices divide {divided / whole:.0%} of it.",
+        "",
+        "| processes x devices | all-reduce | predicted env steps/s | measured | measured / predicted |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        exchange, rates = f"{1e6 * row['all_reduce']:,.0f} us", f"{row['predicted']:,.0f} | {row['rate']:,.0f}"
         ratio = row["rate"] / row["predicted"]
-        microseconds, rates = f"{1e6 * row['all_reduce']:.0f} us", f"{row['predicted']:,.0f} | {row['rate']:,.0f}"
-        print(f"| {row['processes']} x {row['devices']} | {microseconds} | {rates} | {ratio:.2f} |")
+        text.append(f"| {row['processes']} x {row['devices']} | {exchange} | {rates} | {ratio:.2f} |")
+    return "\n".join(text)
 
 
 def profiled(folder: pathlib.Path, seconds: float) -> dict[str, float]:

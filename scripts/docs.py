@@ -222,6 +222,13 @@ def accelerators(_: str | None) -> str:
     return "\n\n".join(f"## {script['TARGETS'][target]}\n\n{script['table'](target)}" for target in script["TARGETS"])
 
 
+def scale(_: str | None) -> str:
+    """Returns what a run over several devices and processes was predicted to reach, and reached."""
+    measured = json.loads((ROOT / "docs" / "scale.json").read_text(encoding="utf-8"))
+    table: str = runpy.run_path(str(ROOT / "benchmarks" / "scale.py"))["table"](measured)
+    return table
+
+
 # --- Tests --------------------------------------------------------------------------------------------
 
 

@@ -38,9 +38,9 @@ class DQN(
     """Give each environment its own constant epsilon, from 0.4 down to 0.00066 (Horgan et al. 2018, Ape-X)."""
     max_gradient_norm: float = 10.0
     """Largest global norm of a gradient; larger gradients are scaled down."""
-    td_loss: Literal["huber", "squared"] = "huber"
-    """Loss of the temporal-difference error: linear beyond 1, or squared. Where returns are much larger than 1, the
-    linear part gives the few ends of episodes too little weight, and values can grow without bound."""
+    td_loss: Literal["huber", "squared"] = "squared"
+    """Loss of the temporal-difference error: squared, or linear beyond 1 as for Atari's clipped rewards. With larger
+    returns, the linear part gives the few ends of episodes too little weight, and values can grow without bound."""
     double: bool = True
     """Choose the bootstrap action with the online network (van Hasselt et al. 2016, equation 4)."""
     dueling: bool = False
@@ -74,6 +74,10 @@ class DQN(
             raise ConfigError(f"--parameter-noise does not work with {others[0]}: leave one of them out")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
+
+    def error_loss(self, error: jax.Array) -> jax.Array:
+        """Returns the loss of each temporal-difference error."""
+        return (optax.losses.huber_loss if self.td_loss == "huber" else optax.losses.l2_loss)(error)
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
@@ -129,8 +133,7 @@ class DQN(
             if self.num_atoms == 1:
                 value_target = batch["reward"] + batch["discount"] * packing.take_along_last(values(bootstrap), best)
                 error = jax.lax.stop_gradient(value_target) - q
-                of_error = optax.losses.huber_loss if self.td_loss == "huber" else optax.losses.l2_loss
-                losses, priority = of_error(error), jnp.abs(error)
+                losses, priority = self.error_loss(error), jnp.abs(error)
             else:
                 rows = jnp.arange(len(online))
                 probs = jax.nn.softmax(bootstrap[rows, best])

@@ -50,7 +50,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "batch_size": 32, "replay_capacity": 1_000_000, "frame_stack": 4, "target_period": 10_000,
             "discount": 0.99, "replay_ratio": 0.25, "learning_rate": 6.25e-5, "epsilon_start": 1.0,
             "epsilon_end": 0.1, "epsilon_steps": 1_000_000, "learning_starts": 50_000, "n_step": 1, "double": False,
-            "atari_preset": "baselines",
+            "td_loss": "huber", "atari_preset": "baselines",
         },
     },
     "rainbow": {

@@ -16,7 +16,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 @dataclasses.dataclass(frozen=True)
-class QMIX(DQN, n_step=1, td_loss="squared"):
+class QMIX(DQN, n_step=1):
     """Deep Q-learning for a team that is paid together (Rashid et al. 2018, https://arxiv.org/abs/1803.11485).
 
     The agents share a network for their values, which also reads who they are. A mixing network, whose weights are made
@@ -35,7 +35,7 @@ class QMIX(DQN, n_step=1, td_loss="squared"):
         super().validate()
         check_range(self, "mixing_size", low=1, high=2**16)
         check_used(self, "mixing_size", there=self.mixer == "qmix", needed="--mixer qmix")
-        others = {"num_atoms": 1, "td_loss": "squared", "noisy": False, "parameter_noise": False, "core": "none"}
+        others = {"num_atoms": 1, "noisy": False, "parameter_noise": False, "core": "none"}
         for name, value in others.items():
             if getattr(self, name) != value:
                 raise ConfigError(f"{flag(name)} does not work with a mixer: leave it out, or train dqn")
@@ -85,7 +85,7 @@ class QMIX(DQN, n_step=1, td_loss="squared"):
             best = jnp.argmax(observations.masked(choosing, team.legal(next_obs)), axis=-1)
             next_q = mixed(context.target, packing.take_along_last(bootstrap, best), next_obs)
             error = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_q) - q
-            losses = 0.5 * jnp.square(error)  # equation 6
+            losses = self.error_loss(error)  # squared, it is equation 6
             return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q}, jax.lax.stop_gradient(jnp.abs(error)))
 
         return Algorithm(

@@ -49,6 +49,7 @@ DQN: list[Entry] = [  # Mnih et al. (2015), extended data table 1
     ("final exploration frame", 1_000_000, "epsilon_steps", same),
     ("replay start size", 50_000, "learning_starts", same),
     ("no-op max", 30, "atari_preset", lambda _: "baselines"),
+    ("error term of an update, clipped to", 1, "td_loss", lambda _: "huber"),  # under Methods, Training algorithm
 ]
 RAINBOW: list[Entry] = [  # Hessel et al. (2018), table 1, then table 2 of the appendix
     ("min history to start learning", 80_000, "learning_starts", frames),
