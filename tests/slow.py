@@ -132,7 +132,7 @@ CASES = {
     "envs/test_libraries.py::test_a_run_trains_on_a_library_and_its_policy_finds_it_again[asynchronous]": "on_device",
     "memory/test_replay.py::test_weighted_estimates_agree_on_any_number_of_devices[1]": "4",
     "actors/test_actors.py::test_host_acts_as_device[recurrent]": "episodic",
-    "test_docs.py::test_the_site_needs_no_network": "the other tests of the site's pages",
+    "test_docs.py::test_the_site_needs_no_network": "`make docs` builds the site",
     "test_notebooks.py::test_it_runs[1-tour]": "test_docs.py::test_the_readme_s_python_runs",
     "training/test_population.py::test_members_end_with_the_return_that_they_are_to_reach": "a run's, asynchronous",
     "test_learning.py::test_bounds_of_actions_do_not_matter[ppo]": "units in nn/test_distributions.py",
@@ -273,11 +273,11 @@ CASES = {
     "training/test_profiling.py::test_the_config_of_a_run_is_profiled": "test_a_run_is_profiled[synchronous]",
     "algorithms/test_qmix.py::test_a_team_beside_another_policy": "test_a_team_is_a_row_that_is_paid_the_mean",
     "nn/test_optimizers.py::test_every_algorithm_has_the_flags_and_obeys_them[qmix]": "ppo, dqn",
-    "training/test_policies.py::test_self_play_is_resumed_and_loaded[copy(a,6)-6]": "copy(a,6,2)-0",
-    "training/test_policies.py::test_self_play_is_resumed_and_loaded[copy(a,6,3)-6]": "copy(a,6,2)-0",
     "training/test_policies.py::test_a_copy_is_renewed_after_so_many_updates[1]": "3",
     "training/test_policies.py::test_a_copy_is_renewed_after_so_many_updates[1000000]": "3",
-    "training/test_policies.py::test_ppo_and_dqn_learn_side_by_side": "test_each_policy_learns_what_it_learns_alone",
+    "training/test_policies.py::test_ppo_and_dqn_learn_side_by_side": (
+        "test_the_command_line_trains_resumes_and_evaluates"
+    ),
     "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[ppo": "sebulba",
     "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[a": "sebulba",
     "commands/test_placements.py::test_a_placed_run_keeps_flags_and_no_word[command5": "sebulba",
@@ -295,9 +295,7 @@ CASES = {
     ),
     "envs/test_own.py::test_training_from_python_is_that_of_the_id": "test_a_module_makes_one_for_the_command_line",
     "play/test_policy.py::test_greedy_without_a_key_and_sampled_with_one[recurrent]": "envpool",
-    "test_docs.py::test_the_reference_has_every_field_of_every_record": (
-        "the other tests of the file; `make docs` builds the site"
-    ),
+    "test_docs.py::test_the_reference_has_every_field_of_every_record": ("`make docs` builds the site"),
     "test_docs.py::test_the_tutorial_runs": "test_the_readme_s_python_runs",
     "algorithms/test_masks.py::test_training_reaches_the_optimum_without_an_illegal_action[ppo-12000]": (
         "test_no_loss_reads_what_a_network_says_of_illegal_actions"
@@ -334,4 +332,13 @@ CASES = {
     "plans/test_on_device.py::test_a_replay_memory_is_not_copied[2-None]": "2-0.6",
     "plans/test_plans.py::test_a_run_from_outside[on_device-on_device]": "synchronous-synchronous",
     "plans/test_asynchronous.py::test_lockstep_repeats_bit_for_bit[dqn-envpool": "impala",
+    "test_docs.py::test_each_notebook_is_a_page_with_its_pictures": "`make docs` builds the site",
+    "test_docs.py::test_each_algorithm_has_a_page": "`make docs` builds the site",
+    "test_docs.py::test_presets_are_shown_by_an_environment_of_each_kind": "`make docs` builds the site",
+    "test_docs.py::test_the_table_of_what_is_tested_is_that_of_the_tests": "`make docs` builds the site",
+    "test_docs.py::test_each_command_has_its_place": "`make docs` builds the site",
+    "training/test_policies.py::test_each_policy_learns_what_it_learns_alone[a]": (
+        "test_one_policy_by_name_is_the_shared_one_bit_for_bit"
+    ),
+    "training/test_policies.py::test_self_play_is_resumed_and_loaded": "test_the_command_line_trains_resumes",
 }
