@@ -13,6 +13,7 @@ import jax
 
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config import LIBRARIES, Train, split_env
@@ -226,9 +227,11 @@ def make_job(
     """
     key = None if devices is not None else _computed(config, num_members)
     job = None if key is None else _kept.pop(key, None)
+    devices = learner_devices(config) if devices is None else devices
     if job is None:
-        job = _new_job(config, source, num_members, learner_devices(config) if devices is None else devices)
-    else:  # whose run may have been shorter
+        job = _new_job(config, source, num_members, devices)
+    else:  # whose run may have been shorter, and has warned already
+        _pool(config, job.algorithm, job.source, devices)
         check_sizes(config, job.algorithm, job.source.spec, job.mesh.shape[meshes.DATA])
     if key is not None:
         _kept[key] = job = job._replace(kept=job.kept or Kept())
@@ -245,8 +248,7 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
     if config.plan == "on_device":
         source.device()
     algorithm = make_algorithm(config, source.spec)
-    name = algorithms.name_of(config.algorithm)
-    pool = plans.pool_options(config, algorithm, name, devices, on_host=not source.is_pure)
+    pool = _pool(config, algorithm, source, devices)
     rows = meshes.rows_of(num_members, len(devices))
     shares = devices[: len(devices) // rows], num_members // rows  # devices of a member, and members on them
     learner = make_learner(config, algorithm, source.spec, *shares)
@@ -265,6 +267,11 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
         vary=vary,
         pool=pool,
     )
+
+
+def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
+    name = algorithms.name_of(config.algorithm)
+    return plans.pool_options(config, algorithm, name, devices, on_host=not source.is_pure)
 
 
 def _computed(config: Train[Any], num_members: int) -> str | None:
