@@ -1,6 +1,7 @@
-"""Times a run that no profile takes apart: ``FLAGS of train --seconds S``; a part of ``scripts/benchmark.py``.
+"""Times a run that no profile takes apart: ``FLAGS of train [--seconds S]``; a part of ``scripts/benchmark.py``.
 
-Prints JSON: env steps per second from the first report on, which comes after compiling.
+Without seconds the run goes to its end, as it must over several processes: each has a clock. Prints JSON: env steps per
+second from the first report on, which comes after compiling.
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ import time
 
 import jaxrl_dist
 from jaxrl_dist.commands import flags, train
+from jaxrl_dist.hosts import start
+from jaxrl_dist.hosts.config import launch_of
 
 
 def main() -> None:
-    """Trains until the seconds are over, and prints the rate."""
+    """Trains, and prints the rate."""
     seconds, args = flags.taken(sys.argv[1:], "--seconds")
     asked = train.asked(args)
-    assert asked is not None and seconds is not None, "an algorithm, and --seconds"
+    assert asked is not None, "the flags name an algorithm"
+    start.start(launch_of(asked.fields))
     config, _ = asked.resolved()
-    config = dataclasses.replace(config, total_env_steps=10**9, evaluation_episodes=0)
-    first = None
+    config = dataclasses.replace(config, evaluation_episodes=0)
+    if seconds is not None:
+        config = dataclasses.replace(config, total_env_steps=10**9)
+    first, now = None, (0.0, 0)
     for report in jaxrl_dist.train(config):
         now = time.perf_counter(), report.env_steps
         first = first or now
-        if now[0] - first[0] >= float(seconds):
-            print(json.dumps({"rate": (now[1] - first[1]) / (now[0] - first[0])}))
-            return
+        if seconds is not None and now[0] - first[0] >= float(seconds):
+            break
+    assert first is not None, "a run has a report"
+    print(json.dumps({"rate": (now[1] - first[1]) / (now[0] - first[0])}))
 
 
 if __name__ == "__main__":

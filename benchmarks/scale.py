@@ -28,6 +28,7 @@ FLAGS = [
     *("ppo", "--env", "gymnax:CartPole-v1", "--num-envs", str(NUM_ENVS), "--rollout-length", str(ROLLOUT)),
     *("--num-epochs", str(EPOCHS), "--num-minibatches", str(MINIBATCHES), "--hidden-sizes", "64", "64"),
 ]
+LENGTH = ["--report-interval", str(NUM_ENVS * ROLLOUT), "--total-env-steps", str(12 * NUM_ENVS * ROLLOUT)]
 PARAMETERS = 2 * (64 * 64 + 64) + 2 * (4 * 64 + 64) + 64 * 2 + 2 + 64 + 1
 """Of both networks: what an all-reduce adds up, in float32."""
 
@@ -36,7 +37,7 @@ def main() -> None:
     """Measures one device, then several, then two processes, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("scale.json"))
-    parser.add_argument("--seconds", type=float, default=5.0, help="that each rate is timed")
+    parser.add_argument("--seconds", type=float, default=5.0, help="that the run on one device is profiled")
     parser.add_argument("--all-reduce", metavar="FILE", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("join", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -45,9 +46,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         one = profiled(pathlib.Path(folder), args.seconds)
-        rows = [
-            measured(pathlib.Path(folder), args.seconds, *split) for split in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4))
-        ]
+        rows = [measured(pathlib.Path(folder), *split) for split in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4))]
     steps, updates = NUM_ENVS * ROLLOUT, EPOCHS * MINIBATCHES
     for row in rows:
         row["predicted"] = steps / (sum(one.values()) + updates * row["all_reduce"])
@@ -82,11 +81,11 @@ def profiled(folder: pathlib.Path, seconds: float) -> dict[str, float]:
     return stages
 
 
-def measured(folder: pathlib.Path, seconds: float, processes: int, devices: int) -> dict[str, Any]:
+def measured(folder: pathlib.Path, processes: int, devices: int) -> dict[str, Any]:
     """Returns the rate of a run, and the seconds of an all-reduce, over processes with so many devices each."""
     found: dict[str, Any] = {"processes": processes, "devices": devices}
     jobs = {
-        "rate": [ROOT / "benchmarks" / "ours.py", *FLAGS, "--seconds", seconds],
+        "rate": [ROOT / "benchmarks" / "ours.py", *FLAGS, *LENGTH],
         "all_reduce": [__file__, "--all-reduce", folder / "all-reduce.json"],
     }
     for name, command in jobs.items():
