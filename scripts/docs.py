@@ -350,6 +350,7 @@ PARTS: dict[str, Callable[[Any], str]] = {
     "accelerators": accelerators,
     "algorithm": algorithm,
     "fields": fields,
+    "scale": scale,
     "synonyms": synonyms,
     "tested": tested,
 }
