@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
-import numpy as np
-from gymnasium import spaces
 from mujoco_playground import registry
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.libraries import Adapted, Step
-from jaxrl_dist.types import PyTree
+from jaxrl_dist.envs.libraries import Adapted, states
 
 
 def ids() -> list[str]:
@@ -32,24 +28,4 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         defaults["impl"] = "jax"
     values = defaults | parse_options(f"playground:{env_id}", options, defaults)
     env = registry.load(env_id, config_overrides=values)
-
-    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
-        state = env.reset(key)
-        return state.obs, state
-
-    def step(key: jax.Array, state: Any, action: Any) -> Step:
-        state = env.step(state, action)
-        return Step(state.obs, state, state.reward, state.done, info=state.metrics)
-
-    limit = int(values["episode_length"])
-    return Adapted(reset, step, _space(env.observation_size), _box(env.action_size, 1.0), "playground", limit)
-
-
-def _space(size: Any) -> spaces.Space[Any]:
-    if isinstance(size, Mapping):
-        return spaces.Dict({name: _box(shape, np.inf) for name, shape in size.items()})
-    return _box(size, np.inf)
-
-
-def _box(shape: Any, bound: float) -> spaces.Box:
-    return spaces.Box(-bound, bound, tuple(np.atleast_1d(shape)), np.float32)
+    return states.adapted(env, "playground", int(values["episode_length"]))
