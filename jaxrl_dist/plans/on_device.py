@@ -103,7 +103,7 @@ class Population:
         self._since: IntervalSums = compiled.stack(
             [compiled.parted(IntervalSums.of(job.resumed), blank) for job in jobs]
         )
-        self._compile()
+        self._compile(*iterate)
         self._env_steps = [job.env_steps for job in jobs]
         self._iterations = max((int(self._since.iterations[k]) for k in self._running()), default=0)
         self._per_dispatch = 1
@@ -119,10 +119,10 @@ class Population:
         members = len(self._rows)
         return self._jobs[0].once(("iteration", members), lambda job: compiled.make_iteration(job, members))
 
-    def _compile(self) -> None:
-        iterate, every = self._iteration(), self._average_every
+    def _compile(self, act: Callable[..., Any], learn: Callable[..., Any]) -> None:
+        every = self._average_every
         name = "program", len(self._rows), every
-        self.program = self._jobs[0].once(name, lambda job: compiled.make_program(job, *iterate, every))
+        self.program = self._jobs[0].once(name, lambda job: compiled.make_program(job, act, learn, every))
         """The compiled program; see ``compiled.make_program``."""
         for clock in self._clocks:
             clock.ready(self.program)
@@ -228,7 +228,7 @@ class Population:
         self._state, self._actor = self._gathered((self._state, self._actor), index)
         self._blank = jax.tree.map(lambda x: x[index], self._blank)
         self._put_inputs()
-        self._compile()
+        self._compile(*self._iteration())
 
     def _numbers(self) -> tuple[IntervalSums, TrainState]:
         """Fetches what reports show of all members, with one transfer."""
