@@ -410,17 +410,19 @@ def test_the_stages_of_a_thread_sum_to_its_time_and_nothing_compiles_late(caplog
     job = make(hook=hook, iterations=12, learners=2, interval=2, gather=2, gather_deadline=0.001, max_restarts=9)
     run: Any = asynchronous(job)
     next(run)
+    lags = []
     jax.config.update("jax_log_compiles", True)
     try:
         with caplog.at_level(logging.DEBUG):
             for report in run:
                 metrics = report.metrics
+                lags.append(metrics["async/lag_max"] or 0.0)
                 learner = sum(value for name, value in metrics.items() if name.startswith("time/learner/"))
                 assert learner == pytest.approx(report.wall_time_s, rel=0.05)
                 inside = run.gi_frame.f_locals
     finally:
         jax.config.update("jax_log_compiles", False)
-    assert metrics["async/restarts"] == 1 and metrics["async/lag_max"] > 1
+    assert metrics["async/restarts"] == 1 and max(lags) > 1, "an actor is late and one is made anew"
     acting = report.wall_time_s - metrics["time/learner/starting_s"]
     for stages in inside["pool"].stages:
         assert sum(stages.seconds.values()) == pytest.approx(acting, rel=0.05)
