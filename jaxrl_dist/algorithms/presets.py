@@ -152,7 +152,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "any": {"num_envs": 8, "rollout_length": 4},
         "classic_control": {
             # CartPole, five seeds of 500k steps: a memory with only the latest steps forgets how episodes end once the
-            # policy never fails, and then it fails again (three of five seeds); a last epsilon of 0.1 learns later.
+            # policy never fails, and then it fails again (four of five seeds); a last epsilon of 0.1 learns later.
             "replay_capacity": 1_000_000, "replay_ratio": 0.25, "target_period": 500, "epsilon_end": 0.05,
         },
         "minatar": {

@@ -58,6 +58,8 @@ def test_what_cannot_be_logged_leaves_the_line_as_it_is(values: Any, message: st
     assert not any(name.startswith("own/") for name in line)
 
 
-def test_without_a_directory_it_does_nothing() -> None:
+def test_without_a_directory_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     report = next(iter(jaxrl_dist.train(jaxrl_dist.preset("pg", "envpool:CartPole-v1", **SIZES))))
     report.log({"own/steps": 1.0})
+    assert "own/steps" not in report.metrics and not list(tmp_path.iterdir())
