@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,12 +117,30 @@ def nbytes(tree: PyTree) -> int:
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Keeps orbax from also logging the traceback of an error that it raises."""
+    _ignore_late_writes()
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
         logger.disabled = before
+
+
+@functools.cache
+def _ignore_late_writes() -> None:
+    """Keeps the other writes of a save that failed from printing a traceback each.
+
+    The first write that fails ends the save, and orbax closes its event loop. Tensorstore's threads then report to the
+    closed loop, at any later time, so both filters stay.
+    """
+    hook = sys.unraisablehook
+
+    def unraisable(event: sys.UnraisableHookArgs) -> None:
+        if event.object is not None or str(event.exc_value) != "Event loop is closed":
+            hook(event)
+
+    sys.unraisablehook = unraisable
+    logging.getLogger("asyncio").addFilter(lambda record: "in OCDBT database" not in record.getMessage())
 
 
 def first_line(error: BaseException) -> str:

@@ -233,6 +233,28 @@ def test_a_checkpoint_that_cannot_be_written_is_one_oserror(tmp_path: Path) -> N
         checkpoint.load_variables(tmp_path, variables())
 
 
+FULL_WHILE_WRITING = """
+import pathlib, resource, signal, sys
+import numpy as np
+from jaxrl_dist.run import arrays
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+for number in range(3):
+    try:
+        arrays.save(pathlib.Path(sys.argv[1], str(number)), {str(name): np.random.normal(size=1000) for name in range(40)})
+    except Exception as error:
+        print("File too large" in str(error))
+"""
+
+
+def test_a_disk_that_fills_up_while_orbax_writes_raises_and_prints_nothing(tmp_path: Path) -> None:
+    """Each of the 40 writes fails, most of them after the save has ended with the error of the first."""
+    command = [sys.executable, "-c", FULL_WHILE_WRITING, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True\n" * 3, "")
+
+
 # --- Python -------------------------------------------------------------------------------------------
 
 
