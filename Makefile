@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow docs notebooks lint format clean
+.PHONY: help train test cases slow docs notebooks lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -17,6 +17,9 @@ train: .venv/installed  ## train PPO on CartPole; more flags in ARGS, as in: mak
 
 test: lint  ## lint, then the fast tests: the check of every change
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15
+
+cases: .venv/installed-test  ## the tests that take seconds and that `make test` leaves out, as tests/slow.py names them
+	$(BIN)/python -m pytest -m case -n 2 --dist worksteal --durations=15
 
 slow: .venv/installed-test  ## all tests that `make test` leaves out, among them those that learn to published scores
 	$(BIN)/python -m pytest -m slow --durations=0 --durations-min=1

@@ -89,7 +89,7 @@ def optimized() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the cases of ``slow.CASES``, each of which must be a test."""
+    """Marks the cases of ``slow.CASES``, each of which must be a test: ``make cases`` runs these, ``make slow`` too."""
     names = [item.nodeid.removeprefix("tests/") for item in items]
     whole_files = (
         set() if any("::" in argument for argument in config.args) else {name.split("::")[0] for name in names}
@@ -100,6 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"tests/slow.py names {case}, which is no test")
         for item in matches:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.case)
 
 
 # --- How long it takes ----------------------------------------------------------------------------------

@@ -341,4 +341,147 @@ CASES = {
         "test_one_policy_by_name_is_the_shared_one_bit_for_bit"
     ),
     "training/test_policies.py::test_self_play_is_resumed_and_loaded": "test_the_command_line_trains_resumes",
+    "hosts/test_several_processes.py::test_several_processes_are_as_one[dqn-2]": (
+        "hosts/test_launch.py, without processes"
+    ),
+    "test_cli.py::test_ctrl_c_ends_a_run_whose_environments_hang": (
+        "test_ctrl_c_ends_a_run_cleanly; what hangs is in envs/test_gymnasium.py"
+    ),
+    "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[lives]": (
+        "test_evaluation_sees_the_stacks_that_envpool_makes, test_replay_gives_the_stacks_back"
+    ),
+    "training/test_resume.py::test_on_a_full_disk_training_goes_on": (
+        "run/test_run_files.py::test_a_disk_that_fills_up_while_orbax_writes_raises_and_prints_nothing"
+    ),
+    "training/test_profiling.py::test_a_run_is_profiled[synchronous]": (
+        "test_a_stage_that_sleeps_is_the_one_that_takes_longer[ppo"
+    ),
+    "training/test_policies.py::test_counts_and_returns_are_of_all_policies": (
+        "test_the_command_line_trains_resumes_and_evaluates"
+    ),
+    "learners/test_learners.py::test_target_kl_leaves_out_the_update_that_exceeds_it_and_all_later_ones[1]": (
+        "test_ppo_against_a_naive_one"
+    ),
+    "plans/test_asynchronous.py::test_gather_does_not_wait_for_a_slow_actor": (
+        "test_leaving_the_loop_leaves_nothing, and the tests of flow.py"
+    ),
+    "envs/test_own.py::test_no_command_takes_the_name_of_an_object": "test_a_module_makes_one_for_the_command_line",
+    "training/test_structured.py::test_every_plan_takes_parts_and_masks[replay]": "asynchronous",
+    "training/test_programs.py::test_a_second_run_of_a_process_compiles_nothing[on_device]": "synchronous",
+    "actors/test_evaluate.py::test_a_run_and_the_command_evaluate_as_they_are_told": (
+        "test_evaluations_change_nothing[on_device]"
+    ),
+    "test_packing.py::test_a_run_in_the_form_for_gpus_is_equal[ppo]": "test_what_a_gpu_computes_together_is_equal",
+    "plans/test_plans.py::test_env_steps_are_valid_transitions[on_device]": (
+        "actors/test_actors.py::test_evaluation_plays_what_it_was_asked_for"
+    ),
+    "learners/test_learners.py::test_one_device_is_as_many[td3-8]": "ppo-gru-8",
+    "run/test_saving.py::test_a_closed_terminal_ends_a_run_in_order": (
+        "test_resume.py::test_a_signal_saves_and_ends_the_run[0]"
+    ),
+    "run/test_saving.py::test_reports_that_are_held_when_python_ends_are_closed": (
+        "test_a_run_that_its_environment_ends_can_go_on[on_device"
+    ),
+    "training/test_structured.py::test_a_policy_is_loaded_and_exported_with_its_parts": (
+        "play/test_export.py::test_an_exported_policy_acts_the_same_without_this_package"
+    ),
+    "envs/test_info.py::test_a_run_reports_them_and_a_resumed_one_alike": "test_other_plans_report_them",
+    "envs/test_env_faults.py::test_a_signal_to_the_whole_process_group_saves": (
+        "training/test_resume.py::test_a_signal_saves_and_ends_the_run[0]"
+    ),
+    "plans/test_plans.py::test_probes_under_the_other_plans[dqn-asynchronous]": (
+        "test_probe[ppo, and lockstep in test_asynchronous.py"
+    ),
+    "envs/test_hidden.py::test_a_run_keeps_what_it_hides": "test_policies_see_the_other_numbers_of_the_same_episodes",
+    "play/test_policy.py::test_no_core_is_the_core_where_an_episode_begins[recurrent]": "envpool",
+    "plans/test_on_device.py::test_minibatches_in_parts_on_several_devices": (
+        "test_local_sgd_is_the_mean_of_members_that_learn_alone"
+    ),
+    "training/test_population.py::test_a_run_ends_with_the_return_that_it_is_to_reach[asynchronous]": (
+        "plans/test_evolve.py::test_population_based_training_goes_on_as_if_never_stopped"
+    ),
+    "learners/test_league.py::test_ratings_are_those_of_a_loop_over_games[agents0]": "agents1",
+    "algorithms/test_cores.py::test_a_policy_is_told_its_reward": (
+        "test_the_loss_of_a_rollout_is_that_of_its_episodes[inputs]"
+    ),
+    "envs/test_libraries.py::test_a_run_trains_on_a_library_and_its_policy_finds_it_again[on_device]": (
+        "test_check_env_plays_a_library"
+    ),
+    "training/test_policies.py::test_rows_of_a_policy_are_its_agents": (
+        "test_the_command_line_trains_resumes_and_evaluates"
+    ),
+    "test_docs.py::test_the_documented_change_of_ppo_adds_its_penalty": "test_the_readme_s_python_runs",
+    "envs/test_gymnasium.py::test_ctrl_c_ends_a_process_whose_environment_hangs[killed]": "threads",
+    "algorithms/test_masks.py::test_random_actions_of_the_warm_up_are_legal_too": (
+        "test_no_loss_reads_what_a_network_says_of_illegal_actions[dqn]"
+    ),
+    "test_docs.py::test_the_documented_algorithm_can_be_tried_by_hand": "algorithms/test_own_algorithm.py",
+    "commands/test_doctor.py::test_this_machine_can_train": "the other tests of the file",
+    "training/test_programs.py::test_what_the_user_s_code_decides_is_compiled_each_time": (
+        "test_a_second_run_of_a_process_compiles_nothing[synchronous]"
+    ),
+    "plans/test_asynchronous.py::test_a_learner_that_runs_freely_does_not_wait_for_slow_actors": (
+        "test_lockstep_repeats_bit_for_bit[impala"
+    ),
+    "algorithms/test_masks.py::test_no_loss_reads_what_a_network_says_of_illegal_actions[impala]": "dqn",
+    "envs/test_agents.py::test_a_team_learns_to_meet": "test_rows_are_the_agents_of_each_environment[13]",
+    "envs/test_wrappers.py::test_learning_sees_clipped_rewards[0.5--0.5-0.5]": (
+        "test_wrappers.py: the rewards of each wrapper"
+    ),
+    "envs/test_agents.py::test_only_a_critic_that_sees_the_state_solves_what_no_agent_sees[state-0]": (
+        "nn/test_observations.py::test_the_policy_does_not_see_what_only_the_critic_sees"
+    ),
+    "actors/test_evaluate.py::test_the_time_of_evaluations_does_not_count": (
+        "test_evaluations_change_nothing[on_device]"
+    ),
+    "envs/test_env_seeds.py::test_evaluation_makes_no_more_environments_than_training": (
+        "test_a_share_is_a_part_of_the_whole"
+    ),
+    "training/test_structured.py::test_an_exported_policy_takes_the_mask_that_gymnasium_gives": (
+        "play/test_export.py::test_an_exported_policy_acts_the_same_without_this_package"
+    ),
+    "run/test_run_files.py::test_an_evaluation_that_fails_costs_the_evaluation_alone": (
+        "test_an_evaluation_looks_too, in envs/test_finite.py"
+    ),
+    "envs/test_parts.py::test_frames_of_parts_are_stacked_each": "test_gymnax_shows_its_parts_and_its_mask",
+    "algorithms/test_es.py::test_on_the_host[gymnasium:Pendulum-v1]": "test_it_finds_the_optimum[es]",
+    "training/test_population.py::test_the_caller_may_leave_and_an_error_ends_all": (
+        "test_population_based_training_goes_on_as_if_never_stopped"
+    ),
+    "algorithms/test_es.py::test_the_noise_of_all_is_never_in_memory": "test_es_is_equation_1[8]",
+    "algorithms/test_own_algorithm.py::test_its_runs_name_no_code": (
+        "test_its_runs_are_evaluated_and_repeated_by_naming_it"
+    ),
+    "training/test_resume.py::test_a_run_of_natural_values_is_resumed_and_loaded": "test_what_may_change",
+    "training/test_policies.py::test_a_copy_is_renewed_after_so_many_updates[3]": (
+        "test_the_command_line_trains_resumes_and_evaluates"
+    ),
+    "envs/test_own.py::test_an_object_is_stepped_as_its_id_is": "test_a_module_makes_one_for_the_command_line",
+    "commands/test_check.py::test_action_masks_are_noted": "test_environments_of_several_agents_are_played_too",
+    "envs/test_wrappers.py::test_a_run_its_evaluation_and_its_policy_have_them[ppo --env gymnasium": (
+        "the cases of one wrapper"
+    ),
+    "actors/test_evaluate.py::test_sampled_actions_are_those_of_the_policys_keys_in_one_program_and_one_by_one": (
+        "actors/test_actors.py::test_the_compiled_evaluation_plays_the_episodes_of_the_host[discrete"
+    ),
+    "actors/test_actors.py::test_noise_on_parameters_lasts_until_the_episode_ends": (
+        "test_host_acts_as_device[episodic]"
+    ),
+    "plans/test_plans.py::test_every_algorithm_repeats_bit_for_bit[pqn]": (
+        "training/test_resume.py::test_on_device_a_resumed_run_is_the_uninterrupted_one[dqn]"
+    ),
+    "envs/test_env_faults.py::test_a_mask_of_the_wrong_length_is_left_out_with_a_warning[team:ShortMask]": (
+        "parts:ShortInfo"
+    ),
+    "envs/test_gymnasium.py::test_what_hangs_is_named_in_time[hang-processes]": "hang-threads",
+    "algorithms/test_exploration.py::test_the_size_of_the_noise_adapts[dqn-0.2]": "dqn-0.5",
+    "learners/test_learners.py::test_shuffling_changes_the_result": "test_each_epoch_sees_every_example_once",
+    "test_imports.py::test_an_environment_of_gymnax_is_made_without_its_plotting_libraries_which_work_when_used": (
+        "test_imports.py: what each module may import"
+    ),
+    "run/test_quiet.py::test_a_run_writes_down_no_secret[asynchronous]": "synchronous",
+    "envs/test_envs.py::test_atari_returns_are_of_whole_games[Asterix-v5-True]": "Breakout-v5-True",
+    "run/test_saving.py::test_a_run_that_its_environment_ends_can_go_on[asynchronous-options2]": "on_device",
+    "nn/test_networks.py::test_gradients_are_equal_on_one_and_eight_devices[linear]": "attention, cnn",
+    "memory/test_frames.py::test_replay_gives_the_stacks_back[2-False]": "2-True",
 }

@@ -241,7 +241,8 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 for number in range(3):
     try:
-        arrays.save(pathlib.Path(sys.argv[1], str(number)), {str(name): np.random.normal(size=1000) for name in range(40)})
+        named = {str(name): np.random.normal(size=1000) for name in range(40)}
+        arrays.save(pathlib.Path(sys.argv[1], str(number)), named)
     except Exception as error:
         print("File too large" in str(error))
 """
