@@ -24,27 +24,34 @@ def run(target: str | None, args: Sequence[str]) -> int:
     Raises:
       ConfigError: no such target, its compiler is not installed, or the run cannot be compiled for it.
     """
+    as_json = "--json" in args
+    if target is None or target.startswith("-"):
+        from jaxrl_dist.training import targets
+
+        raise ConfigError(f"--compile-for which accelerator? Such as {targets.EXAMPLES}")
+    asked = train.asked([arg for arg in args if arg != "--json"])
+    if asked is not None:
+        found = report(target, asked)
+        print(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
+    return 0
+
+
+def report(target: str, asked: train.Asked) -> dict[str, Any]:
+    """Compiles a run for a target by its name, as ``compiled``.
+
+    Raises:
+      ConfigError: as ``compiled``, or there is no such target, or its compiler is not installed.
+    """
     from jaxrl_dist.training import targets
 
-    if target is None or target.startswith("-"):
-        raise ConfigError(f"--compile-for which accelerator? Such as {targets.EXAMPLES}")
     chosen = targets.target(target)
-    as_json = "--json" in args
-    asked = train.asked([arg for arg in args if arg != "--json"])
-    if asked is None:
-        return 0
     extras = () if chosen.platform is None else EXTRAS[chosen.platform]
     if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
         raise ConfigError(
             f"compiling for {target} needs JAX's compiler for it, though not the device; "
             f"{accelerators.install_plugin(extras[0])}"
         )
-    report = compiled(chosen, asked)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        print("\n".join(lines(report)))
-    return 0
+    return compiled(chosen, asked)
 
 
 def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
@@ -66,9 +73,9 @@ def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
 
     config, source = asked.resolved()
     if config.plan != "on_device":
-        raise ConfigError(f"--compile-for compiles runs under --plan on_device; this one is under {config.plan}")
+        raise ConfigError(f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}")
     if config.seeds > 1 or config.vary:
-        raise ConfigError("--compile-for compiles one run; leave out --seeds and --vary")
+        raise ConfigError("one run is compiled; leave out --seeds and --vary")
     for name in DEVICES:
         if getattr(config, name) is not None:
             raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")
@@ -101,15 +108,8 @@ def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
 
 def lines(report: Mapping[str, Any]) -> list[str]:
     """Formats a report of ``compiled`` for reading."""
-    sizes = dict(report["memory"])
-    available = sizes.pop("device")
-    used = sum(sizes.values())
-    parts = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for name, size in sizes.items() if size)
     shown = [
-        f"{report['algorithm']} on {report['env']}, {counted(report['num_envs'], 'environment')} x "
-        f"{counted(report['rollout_length'], 'step')} an iteration, compiled for "
-        f"{report['devices']} x {report['kind']} in {report['compile_seconds']:.1f} s",
-        f"memory of a device: {_size(used)} of {_size(available)} ({parts})",
+        *memory(report),
         "",
         f"{'what one pass starts':<34}{'times':>7}{'kernels':>9}{'copies':>8}{'branches':>10}  collectives",
     ]
@@ -120,7 +120,21 @@ def lines(report: Mapping[str, Any]) -> list[str]:
             f"{'  ' * loop['depth'] + loop['name']:<34}{times:>7}{loop['kernels']:>9}{loop['copies']:>8}"
             f"{loop['conditionals']:>10}  {collectives}"
         )
-    shown += ["", *(f"one {name} starts {count:,} in all" for name, count in report["started"].items())]
+    return [*shown, "", *(f"one {name} starts {count:,} in all" for name, count in report["started"].items())]
+
+
+def memory(report: Mapping[str, Any]) -> list[str]:
+    """Formats what the run is and takes of a device's memory."""
+    sizes = dict(report["memory"])
+    available = sizes.pop("device")
+    used = sum(sizes.values())
+    parts = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for name, size in sizes.items() if size)
+    shown = [
+        f"{report['algorithm']} on {report['env']}, {counted(report['num_envs'], 'environment')} x "
+        f"{counted(report['rollout_length'], 'step')} an iteration, compiled for "
+        f"{report['devices']} x {report['kind']} in {report['compile_seconds']:.1f} s",
+        f"memory of a device: {_size(used)} of {_size(available)} ({parts})",
+    ]
     if used > available:
         shown.append(f"it does not fit: {_size(used)} are more than the {_size(available)} of a device")
     return shown

@@ -38,6 +38,9 @@ class Command(Train[Config]):
     placement: str | None = None
     """One word for the flags that say where acting and learning run, such as anakin, sebulba:1+3, seed, replicas:4,
     server:4 or apex:4; see jaxrl-dist list placements. Flags that are given win."""
+    plan_memory: str | None = None
+    """Print the memory that the run would take, and do not train. Takes a device: here, h200, v5e:2x4 ..., as
+    jaxrl-dist doctor --compile-for does."""
     quiet: bool = False
     """Print nothing but errors."""
     verbose: bool = False

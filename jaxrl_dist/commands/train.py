@@ -127,7 +127,12 @@ def _help(asked: Asked, *, everything: bool) -> str:
 def run(args: Sequence[str]) -> int:
     """Runs ``train ALGO --env ID [FLAGS]``."""
     found = asked(args)
-    if found is not None:
+    if found is not None and (target := found.fields.pop("plan_memory", None)) is not None:
+        from jaxrl_dist.commands import compile_for
+
+        shown_as(found.fields)
+        print("\n".join(compile_for.memory(compile_for.report(target, found))))
+    elif found is not None:
         again = found.fields.pop("resume_or_start", False)
         if again and found.fields.get("run_dir") is None:
             raise ConfigError("--resume-or-start needs --run-dir: the directory of the run to resume or start")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jax
 import pytest
 
 from jaxrl_dist import cli
-from jaxrl_dist.commands import accelerators
+from jaxrl_dist.commands import accelerators, compile_for
 from jaxrl_dist.training import targets
 
 RUN = "ppo --env CartPole-v1 --num-envs 8 --rollout-length 16 --hidden-sizes 8 --num-epochs 2 --num-minibatches 2"
@@ -51,6 +52,27 @@ def test_what_a_run_would_allocate_on_this_machine(capsys: pytest.CaptureFixture
         sizes.append(report["memory"]["state"])
     # A step of CartPole: 4 numbers observed, 1 of action, 1 of reward, and 3 bools. Each device holds its share.
     assert (sizes[1] - sizes[0]) * 8 == pytest.approx((1048576 - 4096) * (6 * 4 + 3), rel=0.01)
+
+
+def test_a_run_says_what_it_would_take_and_does_not_train(
+    installed: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = {"device": 10**9, "state": 3 * 10**8, "new_state": 0, "temporary": 9 * 10**8, "program": 0}
+    about = {"algorithm": "PPO", "env": "X", "num_envs": 8, "rollout_length": 4, "devices": 1, "kind": "cpu"}
+    asked = []
+    monkeypatch.setattr(
+        compile_for, "compiled", lambda *run: asked.append(run) or {**about, "compile_seconds": 1.0, "memory": sizes}
+    )
+    run_dir = str(tmp_path / "run")
+    assert cli.main(["train", *RUN.split(), "--run-dir", run_dir, "--quiet", "--plan-memory", "h200"]) == 0
+    [(target, found)] = asked
+    assert target.name == "h200" and found.resolved()[0].num_envs == 8 and not Path(run_dir).exists()
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "memory of a device: 1.2 GB of 1 GB (state 300 MB, temporary 900 MB)",
+        "it does not fit: 1.2 GB are more than the 1 GB of a device",
+    ]
+    assert cli.main(["train", *RUN.split(), "--plan-memory", "h20"]) == 2
+    assert "no target 'h20' (did you mean 'h200'?)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
