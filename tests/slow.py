@@ -253,9 +253,10 @@ CASES = {
     "memory/test_replay.py::test_windows_are_whole_and_every_one_is_drawn[True-120-37-4-5-1]": "True-120-37-4-5-2",
     "plans/test_asynchronous.py::test_lockstep_keeps_the_lag_exactly[dqn-1]": "impala",
     "plans/test_plans.py::test_env_steps_are_valid_transitions[synchronous]": "on_device",
-    "training/test_population.py::test_other_plans_train_members_one_after_the_other": (
+    "training/test_population.py::test_under_other_plans_members_train_one_after_the_other": (
         "test_a_run_ends_with_the_return_that_it_is_to_reach[asynchronous]"
     ),
+    "training/test_population.py::test_members_on_the_host_are_their_lone_runs[gym": "envpool",
     "envs/test_wrappers.py::test_on_atari": (
         "memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes[lives]"
     ),

@@ -297,7 +297,7 @@ class HostGymnax:
         """Compiles the programs; the states stay on JAX's default device.
 
         Args:
-          key: the key of the environment stream.
+          key: the key of the environment stream; of several runs side by side, an array of theirs.
           first: the index of the first environment within the run.
         """
         self.spec = env.spec
@@ -337,7 +337,8 @@ def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
     """Compiles reset ``(key, first, steps) -> (state, obs)`` and step ``(state, action, key, first, steps) -> ...``."""
 
     def keys(key: jax.Array, first: jax.Array, steps: jax.Array) -> jax.Array:
-        return rng.per_index(jax.random.fold_in(key, steps), first + jnp.arange(num_envs, dtype=jnp.int32))
+        index = first + jnp.arange(num_envs // key.size, dtype=jnp.int32)
+        return jax.vmap(lambda key: rng.per_index(jax.random.fold_in(key, steps), index))(key.reshape(-1)).reshape(-1)
 
     def reset(key: jax.Array, first: jax.Array, steps: jax.Array) -> tuple[PyTree, PyTree]:
         return env_reset(keys(key, first, steps))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
 
 from jaxrl_dist import config, rng
 from jaxrl_dist.checks import did_you_mean
@@ -57,12 +59,15 @@ class EnvSource(NamedTuple):
             )
         return self.pure
 
-    def host(self, share: Share | int, seed: int, *, training: bool = True, drawn: bool = False) -> DrawnEnv:
+    def host(
+        self, share: Share | int, seed: int | Sequence[int], *, training: bool = True, drawn: bool = False
+    ) -> DrawnEnv:
         """Makes environments on the host.
 
         Args:
           share: the part of the run's environments to make, or a number to make all. An environment's seed depends on
             ``seed`` and on its index within the run, not on the share.
+          seed: of the run; of several runs, whose environments follow each other, a list of their seeds.
           training: False for evaluation, which plays full Atari games.
           drawn: whether ``render`` will be called.
 
@@ -72,24 +77,27 @@ class EnvSource(NamedTuple):
           TimeoutError: an environment has not answered in time.
         """
         share = Share.all(share) if isinstance(share, int) else share
+        runs = seed if isinstance(seed, Sequence) else [seed]
         if self.pure is not None:
-            return gymnax.HostGymnax(self.pure, share.size, rng.stream(seed, rng.Stream.ENV), share.first)
+            keys = jnp.stack([rng.stream(seed, rng.Stream.ENV) for seed in runs])
+            return gymnax.HostGymnax(self.pure, share.size * len(runs), keys, share.first)
         env_id, wrappers = self.spec.id, self.wrappers
+        envs = Share._make(number // self.spec.num_agents for number in share)
+        seeds = [seed for run in runs for seed in envs.seeds(run)]
         if self.spec.backend == "gymnasium":
             keywords = gymnasium.options(env_id, self.options)
             how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
             spec = self.native or self.spec
             if spec.family == rows.FAMILY:
-                envs = Share._make(number // spec.num_agents for number in share)
                 how = self.workers, self.timeout, wrappers, NO_MASK
-                agents = make(rows.whole(spec, self.mask), envs.seeds(seed), keywords, *how)
+                agents = make(rows.whole(spec, self.mask), seeds, keywords, *how)
                 env: DrawnEnv = rows.Rows(agents, spec, self.mask)
             else:
-                env = make(spec, share.seeds(seed), keywords, *how)
+                env = make(spec, seeds, keywords, *how)
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
-            env = envpool.EnvPool(env_id, share.seeds(seed), keywords, self.timeout, wrappers, drawn=drawn)
+            env = envpool.EnvPool(env_id, seeds, keywords, self.timeout, wrappers, drawn=drawn)
         if wrappers.hide is not None:
             env = hidden.Hidden(env, wrappers.hide)
         return env if env.spec.frame_stack == self.spec.frame_stack else stacks.Stacked(env, self.spec)

@@ -13,8 +13,10 @@ from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import asynchronous, gradients, on_device, synchronous, threaded
 from jaxrl_dist.plans.job import Plan
+from jaxrl_dist.plans.population import Population
 from jaxrl_dist.types import Algorithm
 
 
@@ -24,6 +26,8 @@ class PlanInfo(NamedTuple):
     run: Plan
     says: str
     """One line on what the plan does."""
+    together: type[Population] | None = None
+    """See ``together``; over several processes, only ``on_device`` has it."""
     check: Callable[[Train[Any], Algorithm, str, int], None] | None = None
     """``(config, algorithm, name, num_devices)``: raises ``ConfigError`` if the resolved config or the algorithm does
     not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn."""
@@ -35,12 +39,17 @@ class PlanInfo(NamedTuple):
 
 
 PLANS = {
-    "on_device": PlanInfo(on_device.on_device, texts.PLANS["on_device"]),
-    "synchronous": PlanInfo(synchronous.synchronous, texts.PLANS["synchronous"]),
-    "asynchronous": PlanInfo(asynchronous.asynchronous, texts.PLANS["asynchronous"], asynchronous.check),
-    "gradients": PlanInfo(gradients.gradients, texts.PLANS["gradients"], gradients.check),
+    "on_device": PlanInfo(on_device.on_device, texts.PLANS["on_device"], on_device.Compiled),
+    "synchronous": PlanInfo(synchronous.synchronous, texts.PLANS["synchronous"], synchronous.Hosted),
+    "asynchronous": PlanInfo(asynchronous.asynchronous, texts.PLANS["asynchronous"], check=asynchronous.check),
+    "gradients": PlanInfo(gradients.gradients, texts.PLANS["gradients"], check=gradients.check),
 }
 """The table of plans; ``config.PLANS`` has their names and texts for code that must not import JAX."""
+
+
+def together(name: str) -> type[Population] | None:
+    """Returns how a plan trains members in the same programs; None: they train one after the other."""
+    return PLANS[name].together if name == "on_device" or peers.world() is None else None
 
 
 def pool_options(

@@ -1,9 +1,10 @@
-"""The program of the plan ``on_device``: environments, acting and learning of all members of a population."""
+"""The programs of a population: for ``on_device`` environments, acting and learning; for ``synchronous`` learning."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.envs.base import Share
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays
+from jaxrl_dist.plans.averaging import averaging
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums, with_info
 from jaxrl_dist.rng import Stream
@@ -24,9 +26,10 @@ from jaxrl_dist.types import Array, EpisodeStats, PyTree, Rollout, TrainState, V
 LEARN_TOGETHER = 16
 """Members that learn together on a CPU: the activations of more leave its caches (docs/speed.md)."""
 MEMBERS = meshes.of_members(meshes.REPLICATED)
-_BATCH = meshes.of_members(meshes.BATCH)
+BATCH = meshes.of_members(meshes.BATCH)
+ROLLOUT = meshes.of_members(meshes.ROLLOUT)
 _STATE = meshes.of_members(meshes.STATE)
-_SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [_BATCH])
+_SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
 
 
 def lower(job: Job, members: int = 1) -> Any:
@@ -56,8 +59,13 @@ def traces(job: Job) -> bool:
         state, actor = job.variant(hyper)[1].init(keys[0]), start(job)(keys[1], hyper)
         return learn(state, act(state, actor, keys, hyper)[1], keys, hyper)
 
+    return is_traced(iteration, job.hyper)
+
+
+def is_traced(function: Callable[..., Any], hyper: Mapping[str, float]) -> bool:
+    """Returns whether a function of hyperparameters can be traced."""
     try:
-        jax.eval_shape(iteration, {name: np.float32(value) for name, value in job.hyper.items()})
+        jax.eval_shape(function, {name: np.float32(value) for name, value in hyper.items()})
     except TypeError:  # such as JAX's, for a tracer where Python needs a number
         return False
     return True
@@ -95,14 +103,17 @@ def initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> device.Act
         actor = begin(member_keys(jobs, Stream.ENV), hyper)
     else:
         actor = stack([job.resumed.actor for job in jobs if job.resumed is not None])
-    return meshes.put(actor, jobs[0].mesh, _BATCH)
+    return meshes.put(actor, jobs[0].mesh, BATCH)
 
 
-def initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False) -> TrainState:
+def initial_state(
+    jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False, restarted: bool = False
+) -> TrainState:
     """Returns the states before the first update, on the mesh; of resumed members, those of their checkpoints.
 
     Args:
       equal: the members begin with the networks of the first one.
+      restarted: resumed members begin new episodes.
     """
     job, keys = jobs[0], member_keys([jobs[0]] * len(jobs) if equal else jobs, Stream.INIT)
     shardings = meshes.shardings(job.mesh, _STATE)
@@ -115,11 +126,15 @@ def initial_state(jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: boo
     stacked = stack([job.resumed.state for job in jobs if job.resumed is not None])
     state = TrainState._make(map(arrays.put, stacked, shardings))
     if jax.tree.leaves(state.memory):
-        return state
+        if not restarted:
+            return state
+        cut = meshes.Program(meshes.over_members(job.learner.cut), job.mesh, (BATCH,), BATCH, donate=(0,))
+        return state._replace(memory=cut(state.memory))
 
     def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # it was not saved, or there is none
         learner = job.variant(hyper)[1]
-        return learner.midway(learner.init(key).memory)
+        memory = learner.init(key).memory
+        return memory if restarted else learner.midway(memory)
 
     return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
 
@@ -188,20 +203,16 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
         counts = sum(jax.tree.leaves(steps)), episodes, fault
         return actor, experience, jax.tree.map(lambda x: x[None], counts)
 
-    def local_learn(state: TrainState, experience: Rollout, key: jax.Array, hyper: Any) -> tuple[Any, ...]:
-        return job.variant(hyper)[1].update(state, experience, key)
-
     one, batch, state = meshes.REPLICATED, meshes.BATCH, meshes.STATE
     rollout = meshes.over_policies(lambda _: meshes.ROLLOUT)(job.algorithm)
     for_act = (one, batch, one, one, one, one), (batch, rollout, batch)
     for_learn = (state, rollout, one, one), (state, one)
     if members == 1:
         acts = meshes.acting(local_act, job.mesh, *for_act)
-        learns = meshes.learning(local_learn, job.mesh, *for_learn)
+        learns = meshes.learning(partial(_learn, job), job.mesh, *for_learn)
     else:
         acts = meshes.acting(meshes.over_members(local_act), job.mesh, *meshes.of_members(for_act))
-        most = LEARN_TOGETHER if job.mesh.devices.flat[0].platform == "cpu" else None
-        learns = meshes.learning(meshes.over_members(local_learn, most), job.mesh, *meshes.of_members(for_learn))
+        learns = meshes.learning(_learn_together(job), job.mesh, *meshes.of_members(for_learn))
 
     def act(state: TrainState, actor: device.ActorState, keys: tuple[jax.Array, ...], hyper: Any) -> Any:
         return acts(state.variables, actor, keys[:-1], hyper, state.iteration, state.env_step)
@@ -212,6 +223,31 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
     return jax.jit(act, inline=True), jax.jit(learn, inline=True)
 
 
+def _learn(job: Job, state: TrainState, experience: Rollout, key: jax.Array, hyper: Any) -> tuple[Any, ...]:
+    return job.variant(hyper)[1].update(state, experience, key)
+
+
+def _learn_together(job: Job) -> Callable[..., Any]:
+    most = LEARN_TOGETHER if job.mesh.devices.flat[0].platform == "cpu" else None
+    return meshes.over_members(partial(_learn, job), most)
+
+
+def compile_update(job: Job, average_every: int | None = None) -> meshes.Program:
+    """``(state, rollout, keys, hyper, running) -> (state, metrics)`` of members; the state is donated.
+
+    Args:
+      average_every: as for ``make_program``.
+    """
+    inputs = _STATE, ROLLOUT, MEMBERS, MEMBERS
+    learn = meshes.learning(_learn_together(job), job.mesh, inputs, (_STATE, MEMBERS))
+
+    def update(state: TrainState, rollout: Rollout, keys: jax.Array, hyper: Any, running: jax.Array) -> tuple[Any, ...]:
+        state, metrics = learn(state, rollout, keys, hyper)
+        return averaging(state, running, average_every), metrics
+
+    return meshes.Program(update, job.mesh, (*inputs, MEMBERS), (_STATE, MEMBERS), donate=(0,), mapped=meshes.whole)
+
+
 def _added(
     grew: jax.Array, learned: jax.Array, sums: Any, episodes: EpisodeStats, metrics: Any, ended: EpisodeStats
 ) -> tuple[Any, ...]:
@@ -219,25 +255,6 @@ def _added(
     total = jax.tree.map(lambda *x: jnp.stack(x), episodes, ended)
     sums = jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), sums, metrics)
     return learned + grew, sums, total.merge(axis=0)
-
-
-def averaged(learned: PyTree, running: jax.Array) -> PyTree:
-    """Replaces arrays ``[M, ...]`` of the members that are ``running [M]`` by their mean over these; integers stay.
-
-    For networks and what their optimisers know, this is local SGD (Stich 2019, https://arxiv.org/abs/1805.09767,
-    algorithm 1).
-    """
-    weights = running / jnp.maximum(running.sum(), 1)
-
-    def mean(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        chosen = running.reshape(-1, *[1] * (x.ndim - 1))
-        # Zero weights do not hide what is not finite in a member that has ended.
-        total = jnp.tensordot(weights.astype(x.dtype), jnp.where(chosen, x, 0), axes=1, precision="highest")
-        return jnp.where(chosen, total, x)
-
-    return jax.tree.map(mean, learned)
 
 
 def make_program(
@@ -282,12 +299,7 @@ def make_program(
                 grew = jax.tree.map(operator.gt, state.updates, updates)
                 parts = meshes.over_policies(_added, 3)(grew, *since[1:], metrics, episodes)
                 since = IntervalSums(since.iterations + 1, *parts)
-                if average_every is not None and members > 1:
-                    due = jnp.max(jnp.where(running, state.iteration, 0)) % average_every == 0
-                    learned = state.variables, state.target, state.opt_state
-                    learned = jax.lax.cond(due, lambda *x: averaged(x, running), lambda *x: x, *learned)
-                    state = state._replace(**dict(zip(("variables", "target", "opt_state"), learned, strict=True)))
-                return state, acted, since, steps + new_steps.sum(axis=-1)
+                return averaging(state, running, average_every), acted, since, steps + new_steps.sum(axis=-1)
 
             kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
             return *kept, done + 1, fault
@@ -301,8 +313,8 @@ def make_program(
         outputs = state, actor, since, steps, fault
         return jax.tree.map(lambda x: x[None], outputs) if members == 1 else outputs
 
-    in_specs = (_STATE, _BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED)
-    out_specs = (_STATE, _BATCH, _SUMS, MEMBERS, _BATCH)
+    in_specs = (_STATE, BATCH, _SUMS, MEMBERS, MEMBERS, MEMBERS, meshes.REPLICATED)
+    out_specs = (_STATE, BATCH, _SUMS, MEMBERS, BATCH)
     return meshes.Program(run, job.mesh, in_specs, out_specs, donate=(0, 1, 2), mapped=meshes.whole)
 
 

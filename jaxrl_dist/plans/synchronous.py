@@ -4,62 +4,122 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors.host import HostActor, compile_acting
+from jaxrl_dist.actors import host
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
+from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import Clock, HostInterval, of_all, report
+from jaxrl_dist.plans.population import Population
+from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Report
+from jaxrl_dist.spaces import zeros
+from jaxrl_dist.types import Array, Report
 
 
 def synchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with one batch of host environments; experience always comes from the newest policy."""
-    clock, interval = Clock(job.resumed, job.away), HostInterval(job, job.iterations_per_report)
-    update = job.once("update", lambda job: compile_update(job.learner, job.mesh))
-    here, share = arrays.own_part(job.mesh), job.share
-    act_key = meshes.put(rng.stream(job.seed, Stream.ACT), here, meshes.REPLICATED)
-    with contextlib.closing(job.source.host(share, job.session_seed)) as env:
-        length, act = job.rollout_length, ("act", job.seed)
-        programs = job.once(act, lambda job: compile_acting(job.algorithm, here, length, act_key))
-        actor = HostActor(job.algorithm, env, here, job.rollout_length, programs, share)
-        state, learn_key = job.initial_state(), job.key(Stream.LEARN)
-        clock.ready(update, *programs)
-        env_steps, update_seconds = job.env_steps, 0.0
+    with contextlib.closing(Hosted([job])) as population:
+        yield from population.reports(0, job)
 
-        def now() -> Report:
-            seconds = {
-                "time/update_s": update_seconds - update.compile_seconds,
-                "time/acting_s": actor.stages.seconds.get("acting", 0.0) - programs.act.compile_seconds,
-                "time/env_s": actor.stages.seconds.get("env", 0.0),
-            }
-            numbers = job, state, env_steps, clock, interval.since()
-            return report(*numbers, due=interval.due, score=interval.score, extra_metrics=seconds)
 
-        job.offer(now)
-        done = job.ended_by(env_steps, interval.score) is not None
-        while not done:
-            updates = int(state.updates)
-            acting = arrays.as_local((state.variables, state.iteration, state.env_step), job.mesh)
-            rollout, episodes, steps = peers.attempt(partial(actor.rollout, *acting), "the environments")
-            began = time.perf_counter()
-            state, metrics = update(state, arrays.as_global(rollout, job.mesh, meshes.ROLLOUT), learn_key)
-            jax.block_until_ready(state)
-            update_seconds += time.perf_counter() - began
+class Hosted(Population):
+    """A population on one batch of host environments, those of the first member first."""
+
+    @staticmethod
+    def traces(job: Job) -> bool:
+        def iteration(hyper: Mapping[str, Array]) -> Any:
+            algorithm, learner = job.variant(hyper)
+            key, size = rng.stream(job.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
+            allocate, act, close_rollout = host.acting(algorithm, job.rollout_length, key)
+            state, core, now = learner.init(key), algorithm.initial_core(size), (jnp.int32(0), jnp.float32(0))
+            seen = zeros(job.source.spec.observation, size), np.zeros((4, size), np.float32)
+            buffer, own, begun = allocate(state.variables, (), seen[0], core, *now)
+            acted = act(jnp.int32(0), jnp.int32(0), state.variables, own, buffer, begun, (), core, *seen, *now)
+            return learner.update(state, close_rollout(*acted[:3], core, *seen)[0], key)
+
+        return compiled.is_traced(meshes.acting(iteration, job.mesh, meshes.REPLICATED, meshes.REPLICATED), job.hyper)
+
+    def _begin(self) -> None:
+        jobs, job = self._jobs, self._jobs[0]
+        self._axis = len(jobs) > 1
+        self._here = arrays.own_part(job.mesh)
+        self._env = job.source.host(job.share, [job.session_seed for job in jobs])
+        members = [job.variant(job.hyper)[0] for job in jobs] if self._axis else []
+        how = self._here, job.rollout_length, self._compile(), job.share
+        self._acting = host.HostActor(job.algorithm, self._env, *how, members=members)
+        equal = self._average_every is not None
+        begin = partial(compiled.initial_state, jobs, self._hyper, equal=equal, restarted=True)
+        self._state = begin() if self._axis else job.initial_state()
+        self._intervals = [HostInterval(job, job.iterations_per_report) for job in jobs]
+        self._update_seconds, self._key = 0.0, job.key(Stream.LEARN)
+
+    def _compile(self) -> host.Programs:
+        job, members, every = self._jobs[0], len(self._rows), self._average_every
+        here, length = self._here, job.rollout_length
+        if self._axis:
+            act, update = ("act", members), ("update", members, every)
+            programs = job.once(act, lambda job: host.compile_members(lambda x: job.variant(x)[0], here, length))
+            self._update = job.once(update, lambda job: compiled.compile_update(job, every))
+        else:
+            key = meshes.put(rng.stream(job.seed, Stream.ACT), here, meshes.REPLICATED)
+            programs = job.once(("act", job.seed), lambda job: host.compile_acting(job.algorithm, here, length, key))
+            self._update = job.once("update", lambda job: compile_update(job.learner, job.mesh))
+        self._act = programs.act
+        self._ready(self._update, *programs)
+        return programs
+
+    def _iterate(self, running: Sequence[int]) -> int:
+        mesh, state = self._jobs[0].mesh, self._state
+        who, how = [], [self._key]
+        if self._axis:
+            who, how = [(self._keys[0], self._hyper)], [self._keys[-1], self._hyper, self._goes_on()]
+        updates = arrays.fetch(state.updates)
+        acting = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
+        rollout, episodes, steps = peers.attempt(partial(self._acting.rollout, *acting, *who), "the environments")
+        began = time.perf_counter()
+        self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, meshes.ROLLOUT), *how)
+        jax.block_until_ready(self._state)
+        self._update_seconds += time.perf_counter() - began
+        metrics, grew = arrays.fetch((metrics, self._state.updates > updates))
+        counts = np.atleast_1d(steps)
+        for row, interval in enumerate(self._intervals):
+            count, ended, learned, grown = self._part((steps, episodes, metrics, grew), row)
+            rollouts = of_all(int(count), ended)
+            counts[row] = sum(count for count, _ in rollouts)
             interval.iterations += 1
-            for count, ended in of_all(steps, episodes):
-                env_steps += count
+            for _, ended in rollouts:
                 interval.ended(ended)
-            interval.learned(metrics, counts=int(state.updates) > updates)
-            done = interval.ends(env_steps)
-            if not done and interval.due:
-                yield now()
-                interval.restart()
-        yield now()
+            interval.learned(learned, counts=bool(grown))
+        self._count(counts)
+        return 1
+
+    def _sums(self) -> IntervalSums:
+        since = [interval.since() for interval in self._intervals]
+        return compiled.stack(since) if self._axis else since[0]
+
+    def _restart(self) -> None:
+        for interval in self._intervals:
+            interval.restart()
+
+    def _keep(self, index: np.ndarray) -> None:
+        self._state = self._gathered(self._state, index)
+        self._intervals = [self._intervals[row] for row in index]
+        self._acting.keep(index, self._compile())
+
+    def _times(self) -> Mapping[str, float]:
+        stages = self._acting.stages.seconds
+        return {
+            "time/update_s": self._update_seconds - self._update.compile_seconds,
+            "time/acting_s": stages.get("acting", 0.0) - self._act.compile_seconds,
+            "time/env_s": stages.get("env", 0.0),
+        }

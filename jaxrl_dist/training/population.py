@@ -13,12 +13,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, Any
 
+from jaxrl_dist import plans
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
-from jaxrl_dist.plans.on_device import Population
+from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import text
 from jaxrl_dist.training.members import Member
@@ -122,29 +123,35 @@ class PopulationRun:
         with start.failing(), contextlib.ExitStack() as stack:
             files = self._files(stack) if self.config.run_dir and peers.first() else None
             for group in self.groups:
-                running = dict(self._begin(group, evaluating))
-                for reports in running.values():
-                    stack.enter_context(contextlib.closing(reports))  # saves a member that has not ended
-                while running:
-                    new = [number for number, reports in running.items() if self._next(number, reports)]
-                    running = {number: running[number] for number in new}
-                    if new:
-                        yield self._together(new, files)
+                with contextlib.ExitStack() as members:
+                    running = dict(self._begin(group, members, evaluating))
+                    while running:
+                        new = [number for number, reports in running.items() if self._next(number, reports)]
+                        running = {number: running[number] for number in new}
+                        if new:
+                            yield self._together(new, files)
 
-    def _begin(self, group: Sequence[int], evaluating: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
-        """Yields the numbers and the reports of a group's members that are not done."""
+    def _begin(
+        self, group: Sequence[int], stack: contextlib.ExitStack, evaluating: Callable[[int], None]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields the numbers and the reports of a group's members that are not done; ``stack`` ends them."""
         group = [number for number in group if self.rows[number].status != "halved"]
         numbers = [number for number in group if self.rows[number].status == "training"]
         training = [group.index(number) for number in numbers]
         how = training, selection(self.config, len(self.runs), self.runs[0].job.num_envs), group
         jobs = [self.runs[number].job for number in group]
-        program = Population(jobs, *how, average_every=self.config.average_every)
+        together = plans.together(self.config.plan)
+        program = None if together is None else together(jobs, *how, average_every=self.config.average_every)
+        if program is not None:
+            stack.callback(program.close)
         for place, number in zip(training, numbers, strict=True):
-            run, self._programs[number] = self.runs[number], (program, place)
-            if run.config.plan == "on_device":
+            run = self.runs[number]
+            if program is not None:
+                self._programs[number] = program, place
                 run = run.stopped_by(partial(_stops, run.job.stop, program, place))
                 run = run._replace(execute=partial(program.reports, place))
-            yield number, run.reports(evaluating) if len(group) == 1 else run.reports()  # those of many flash by
+            reports: Any = run.reports(evaluating) if len(group) == 1 else run.reports()  # those of many flash by
+            yield number, stack.enter_context(contextlib.closing(reports))  # which saves a member that has not ended
 
     def _next(self, number: int, reports: Iterator[Report]) -> bool:
         """Takes a member's next report; returns False if it has ended."""
@@ -165,9 +172,9 @@ class PopulationRun:
             row.evaluation_return = report.evaluation["return_mean"]
         if report.ended_by:
             row.status = "done"
-        program, place = self._programs[number]
-        if place in program.halved:
-            row.status = "halved"
+        if number in self._programs:
+            program, place = self._programs[number]
+            row.status = "halved" if place in program.halved else row.status
         parent = report.metrics.get("population/parent", number)
         if parent is not None and parent != number:
             hyper = {name[6:]: value for name, value in report.metrics.items() if name.startswith("hyper/")}

@@ -24,6 +24,7 @@ from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.run import checkpoint, directories
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.learner import check_sizes
+from jaxrl_dist.training.members import is_population
 from jaxrl_dist.training.population import PopulationRun, read_rows
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
@@ -47,7 +48,8 @@ def prepare_resume(
         config = dataclasses.replace(config, run_dir=str(run_dir))
         initial: dict[str, Any] = {name: getattr(config, name) for name in ("init_from", "init_parts")}
         new, source = resolved(dataclasses.replace(config, init_from=None, init_parts=None), changes)
-        _check_devices(new, source)
+        if not is_population(new):
+            _check_devices(new, source)
         run = prepare(new, source)
         if isinstance(run, PopulationRun):
             run = _resumed_population(run, file, files, initial, changes, allowed)

@@ -20,7 +20,6 @@ from jaxrl_dist.config import LIBRARIES, Train, split_env
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, EnvWarning
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
@@ -99,13 +98,14 @@ def _run(config: Train[Any], job: Job) -> Run:
 def _population(config: Train[Any], source: EnvSource) -> PopulationRun:
     """Prepares the members of a population, and the programs that train them.
 
-    Members under ``on_device`` share a program; under the other plans they train one after the other.
+    Members share programs where the plan lets them; under the other plans they train one after the other.
     """
     population = members(config)
-    if config.plan != "on_device":
+    if plans.together(config.plan) is None:
         for name in ("evolve", "average_every"):
             if getattr(config, name) is not None:
-                said = f"{flag(name)} needs --plan on_device: under --plan {config.plan} members train in turn"
+                needed = " or ".join(plan for plan in plans.PLANS if plans.together(plan))
+                said = f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn"
                 raise ConfigError(said)
         alone = [_run(member.config, make_job(member.config, source)) for member in population]
         runs = [run._replace(shared=run.alone(config.run_dir)) for run in alone]
@@ -142,10 +142,12 @@ def _traced(population: Sequence[Member], source: EnvSource) -> list[str]:
         if float in (kinds.get(name), *get_args(kinds.get(name)))
         and all(isinstance(member.values[name], float) for member in population)
     ]
-    job = make_job(first.config, source)
+    job = make_job(first.config, source, devices=learner_devices(first.config)[:1])
+    together = plans.together(first.config.plan)
+    assert together is not None, "members train in turn"
 
     def traces(*names: str) -> bool:
-        return compiled.traces(job._replace(hyper={name: first.values[name] for name in names}))
+        return together.traces(job._replace(hyper={name: first.values[name] for name in names}))
 
     return names if not names or traces(*names) else [name for name in names if traces(name)]
 

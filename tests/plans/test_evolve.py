@@ -123,8 +123,9 @@ def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib
         assert len(set(rates)) <= 1 + len(copies)
 
 
-def test_halving_ends_the_worse_half_again_and_again(tmp_path: pathlib.Path) -> None:
-    asked = config(tmp_path / "run", seeds=5, evolve="halving", evolve_interval=128)
+@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+def test_halving_ends_the_worse_half_again_and_again(plan: str, tmp_path: pathlib.Path) -> None:
+    asked = config(tmp_path / "run", seeds=5, evolve="halving", evolve_interval=128, plan=plan)
     *_, last = jaxrl_dist.train(asked)
     rows = read_json(tmp_path / "run" / "population.json")["members"]
     ended = sorted(row["iteration"] for row in rows if row["status"] == "halved")
@@ -178,7 +179,7 @@ def test_population_based_training_finds_the_learning_rate(optimized: None) -> N
         ({"evolve": "pbt"}, "evolve does nothing without members"),
         ({"evolve_interval": 100, "seeds": 2}, "evolve_interval does nothing without evolve"),
         ({"evolve": "pbt", "vary": {"num_epochs": "1,2"}}, "values of num_epochs need a program each"),
-        ({"evolve": "pbt", "seeds": 2, "plan": "synchronous"}, "evolve needs plan on_device"),
+        ({"evolve": "pbt", "seeds": 2, "plan": "asynchronous"}, "evolve needs plan on_device or synchronous: under"),
     ],
 )
 def test_refusals(asked: Any, message: str) -> None:

@@ -20,7 +20,7 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.plans import asynchronous, compiled, on_device
+from jaxrl_dist.plans import asynchronous, averaging, compiled, on_device
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import Report
 
@@ -118,7 +118,7 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
 
     mesh = meshes.make_mesh(jax.devices()[: rows * columns], rows)
     jobs = [member(seed, mesh) for seed in range(members)]
-    population = on_device.Population(jobs)
+    population = on_device.Compiled(jobs)
     reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
     together: list[list[Any]] = [[] for _ in jobs]
     for _ in range(9):
@@ -137,7 +137,7 @@ def test_the_mean_is_of_the_members_that_run() -> None:
     numbers[2] = np.nan  # of a member that has diverged, and ended
     tree = {"weights": jnp.asarray(numbers), "bias": jnp.asarray(numbers[:, 0]), "count": jnp.arange(4)}
     running = np.array([True, True, False, True])
-    mean = jax.tree.map(np.asarray, jax.jit(compiled.averaged)(tree, running))
+    mean = jax.tree.map(np.asarray, jax.jit(averaging.averaged)(tree, running))
     expected = numbers.astype(np.float64)[running].mean(axis=0)
     np.testing.assert_allclose(mean["weights"][running], np.tile(expected, (3, 1)), rtol=1e-6)
     np.testing.assert_allclose(mean["bias"][running], expected[0], rtol=1e-6)
@@ -154,7 +154,7 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
 
     def learnt(every: int, iterations: int) -> Any:
         """Returns each member's parameters, and moments of its optimiser."""
-        population = on_device.Population(jobs, average_every=every)
+        population = on_device.Compiled(jobs, average_every=every)
         reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
         for _ in range(iterations):
             newest = [next(each) for each in reports]

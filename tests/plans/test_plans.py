@@ -450,7 +450,7 @@ def test_nothing_goes_through_the_host() -> None:
     """While the program of ``on_device`` runs: all that it needs, it has."""
     algorithm = PG(hidden_sizes=(4,)).make(find("Clock-v0").spec)
     job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
-    population = on_device_module.Population([job])
+    population = on_device_module.Compiled([job])
     next(population.reports(0, job))
     inputs = population.inputs(2)
     with jax.transfer_guard("disallow"):

@@ -7,7 +7,9 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import threading
 import typing
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ import jaxrl_dist
 from jaxrl_dist import Train, preset
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
+from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
@@ -43,6 +46,16 @@ def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if "time" not in name} for line in found]
 
 
+def check_lines(run_dir: pathlib.Path, expected: pathlib.Path) -> None:
+    """Checks that two runs have reported the same, up to rounding."""
+    here, there = lines(run_dir), lines(expected)
+    assert [line["env_steps"] for line in here] == [line["env_steps"] for line in there]
+    for one, other in zip(here, there, strict=True):
+        assert {x for x in one if one[x] is None} == {x for x in other if other[x] is None}
+        shown = [x for x in one if one[x] is not None]
+        assert [one[x] for x in shown] == pytest.approx([other[x] for x in shown], rel=1e-4, abs=1e-5)
+
+
 def test_a_member_is_its_lone_run(tmp_path: pathlib.Path) -> None:
     """Its directory holds what a run of one seed with these hyperparameters would have written."""
     vary = {"learning_rate": [1e-3, 3e-4], "num_epochs": [1, 2]}
@@ -58,12 +71,7 @@ def test_a_member_is_its_lone_run(tmp_path: pathlib.Path) -> None:
         algorithm = PPO(**{**values, "hidden_sizes": (4,)})
         alone = dataclasses.replace(config(folder, seed=5 + number // 4), algorithm=algorithm)
         list(jaxrl_dist.train(alone))
-        here, expected = lines(there), lines(folder)
-        assert [line["env_steps"] for line in here] == [line["env_steps"] for line in expected]
-        for one, other in zip(here, expected, strict=True):
-            assert {x for x in one if one[x] is None} == {x for x in other if other[x] is None}
-            shown = [x for x in one if one[x] is not None]
-            assert [one[x] for x in shown] == pytest.approx([other[x] for x in shown], rel=1e-4, abs=1e-5)
+        check_lines(there, folder)
         assert jaxrl_dist.load_policy(there).evaluate(4).returns.shape == (4,)
     rows = (tmp_path / "all" / "results.csv").read_text().splitlines()
     assert rows[0].startswith("member,seed,learning_rate,num_epochs,status,env_steps") and len(rows) == 9
@@ -105,8 +113,30 @@ def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
     assert last.members[0].env_steps >= 2000 > rows[1]["env_steps"]
 
 
-def test_other_plans_train_members_one_after_the_other(tmp_path: pathlib.Path) -> None:
-    asked = config(tmp_path / "run", plan="synchronous", seeds=2, total=128, evaluation_episodes=0)
+@pytest.mark.parametrize(
+    "env, devices",
+    [("envpool:CartPole-v1", 1), ("gymnasium:CartPole-v1", 8), ("gymnasium:CartPole-v1", 1), ("gymnax:CartPole-v1", 2)],
+)
+def test_members_on_the_host_are_their_lone_runs(env: str, devices: int, tmp_path: pathlib.Path) -> None:
+    """Their environments are one batch, and each has the seeds that it would have alone; so it is after a resume."""
+    asked = dataclasses.replace(config(plan="synchronous", total=200, num_devices=devices), env=env)
+    vary = {"learning_rate": [1e-3, 1e-4]}
+    run = dataclasses.replace(asked, seeds=2, vary=vary, run_dir=str(tmp_path / "all"))
+    algorithm = dataclasses.replace(asked.algorithm, learning_rate=1e-4)
+    alone = dataclasses.replace(asked, algorithm=algorithm, seed=1, num_devices=1, run_dir=str(tmp_path / "alone"))
+    threads = threading.enumerate()
+    for train in (jaxrl_dist.train, partial(jaxrl_dist.resume, total_env_steps=400)):
+        *_, last = train(run if train is jaxrl_dist.train else run.run_dir)
+        *_, expected = train(alone if train is jaxrl_dist.train else alone.run_dir)
+        probes.assert_close(last.members[3].variables(), expected.variables(), 1e-5)
+        check_lines(tmp_path / "all" / "members" / "003", tmp_path / "alone")
+        assert last.members[3].evaluation == expected.evaluation
+    assert len({str(member.variables()) for member in last.members}) == 4 and threading.enumerate() == threads
+
+
+def test_under_other_plans_members_train_one_after_the_other(tmp_path: pathlib.Path) -> None:
+    asked = config(tmp_path / "run", plan="asynchronous", num_actors=2, seeds=2, total=128, evaluation_episodes=0)
+    asked = dataclasses.replace(asked, algorithm=APPO(hidden_sizes=(4,), num_epochs=1, num_minibatches=2))
     *_, last = jaxrl_dist.train(asked)
     assert [member.env_steps >= 128 for member in last.members] == [True, True]
     assert len(lines(tmp_path / "run" / "members" / "001")) >= 1
@@ -177,8 +207,9 @@ def test_every_other_float_varies_within_a_program(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_members_of_every_algorithm_are_their_lone_runs(name: str) -> None:
+def test_members_of_every_algorithm_are_their_lone_runs(name: str, plan: str) -> None:
     """Two seeds with two values of every float: parameters to 1e-5 and metrics to 1e-4 after 20 iterations and more.
 
     The episodes are short or the actions continuous: an action that rounding decides would lead elsewhere.
@@ -193,7 +224,7 @@ def test_members_of_every_algorithm_are_their_lone_runs(name: str) -> None:
     }
     hyperparameters = {field.name for field in dataclasses.fields(config_class(name))}
     own = {x: value for x, value in small.items() if x in hyperparameters}
-    own |= {"plan": "on_device", "num_envs": 8, "rollout_length": 16, "num_devices": 1, "evaluation_episodes": 0}
+    own |= {"plan": plan, "num_envs": 8, "rollout_length": 16, "num_devices": 1, "evaluation_episodes": 0}
     own |= {"report_interval": 4 * 8 * 16, "total_env_steps": 20 * 8 * 16}
     whole, varied = preset(name, env, **own), {}
     for x, value in vars(whole.algorithm).items():

@@ -1,0 +1,294 @@
+"""Runs that advance together, as ``on_device`` and ``synchronous`` train them; a single run is a population of one."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist.envs.base import HostEnv
+from jaxrl_dist.hosts import arrays
+from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans.evolve import Selection
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.report import Clock, IntervalSums, check_there, mean_return, report
+from jaxrl_dist.rng import Stream
+from jaxrl_dist.types import Report, TrainState
+
+
+class Population(abc.ABC):
+    """Runs that differ in seed and ``hyper`` only, the members, in the same programs.
+
+    Every array of the programs has a leading axis of members. A member learns what it would learn as a single run, up
+    to rounding. Once it is done, what the programs still compute for it is ignored. Plans say how members advance.
+    """
+
+    _state: TrainState
+    """Of all members that the programs compute."""
+    _actor: Any = ()
+    """Of the environments, for checkpoints; () if they run on the host."""
+    _env: HostEnv | None = None
+    _axis = True
+    """Whether all arrays have an axis of members."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        training: Collection[int] | None = None,
+        selection: Selection | None = None,
+        numbers: Sequence[int] | None = None,
+        average_every: int | None = None,
+    ) -> None:
+        """Prepares the program.
+
+        Args:
+          jobs: of the members; resumed ones that are not done are at the same iteration.
+          training: the members whose reports will be taken; None: all.
+          selection: how the members that are not done are selected after some of the reports; None: not at all.
+          numbers: of the members in their whole population, for reports; None: there are no others.
+          average_every: iterations after which the members' networks become their mean; None: never.
+        """
+        self._names = range(len(jobs)) if numbers is None else numbers
+        self._jobs, self._selection, self._average_every = list(jobs), selection, average_every
+        self._rows = list(range(len(jobs)))  # the members of the program's arrays
+        self._parents = list(range(len(jobs)))  # whose parameters each member had after the last selection
+        self._scores = [job.score for job in jobs]
+        self.halved: set[int] = set()
+        """The members that a selection has ended."""
+        self._due: dict[int, Report] = {}
+        kept = range(len(jobs)) if training is None else training
+        self._done = [at not in kept or bool(job.ended_by(job.env_steps, job.score)) for at, job in enumerate(jobs)]
+        self._started = False
+
+    def reports(self, member: int, job: Job) -> Iterator[Report]:
+        """Yields the reports of a member; ``job`` is its job, with functions of its own run.
+
+        The members advance together: the caller takes the next report of every member before it takes a second one of
+        any. Those of members that are done stay valid.
+        """
+        self._jobs[member] = job._replace(hyper=self._jobs[member].hyper)  # which a selection may have changed
+        if not self._started:
+            self._start()
+        job.offer(lambda: self._now(member, self._numbers()))
+        if self._done[member] and member not in self._due:  # before this session
+            self._due[member] = self._now(member, self._numbers())
+        try:
+            while not self._done[member] or member in self._due:
+                while member not in self._due:
+                    self._advance()
+                yield self._due.pop(member)
+        finally:
+            self._done[member] = True  # though the caller may have left earlier
+
+    def _start(self) -> None:
+        jobs, self._started = self._jobs, True
+        self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
+        self._put_inputs()
+        self._env_steps = [job.env_steps for job in jobs]
+        since = [IntervalSums.of(self._jobs[member].resumed) for member in self._running()]
+        self._iterations = max((int(x.iterations) for x in since), default=0)
+        self._begin()
+
+    def _ready(self, *programs: meshes.Program) -> None:
+        for clock in self._clocks:
+            clock.ready(*programs)
+
+    def _put_inputs(self) -> None:
+        """Puts the keys and hyperparameters of the program's members on the mesh."""
+        jobs = [self._jobs[member] for member in self._rows]
+        self._keys = tuple(compiled.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
+        hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in jobs[0].hyper}
+        self._hyper = meshes.put(hyper, jobs[0].mesh, compiled.MEMBERS)
+
+    def _away(self, member: int) -> float:
+        return self._jobs[member].away()
+
+    def _running(self) -> list[int]:
+        return [member for member, done in enumerate(self._done) if not done]
+
+    def _part(self, tree: Any, row: int) -> Any:
+        return jax.tree.map(lambda x: x[row], tree) if self._axis else tree
+
+    def _goes_on(self) -> jax.Array:
+        """Returns whether the members of the programs are not done, ``[M]`` bool on the mesh."""
+        running = np.array([not self._done[member] for member in self._rows])
+        return meshes.put(running, self._jobs[0].mesh, compiled.MEMBERS)
+
+    def _advance(self) -> None:
+        """Makes some iterations, and the reports that are due after them."""
+        running = self._running()
+        assert not any(member in self._due for member in running), "a report has not been taken"
+        self._iterations += self._iterate(running)
+        self._report(running)
+
+    def _count(self, steps: Sequence[int] | np.ndarray) -> None:
+        """Adds the env steps of each row to those of its member."""
+        for row, member in enumerate(self._rows):
+            self._env_steps[member] += 0 if self._done[member] else int(steps[row])
+
+    def _report(self, running: Sequence[int]) -> None:
+        """Makes the reports of members that are done, and of all members after an interval."""
+        interval_over = self._iterations >= self._jobs[0].iterations_per_report
+        numbers = self._numbers() if interval_over else None
+        for member in running:
+            job = self._jobs[member]
+            if numbers is not None:
+                episodes = self._part(numbers[0].episodes, self._rows.index(member))
+                self._scores[member] = mean_return(episodes, self._scores[member])
+            ended = job.ended_by(self._env_steps[member], self._scores[member]) is not None
+            self._done[member] = ended or job.stop()
+        due = [member for member in running if interval_over or self._done[member]]
+        if not due:
+            return
+        numbers = numbers or self._numbers()
+        if interval_over:
+            self._select(numbers[1])
+        for member in due:
+            last = self._done[member] and any(not done for done in self._done)
+            self._due[member] = self._now(member, numbers, keep=last)
+        if self.halved.intersection(due):
+            self._shrink()
+        if interval_over:
+            self._restart()
+            self._iterations = 0
+
+    def _select(self, state: TrainState) -> None:
+        """Selects among the members that are not done, if it is time: after an interval, before its reports."""
+        members, selection = self._running(), self._selection
+        iteration = int(self._part(state.iteration, self._rows.index(members[0]))) if members else 0
+        self._parents = list(range(len(self._jobs)))
+        if selection is None or len(members) < 2 or not selection.due(iteration):
+            return
+        jobs = self._jobs
+        hyper = {name: np.array([jobs[x].hyper[name] for x in members]) for name in jobs[0].hyper}
+        scores = np.array([self._scores[member] for member in members])
+        source, chosen = selection.evolve(selection.rng(iteration), scores, hyper)
+        if len(source) < len(members):
+            self.halved |= set(members) - {members[x] for x in source}
+            for member in self.halved:
+                self._done[member] = True
+            return
+        for place, member in enumerate(members):
+            job, self._parents[member] = jobs[member], members[source[place]]
+            values = {name: float(x[place]) for name, x in chosen.items()}
+            jobs[member] = job._replace(hyper=values if selection.valid(job.config, values) else job.hyper)
+        index = np.array([self._rows.index(self._parents[member]) for member in self._rows])
+        memory = self._state.memory  # each keeps its experience
+        self._state = self._gathered(self._state._replace(memory=()), index)._replace(memory=memory)
+        self._put_inputs()
+
+    def _gathered(self, tree: Any, index: np.ndarray) -> Any:
+        """Returns rows of arrays of members; ``tree`` has the placement of the state without its memory."""
+        shardings = jax.tree.map(lambda x: x.sharding, tree)
+        return jax.jit(lambda tree, index: jax.tree.map(lambda x: x[index], tree), out_shardings=shardings)(tree, index)
+
+    def _shrink(self) -> None:
+        """Removes the members that are done from the programs, which are compiled again."""
+        index = np.array([row for row, member in enumerate(self._rows) if not self._done[member]])
+        if len(index) % self._jobs[0].mesh.shape[meshes.AGENT]:
+            return  # the rest does not divide over the devices: all are computed
+        self._rows = [self._rows[row] for row in index]
+        self._put_inputs()
+        self._keep(index)
+
+    def _numbers(self) -> tuple[IntervalSums, TrainState]:
+        """Fetches what reports show of all members, with one transfer."""
+        state = self._state
+        counts = state.updates, state.iteration, state.skipped
+        since, (updates, iteration, skipped) = arrays.fetch((self._sums(), counts))
+        return since, state._replace(updates=updates, iteration=iteration, skipped=skipped)
+
+    def _now(self, member: int, numbers: tuple[IntervalSums, TrainState], *, keep: bool = False) -> Report:
+        """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
+        job, (since, counts), row = self._jobs[member], numbers, self._rows.index(member)
+        of_state = counts.updates, counts.iteration, counts.skipped
+        since, (updates, iteration, skipped) = self._part((since, of_state), row)
+        state = self._state._replace(updates=updates, iteration=iteration, skipped=skipped)
+        actor, copy = self._actor, partial(_copied, row=row if self._axis else None)
+        if keep:
+            state, actor = copy((state, actor), "checkpoint")
+        return report(
+            job,
+            state,
+            self._env_steps[member],
+            self._clocks[member],
+            since,
+            due=since.iterations >= job.iterations_per_report,
+            score=self._scores[member],
+            actor=actor,
+            copy=copy,
+            extra_metrics={**self._times(), **self._selected(member)},
+            kept={"hyper": dict(job.hyper), "halved": member in self.halved} if job.hyper or self._selection else {},
+        )
+
+    def _selected(self, member: int) -> Mapping[str, float]:
+        """Returns the metrics of selection: whose parameters the member has, and its hyperparameters from now on."""
+        if self._selection is None:
+            return {}
+        hyper = {f"hyper/{name}": value for name, value in self._jobs[member].hyper.items()}
+        return {"population/parent": float(self._names[self._parents[member]]), **hyper}
+
+    # --- What a plan says ---------------------------------------------------------------------------------
+
+    @staticmethod
+    @abc.abstractmethod
+    def traces(job: Job) -> bool:
+        """Returns whether programs can train members that differ in ``job.hyper``: no value decides what they do."""
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Makes the state, the environments and the programs, and calls ``_ready`` with these."""
+
+    @abc.abstractmethod
+    def _iterate(self, running: Sequence[int]) -> int:
+        """Makes some iterations, calls ``_count``, and returns how many; no member ends before the last of them."""
+
+    @abc.abstractmethod
+    def _sums(self) -> IntervalSums:
+        """Returns the sums since the last report of each row."""
+
+    @abc.abstractmethod
+    def _restart(self) -> None:
+        """Begins the next interval."""
+
+    @abc.abstractmethod
+    def _keep(self, index: np.ndarray) -> None:
+        """Goes on with these rows of all arrays."""
+
+    def _times(self) -> Mapping[str, float]:
+        """Returns the seconds of the plan's stages."""
+        return {}
+
+    def close(self) -> None:
+        """Ends environments on the host."""
+        if self._env is not None:
+            self._env.close()
+
+
+def _copied(tree: Any, what: str, row: int | None) -> Any:
+    """Copies a member's part of the arrays on the devices to the host; other values stay. Raises as ``copied``.
+
+    Args:
+      row: None: the arrays have no axis of members.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    here = [x for x in leaves if isinstance(x, jax.Array)]
+    check_there(here, what)
+    parts = iter(_part(here, row))
+    return jax.tree.unflatten(structure, [next(parts) if isinstance(x, jax.Array) else np.array(x) for x in leaves])
+
+
+def _part(parts: Sequence[jax.Array], row: int | None) -> list[np.ndarray]:
+    if row is None:
+        return [np.array(x) for x in arrays.whole(parts)]
+    if parts and len(parts[0]) > 1:
+        return [np.array(x) for x in arrays.whole(_taken(parts, np.int32(row)))]
+    return [np.array(x)[0] for x in arrays.whole(parts)]
+
+
+_taken = jax.jit(lambda arrays, row: [x[row] for x in arrays])
