@@ -23,8 +23,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import numpy as np
+from latex2mathml.converter import convert as to_mathml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 import jaxrl_dist
 from jaxrl_dist import algorithms
@@ -60,6 +62,10 @@ EXAMPLES = {
 """An environment of each kind of task that presets distinguish."""
 
 
+WIDE = ("learning.md", "speed.md", "accelerators.md", "tested.md")
+"""Documents with wide tables, which take the place of the list of headings."""
+
+
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Adds a page for each notebook, and its pictures; mkdocs calls it."""
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
@@ -68,10 +74,18 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Inserts the generated parts into the text of a document; mkdocs calls it."""
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
+    markdown = re.sub(r"^```math\n(.*?)\n```$", lambda found: formula(found[1]), markdown, flags=re.M | re.S)
     markdown = re.sub(r"\]\((?:\.\./(notebooks/))?([\w-]+)\.ipynb\)", r"](\1\2.md)", markdown)
     return re.sub(r"^\{\{ (\w+)(?: (\S+))? \}\}$", lambda found: PARTS[found[1]](found[2]), markdown, flags=re.M)
+
+
+def formula(latex: str) -> str:
+    """Returns a formula as MathML, which a browser draws without a script or a network."""
+    return f'<div class="formula">{to_mathml(latex, display="block")}</div>'
 
 
 # --- Flags --------------------------------------------------------------------------------------------
@@ -208,8 +222,7 @@ def algorithm_curves(name: str) -> str:
     if not measured:
         todo = f"; `python scripts/learning.py --only {bars[0].name}` does it" if bars else ""
         return f"Not measured yet{todo}."
-    rows = "\n".join(script["rows"](measured, results, "../learning"))
-    pictures = "\n".join(f"![{bar.name}](../learning/{bar.name}.png)" for bar in measured)
+    rows, pictures = "\n".join(script["rows"](measured, results)), script["gallery"](measured, "../learning")
     return f"[What the defaults learn](../learning.md) says how these were made.\n\n{rows}\n\n{pictures}"
 
 

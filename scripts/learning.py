@@ -372,11 +372,11 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "# What the defaults learn",
         "",
-        "Every row is the command with its default flags, once a seed (`--seed 0`, `1`, ...); a return is the mean of",
+        "Every row is a command with its default flags, once a seed (`--seed 0`, `1`, ...); a return is the mean of",
         "the 100 greedy episodes that end a run (10 on MuJoCo). *IQM* is the mean of the middle half of the seeds. A",
         "published return is one of the source's runs or the mean of several, after the env steps in parentheses;",
         "*behind* marks an IQM that is lower by more than a tenth. *Minutes* are those of the slowest seed on two CPU",
-        "cores that other work shared. The curves show training episodes, which sample their actions.",
+        "cores that other work shared. [Curves](#curves) are at the end.",
         "`tasks` is `scripts/tasks.py`.",
         "`python scripts/learning.py` runs all of it again and writes this page; after an interruption, `--missing`",
         "continues.",
@@ -386,7 +386,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "Somebody looked at runs on these tasks while choosing the values in `jaxrl_dist/algorithms/presets.py`, so",
         "their returns say that the values work here, not that they work elsewhere.",
         "",
-        *rows([bar for bar in measured if not bar.held_out], results, "learning"),
+        *rows([bar for bar in measured if not bar.held_out], results),
         "",
     ]
     if held_out := [bar for bar in measured if bar.held_out]:
@@ -395,25 +395,27 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
             "",
             "These ran once, with the presets as they are; no value was changed afterwards.",
             "",
-            *rows(held_out, results, "learning"),
+            *rows(held_out, results),
             "",
         ]
     lines += ["[Hard exploration](exploration.md) names what the defaults do not learn, and what helps.", ""]
     if missing := [f"`{bar.name}`" for bar in BARS if bar.name not in results]:
         lines += [f"Not measured with the presets as they are: {', '.join(missing)}.", ""]
+    pictures = gallery(measured, "learning")
+    lines += ["## Curves", "", "Of training episodes, which sample their actions.", "", pictures, ""]
     used = {package: version for result in results.values() for package, version in result["versions"].items()}
     lines += ["Versions: " + ", ".join(f"{package} {version}" for package, version in used.items()) + ".", ""]
     return "\n".join(lines)
 
 
-def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]], folder: str) -> list[str]:
-    """Returns the table of bars that have results; ``folder`` contains their curves."""
-    head = "command", "env steps", "bar", "return of each seed", "met", "IQM", "published", "minutes", "curve"
-    lines = ["| " + " | ".join(head) + " |", "|---|---:|---:|---|---:|---:|---|---:|---|"]
+def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns the table of bars that have results."""
+    head = "`jaxrl-dist train ...`", "env steps", "bar", "return of each seed", "met", "IQM", "published", "minutes"
+    lines = ["| " + " | ".join(head) + " |", "|---|---:|---:|---|---:|---:|---|---:|"]
     for bar in bars:
         result = results[bar.name]
         returns = result["returns"]
-        command = result["command"].replace(f" --total-env-steps {bar.steps}", "")
+        command = result["command"].replace(f" --total-env-steps {bar.steps}", "").replace("jaxrl-dist train ", "")
         cells = (
             f"`{command}`",
             f"{result['steps']:,}",
@@ -423,10 +425,14 @@ def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]], folder: 
             f"{interquartile_mean(returns):.4g}",
             published(bar, returns),
             f"{max(seconds) / 60:.1f}" if (seconds := result.get("seconds")) else "",
-            f"[curve]({folder}/{bar.name}.png)",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def gallery(bars: Sequence[Bar], folder: str) -> str:
+    """Returns the pictures of the bars' curves, which ``folder`` contains."""
+    return " ".join(f"![{bar.name}]({folder}/{bar.name}.png)" for bar in bars)
 
 
 def published(bar: Bar, returns: Sequence[float]) -> str:

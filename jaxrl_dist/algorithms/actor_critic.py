@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.checks import check_range
@@ -17,6 +17,10 @@ from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Time
 @dataclasses.dataclass(frozen=True)
 class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig):
     """Flags of actor-critic learning."""
+
+    recurrent_preset: ClassVar[Mapping[str, Any]] = {"scale_rewards": True}
+    """Flags of a run with a recurrent core, unless the preset for the environment has others. Policy and value share the
+    core, and the gradient of large values would drown the policy's: measured on CartPole without velocities."""
 
     learning_rate: float = 1e-3
     """Step size of the optimiser."""

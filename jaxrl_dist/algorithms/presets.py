@@ -93,7 +93,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "atari": {
             # Schulman et al. (2017), table 5, with the later changes of CleanRL's ppo_atari_envpool.
             "num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "clip_epsilon": 0.1,
-            "value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10,
+            "value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10, "scale_rewards": False,
         },
         "image": {
             # Atari's, but for rewards of any size.
@@ -101,8 +101,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         },
         "bsuite": {
             # With few episodes at a time the policy converges too early. A recurrent core also needs this many
-            # sequences to fill its minibatches on eight devices.
-            "num_envs": 32,
+            # sequences to fill its minibatches on eight devices. Rewards are small already.
+            "num_envs": 32, "scale_rewards": False,
         },
         "game": {
             # Measured, in self-play. A policy that keeps to few lines of play is lost where another leaves them, so
@@ -128,6 +128,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # Mnih et al. (2016), section 8 of the supplement, with the environments and the weight of the value loss
             # of OpenAI baselines' A2C.
             "num_envs": 16, "rollout_length": 5, "value_coefficient": 0.25, "evaluation_episodes": 10,
+            "scale_rewards": False,
         },
         "table": {"learning_rate": 2e-3, "scale_rewards": True},  # rare rewards
     },

@@ -80,7 +80,7 @@ def _kind(algorithm: Any) -> Any:
 def filled(config: Train[Any], own: Mapping[str, Any], source: EnvSource) -> Train[Any]:
     """As ``resolve``, with hyperparameters ``own`` that override the preset's; checks the result."""
     by_name = isinstance(config.algorithm, str | type)
-    config = resolve(config, source)
+    config = resolve(config, source, own)
     algorithm = dataclasses.replace(config.algorithm, **own)
     return dataclasses.replace(config, algorithm=_without_unused(algorithm) if by_name else algorithm).checked()
 
@@ -135,10 +135,13 @@ def find_env(config: Train[Any]) -> EnvSource:
     return find(config.env, config.env_options, *how, wrappers)
 
 
-def resolve(config: Train[Any], source: EnvSource) -> Train[Any]:
+def resolve(config: Train[Any], source: EnvSource, own: Mapping[str, Any] = {}) -> Train[Any]:
     """Fills in the fields that a config leaves out, from the preset for ``source``, else from ``RUN_DEFAULTS``.
 
     An algorithm given by name or class gets its preset's hyperparameters; one given as a config keeps its own.
+
+    Args:
+      own: the user's hyperparameters of an algorithm given by name or class.
     """
     from jaxrl_dist.plans import PLANS
 
@@ -146,7 +149,9 @@ def resolve(config: Train[Any], source: EnvSource) -> Train[Any]:
     by_name = isinstance(config.algorithm, str | type)
     kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
     plan = "on_device" if source.is_pure else "synchronous"
-    preset = {**RUN_DEFAULTS, "plan": plan, **kind.preset(spec)}
+    core = own.get("core", "none") if by_name else getattr(config.algorithm, "core", "none")
+    recurrent = {} if core == "none" else getattr(kind, "recurrent_preset", {})
+    preset = {**RUN_DEFAULTS, "plan": plan, **recurrent, **kind.preset(spec)}
     if by_name:
         preset |= algorithms.PRESETS.get(config.algorithm, (None, {}))[1]
     if config.published:

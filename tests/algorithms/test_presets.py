@@ -12,6 +12,7 @@ from probes import box
 
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
@@ -54,6 +55,25 @@ def test_later_rows_override_earlier_ones() -> None:
     assert row("ppo", task("mujoco/continuous")) == mujoco and mujoco["learning_rate"] == 3e-4
     assert row("impala", task("atari")) == atari["any"] | atari["atari"]
     assert row("impala", task("atari"))["num_envs"] == 32 and row("impala", task("bsuite"))["num_envs"] == 16
+
+
+@pytest.mark.parametrize(
+    "algorithm, env, fields, scaled",
+    [
+        ("ppo", "CartPole-v1", {}, False),
+        ("ppo", "CartPole-v1", {"core": "gru"}, True),
+        ("a2c", "CartPole-v1", {"core": "lstm"}, True),
+        ("ppo", "CartPole-v1", {"core": "gru", "scale_rewards": False}, False),
+        ("ppo", "MemoryChain-bsuite", {"core": "gru"}, False),  # the environment's preset says so
+        (PPO(core="gru"), "CartPole-v1", {}, True),
+        ("r2d2", "CartPole-v1", {}, False),  # no policy shares its core
+    ],
+)
+def test_a_policy_that_shares_its_core_with_a_value_gets_scaled_rewards(
+    algorithm: Any, env: str, fields: dict[str, Any], scaled: bool
+) -> None:
+    config, _ = resolving.resolved(Train(algorithm, env=env), fields)
+    assert config.scale_rewards is scaled
 
 
 def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
