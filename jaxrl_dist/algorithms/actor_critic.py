@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.checks import check_range
@@ -17,10 +17,6 @@ from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Time
 @dataclasses.dataclass(frozen=True)
 class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig):
     """Flags of actor-critic learning."""
-
-    recurrent_preset: ClassVar[Mapping[str, Any]] = {"scale_rewards": True}
-    """Flags of a run with a recurrent core, unless the preset for the environment has others. Policy and value share the
-    core, and the gradient of large values would drown the policy's: measured on CartPole without velocities."""
 
     learning_rate: float = 1e-3
     """Step size of the optimiser."""
@@ -38,6 +34,15 @@ class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig):
         check_range(self, "learning_rate", "max_gradient_norm", above=0)
         check_range(self, "discount", low=0, high=1)
         check_range(self, "value_coefficient", "entropy_coefficient", low=0)
+
+    @staticmethod
+    def recurrent_preset() -> dict[str, Any]:
+        """Flags of a run with a recurrent core, unless the preset for the environment has others.
+
+        Policy and value share the core, and the gradient of large values would drown the policy's: measured on CartPole
+        without velocities.
+        """
+        return {"scale_rewards": True}
 
     def clipped_optimizer(self, own: str, **options: Any) -> optax.GradientTransformationExtraArgs:
         """Returns ``make_optimizer(own, learning_rate, **options)``, applied to clipped gradients."""

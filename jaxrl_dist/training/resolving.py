@@ -150,7 +150,7 @@ def resolve(config: Train[Any], source: EnvSource, own: Mapping[str, Any] = {}) 
     kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
     plan = "on_device" if source.is_pure else "synchronous"
     core = own.get("core", "none") if by_name else getattr(config.algorithm, "core", "none")
-    recurrent = {} if core == "none" else getattr(kind, "recurrent_preset", {})
+    recurrent: dict[str, Any] = {} if core == "none" else getattr(kind, "recurrent_preset", dict)()
     preset = {**RUN_DEFAULTS, "plan": plan, **recurrent, **kind.preset(spec)}
     if by_name:
         preset |= algorithms.PRESETS.get(config.algorithm, (None, {}))[1]
