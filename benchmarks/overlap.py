@@ -24,6 +24,7 @@ from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore
 from jaxrl_dist.commands import flags
 from jaxrl_dist.config import Train
 from jaxrl_dist.learners.sharded import compile_update
+from jaxrl_dist.mesh import ROLLOUT
 from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.threaded import homes, joiner, sender
@@ -62,7 +63,7 @@ def main() -> None:
 
 def senders(job: Job) -> list[Deliver]:
     """Returns what sends each actor's rollouts to the learner."""
-    return [sender(home) for home in homes(job.mesh, job.pool.num_actors)]
+    return [sender(home, [ROLLOUT]) for home in homes(job.mesh, job.pool.num_actors)]
 
 
 def act(job: Job, iterations: int) -> float:
@@ -81,7 +82,7 @@ def learn(job: Job, iterations: int) -> float:
     store.publish(state)
     with ActorPool(job.actor_job(), job.pool, store, senders(job)) as pool:
         samples = next(flow.batch(flow.gather_async(pool.streams), job.pool.num_actors))
-        (rollout,) = joiner(job.mesh, job.pool.num_actors)(samples)
+        (rollout,) = joiner(job.mesh, job.pool.num_actors, [ROLLOUT])(samples)
 
     def once() -> None:
         nonlocal state

@@ -21,7 +21,8 @@ import envpool
 import jax
 import numpy as np
 
-from jaxrl_dist.actors.host import HostActor, compile_acting
+from jaxrl_dist.actors.host import HostActor
+from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.config import Train
 from jaxrl_dist.envs import envpool as adapter
 from jaxrl_dist.learners.sharded import compile_update
@@ -87,7 +88,7 @@ def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
         device,
     )
     policy = jax.jit(job.algorithm.policy)
-    programs = compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))
+    programs = compile_acting(job.algorithm, env.spec, job.mesh, job.rollout_length, job.key(Stream.ACT))
     actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
     update, key = compile_update(job.learner, job.mesh), job.key(Stream.LEARN)
     state = job.initial_state()

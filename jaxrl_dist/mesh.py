@@ -150,6 +150,16 @@ def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..
     return mapped
 
 
+def by_policy(tree: Any) -> dict[str, Any]:
+    """Returns what several policies have, by policy; what a single one has gets the name ``""``."""
+    return tree if isinstance(tree, dict) else {"": tree}
+
+
+def rollout_specs(algorithm: Any) -> Any:
+    """Returns the sharding of a rollout; of several policies, a dict of theirs."""
+    return over_policies(lambda _: ROLLOUT)(algorithm)
+
+
 def any_member(condition: jax.Array) -> jax.Array:
     """Returns whether ``condition``, a bool scalar, holds for any of the members that share a device.
 

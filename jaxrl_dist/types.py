@@ -292,6 +292,8 @@ class Learner(NamedTuple):
     """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
     midway: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
+    parts: tuple[tuple[str, Learner], ...] = ()
+    """Of several policies, the name and learner of each."""
 
 
 # --- Reports ------------------------------------------------------------------------------------------

@@ -198,3 +198,18 @@ class Inherits(Named):
             # As a type: the annotation's text may use names that the subclass's module does not import.
             cls.__annotations__[name] = hints[name]
             setattr(cls, name, default)
+
+
+def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:
+    """Returns hyperparameters with other values; those of several policies are named ``POLICY.FIELD``."""
+    if not hasattr(algorithm, "parts"):
+        return dataclasses.replace(algorithm, **values)
+    parts = dict(algorithm.parts)
+    for name, value in values.items():
+        policy, _, field = name.partition(".")
+        part = parts[policy]
+        own = {field: value}  # of the algorithm, or of how the policy sees
+        if field in {each.name for each in dataclasses.fields(part.algorithm)}:
+            own = {"algorithm": dataclasses.replace(part.algorithm, **own)}
+        parts[policy] = dataclasses.replace(part, **own)
+    return dataclasses.replace(algorithm, parts=parts)

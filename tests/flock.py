@@ -70,6 +70,11 @@ class Unequal(Flock):
         return spaces.Discrete(3 + (agent == "late"))
 
 
+class Bounded(Flock):
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 7 + (agent == "late"), (2,), np.float32)
+
+
 class InTurns(Flock):
     """As a game of PettingZoo's AEC API."""
 

@@ -485,4 +485,15 @@ CASES = {
     "run/test_saving.py::test_a_run_that_its_environment_ends_can_go_on[asynchronous-options2]": "on_device",
     "nn/test_networks.py::test_gradients_are_equal_on_one_and_eight_devices[linear]": "attention, cnn",
     "memory/test_frames.py::test_replay_gives_the_stacks_back[2-False]": "2-True",
+    "envs/test_agents.py::test_agents_that_share_a_policy_train_it_as_so_many_environments_do": (
+        "test_one_agent_is_the_environment_itself_bit_for_bit, test_rows_are_the_agents_of_each_environment[13]"
+    ),
+    "training/test_policies.py::test_on_the_host_they_learn_what_they_learn_in_one_program": (
+        "envs/test_parallel.py::test_several_policies_train_are_evaluated_and_resumed"
+    ),
+    "training/test_policies.py::test_a_run_on_the_host_is_resumed": (
+        "envs/test_parallel.py::test_several_policies_train_are_evaluated_and_resumed"
+    ),
+    "plans/test_own_pace.py::test_a_run_trains_and_is_resumed": "test_no_policy_waits_for_another",
+    "training/test_policies.py::test_hyperparameters_of_policies_vary_in_one_program[synchronous]": "on_device",
 }

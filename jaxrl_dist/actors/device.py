@@ -20,6 +20,7 @@ from jaxrl_dist.actors.step import (
     by_parts,
     env_of,
     indices,
+    initial_core,
     keys_of,
     num_parts,
     num_rows,
@@ -56,12 +57,7 @@ def init(algorithm: Algorithms, env: DeviceEnv, share: Share, key: jax.Array) ->
     """Starts the environments of a share; ``key`` is the key of the environment stream."""
     index = share.first + jnp.arange(share.size, dtype=jnp.int32)
     state, obs = env.reset(rng.per_index(jax.random.fold_in(key, rng.RESET), index))
-
-    def core_of(algorithm: Algorithm, spec: EnvSpec) -> PyTree:
-        rows = Share._make(number // env.spec.num_agents * spec.num_agents for number in share)
-        return rows.initial_core(algorithm)
-
-    core = over_policies(core_of)(algorithm, env.spec.policies or env.spec)
+    core = initial_core(algorithm, env.spec, share)
     return ActorState(state, obs, core, jax.tree.map(jnp.copy, core))
 
 
@@ -203,15 +199,15 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
     for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
         if where != NO_FAULT:
             t, index, field = (int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2)))
-            row = device * (size if not spec.policies else size // spec.num_agents) + env_of(spec, index, size)
-            found.append((max(int(iteration) * rollout_length + t - 1, 0), first + row, field))
+            row = (first + device * size) // (spec.num_agents if spec.policies else 1) + env_of(spec, index, size)
+            found.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
     if found:
         step, index, field = min(found)
         raise not_finite(spec, index, step, ("observation", "reward")[field])
 
 
 def compile_rollout(
-    algorithm: Algorithm, env: DeviceEnv, on: Mesh, rollout_length: int, act_key: jax.Array, env_key: jax.Array
+    algorithm: Algorithms, env: DeviceEnv, on: Mesh, rollout_length: int, act_key: jax.Array, env_key: jax.Array
 ) -> mesh.Program:
     """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, valid_steps, fault)``.
 
@@ -223,14 +219,17 @@ def compile_rollout(
         variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array
     ) -> tuple[ActorState, Rollout, EpisodeStats, jax.Array, jax.Array]:
         actor, experience, episodes = rollout(variables, actor, act_key, env_key, iteration, env_step, first)
-        # Copied, because the next call uses up the state, and the sample may live longer.
-        core, final_core = jax.tree.map(jnp.copy, (experience.core, experience.final_core))
-        experience = experience._replace(core=core, final_core=final_core)
-        counts = episodes, jnp.sum(experience.valid, dtype=jnp.int32), find_fault(experience)
+        experience, steps = over_policies(sent, 2)(experience)
+        counts = episodes, sum(jax.tree.leaves(steps)), find_fault(experience)
         return actor, experience, *jax.tree.map(lambda x: x[None], counts)
 
+    def sent(experience: Rollout) -> tuple[Rollout, jax.Array]:
+        # Copied, because the next call uses up the state, and the sample may live longer.
+        core, final_core = jax.tree.map(jnp.copy, (experience.core, experience.final_core))
+        return experience._replace(core=core, final_core=final_core), jnp.sum(experience.valid, dtype=jnp.int32)
+
     one, batch = mesh.REPLICATED, mesh.BATCH
-    out_specs = (batch, mesh.ROLLOUT, batch, batch, batch)
+    out_specs = (batch, mesh.rollout_specs(algorithm), batch, batch, batch)
     return mesh.Program(run, on, (one, batch, one, one, one), out_specs, donate=(1,), mapped=mesh.acting)
 
 
@@ -239,16 +238,17 @@ class DeviceActor:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Algorithms,
         env: DeviceEnv,
         on: Mesh,
         program: mesh.Program,
+        rollout_length: int,
         env_key: jax.Array,
         share: Share,
         stages: Stages,
     ) -> None:
-        """``program`` is ``compile_rollout``'s for the same algorithm, environment and mesh."""
-        self._program, self._spec, self._share = program, env.spec, share
+        """``program`` is ``compile_rollout``'s for the same algorithm, environment, mesh and length."""
+        self._program, self._spec, self._share, self._length = program, env.spec, share, rollout_length
         self._stages = stages
         self._state = mesh.put(jax.jit(lambda key: init(algorithm, env, share, key))(env_key), on, mesh.BATCH)
         self._stages.mark("start")
@@ -263,9 +263,9 @@ class DeviceActor:
         size, first = self._share.size, self._share.first
         self._state, rollout, *counts = self._program(variables, self._state, iteration, env_step, np.int32(first))
         episodes, steps, where = jax.device_get(counts)
-        check_fault(self._spec, Fault(np.full_like(where, iteration), where), size, len(rollout.reward), first)
+        check_fault(self._spec, Fault(np.full_like(where, iteration), where), size, self._length, first)
         self._stages.mark("acting")
-        return rollout, episodes.merge(), int(steps.sum())
+        return rollout, over_policies(EpisodeStats.merge)(episodes), int(steps.sum())
 
     def close(self) -> None:
         """Does nothing: the environments are arrays."""

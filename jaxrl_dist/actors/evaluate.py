@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.actors.played import NO_FAULT, Played, begin, go_on
-from jaxrl_dist.actors.step import after_step, env_of, indices, initial_core, keys_of, row_slices
-from jaxrl_dist.envs.base import DrawnEnv, not_finite
+from jaxrl_dist.actors.step import after_step, env_of, in_rows, indices, initial_core, keys_of, row_slices
+from jaxrl_dist.envs.base import DrawnEnv, Share, not_finite
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
@@ -194,13 +194,15 @@ class Evaluator:
             return self._play_compiled(variables, progress, stop)
         num_envs, quota = self._num_envs, self._quota
         put = partial(jax.device_put, device=jax.local_devices()[0])
-        begin = variables, self._algorithm.initial_core(num_envs), frames.blank(self._source.spec, num_envs)
-        variables, start, stacks = put(begin)
+        spec, share = self._source.spec, Share.all(num_envs)
+        variables, start, stacks = put(
+            (variables, initial_core(self._algorithm, spec, share), frames.blank(spec, num_envs))
+        )
         returns: list[list[float]] = [[] for _ in range(num_envs)]
         lengths: list[list[int]] = [[] for _ in range(num_envs)]
         info: dict[str, list[list[float]]]
-        info = {metric: [[] for _ in range(num_envs)] for metric in self._source.spec.info_metrics}
-        done, cut = np.zeros(num_envs, int), 0
+        info = {metric: [[] for _ in range(num_envs)] for metric in spec.info_metrics}
+        done, cut = np.zeros((2, num_envs), int)
         running = np.zeros((2, num_envs))  # return and length of the episodes under way
         counted = np.zeros((2, num_envs))  # return and length that cut episodes have already been credited with
         steps, key = 0, rng.stream(self._seed, rng.Stream.ACT)
@@ -219,7 +221,7 @@ class Evaluator:
                     core = self._learn_outcome(self._hyper, core, start, stacks, action, put(step))
                 if watch is not None:
                     watch(env, np.flatnonzero(done == 0))
-                obs = step.obs
+                obs, step, ended = in_rows(spec, step, ended)
                 running += [step.reward, step.valid]
                 over = ended.episodes > 0
                 endless = ~over & (running[1] >= self._max_steps)
@@ -230,19 +232,30 @@ class Evaluator:
                     for metric, (value, count) in ended.info.items():
                         info[metric][index].append(float(value[index]) if count[index] else np.nan)
                     done[index] += 1
-                    cut += int(endless[index])
+                    cut[index] += endless[index]
                     progress(int(done.sum()))
                 counted = np.where(over, 0, counted + np.where(endless, running, 0))
                 running[:, over | endless] = 0
-        told = {metric: np.concatenate(values) for metric, values in info.items()}
-        return Evaluation(np.concatenate(returns), np.concatenate(lengths), cut, self._sampled, info=told)
+
+        def of_rows(rows: slice) -> Evaluation:
+            told = {metric: np.concatenate(values[rows]) for metric, values in info.items()}
+            ended = np.concatenate(returns[rows]), np.concatenate(lengths[rows])
+            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=told)
+
+        return self._divided(of_rows)
+
+    def _divided(self, of_rows: Callable[[slice], Evaluation]) -> Evaluation:
+        """Returns the evaluation of all rows, with those of each of several policies."""
+        parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
+        return of_rows(slice(None))._replace(policies=parts)
 
     def _play_compiled(
         self, variables: Variables, progress: Callable[[int], None], stop: Callable[[], bool]
     ) -> Evaluation | None:
         """Plays in one program, some steps per dispatch; as ``play``."""
         put = partial(jax.device_put, device=jax.local_devices()[0])
-        variables, start = put((variables, initial_core(self._algorithm, self._source.spec, self._num_envs)))
+        rows = Share.all(self._num_envs)
+        variables, start = put((variables, initial_core(self._algorithm, self._source.spec, rows)))
         played: Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
         steps, done, key = _FIRST_STEPS, 0, rng.stream(self._seed, rng.Stream.ACT)
         progress(0)
@@ -267,8 +280,7 @@ class Evaluator:
             info = {metric: np.asarray(values)[rows][whole] for metric, values in played.info.items()}
             return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=info)
 
-        parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
-        return of_rows(slice(None))._replace(policies=parts)
+        return self._divided(of_rows)
 
     def _check_finite(self, played: Played) -> None:
         """Raises ``EnvError`` for the first observation or reward that was not finite."""

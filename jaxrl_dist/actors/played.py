@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.actors.step import row_slices
+from jaxrl_dist.actors.step import in_rows, row_slices
 from jaxrl_dist.envs.base import DeviceEnv
-from jaxrl_dist.types import EpisodeStats, PyTree, Timestep, Variables
+from jaxrl_dist.types import PyTree, Variables
 
 NO_FAULT = np.int32(2**31 - 1)
 
@@ -75,7 +74,7 @@ def go_on(
         state, step, ended = env.step(played.env, action, step_keys(played.key, played.steps, len(quota)))
         if jax.tree.leaves(start):
             core = learn_outcome(hyper, core, start, (), action, step)
-        obs, step, ended = _in_rows(env, step, ended)
+        obs, step, ended = in_rows(env.spec, step, ended)
         running = played.running + jnp.stack([step.reward, step.valid.astype(jnp.float32)])
         over = ended.episodes > 0
         endless = ~over & (running[1] >= max_steps)
@@ -107,16 +106,6 @@ def go_on(
 def step_keys(key: jax.Array, step: jax.Array | int, num_envs: int) -> jax.Array:
     """Returns the keys of a step, ``[B]``: those of the same environments on the host."""
     return rng.per_index(jax.random.fold_in(key, step), jnp.arange(num_envs, dtype=jnp.int32))
-
-
-def _in_rows(env: DeviceEnv, step: Any, ended: Any) -> tuple[PyTree, Timestep, EpisodeStats]:
-    """Returns the observations, and a step and its episodes, of several policies one after the other."""
-    if not env.spec.policies:
-        return step.obs, step, ended
-    obs = {name: step[name].obs for name in step}
-    names = sorted(env.spec.policies)
-    join = partial(jax.tree.map, lambda *parts: jnp.concatenate(parts))
-    return obs, join(*(step[name]._replace(obs=()) for name in names)), join(*(ended[name] for name in names))
 
 
 def _fault(env: DeviceEnv, obs: PyTree, reward: jax.Array) -> jax.Array:

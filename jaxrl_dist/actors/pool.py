@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
+from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import counted
 from jaxrl_dist.envs.base import HostEnv, Share
@@ -25,7 +26,8 @@ from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
-from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, TrainState, Variables
+from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.types import Algorithms, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, TrainState, Variables
 
 
 class Snapshot(NamedTuple):
@@ -112,7 +114,7 @@ has that ``number``."""
 class ActorJob(NamedTuple):
     """The task that all actors of a pool share."""
 
-    algorithm: Algorithm
+    algorithm: Algorithms
     source: EnvSource
     num_envs: int
     rollout_length: int
@@ -183,7 +185,7 @@ class ActorPool:
         if self._on_device:
             env = job.source.device()
             return device.compile_rollout(job.algorithm, env, on, job.rollout_length, act_key, env_key)
-        return host.compile_acting(job.algorithm, on, job.rollout_length, act_key)
+        return compile_acting(job.algorithm, job.source.spec, on, job.rollout_length, act_key)
 
     def _make(self, index: int, share: Share) -> Actor:
         """Makes an actor; called in the thread that will run it."""
@@ -191,20 +193,21 @@ class ActorPool:
         on, programs, job = self._options.meshes[slot], self._programs[slot], self._job
         if self._on_device:
             env_key = rng.stream(job.seed, rng.Stream.ENV)
-            return device.DeviceActor(job.algorithm, job.source.device(), on, programs, env_key, share, stages)
+            env, length = job.source.device(), job.rollout_length
+            return device.DeviceActor(job.algorithm, env, on, programs, length, env_key, share, stages)
 
         def make(restarts: int) -> HostEnv:
             words = np.random.SeedSequence((job.seed, restarts)).generate_state(1)
             return job.source.host(share, int(words[0]) & 0x7FFFFFFF if restarts else job.seed)
 
-        env = RestartingEnv(
+        restarting = RestartingEnv(
             job.source.spec, share.size, make, self._options.max_restarts, self._stopping, f"actor {index}"
         )
-        self._restarting.append(env)
+        self._restarting.append(restarting)
         try:
-            return host.HostActor(job.algorithm, env, on, job.rollout_length, programs, share, stages)
+            return host.HostActor(job.algorithm, restarting, on, job.rollout_length, programs, share, stages)
         except BaseException:
-            env.close()
+            restarting.close()
             raise
 
     def _samples(self, index: int, share: Share, deliver: Deliver) -> Iterator[Sample]:
@@ -291,10 +294,16 @@ class RestartingEnv:
             return self._env.step(action)
         except Exception as error:
             self._forgive(error)
-        obs = self.reset()
-        none, zero = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, np.float32)
-        step = Timestep(obs, zero, terminated=none, truncated=none, valid=none)
-        return step, no_episodes(self.num_envs, self.spec.info_metrics)
+
+        def begun(spec: EnvSpec, obs: PyTree) -> tuple[Timestep, EpisodeStats]:
+            rows = self.num_envs // self.spec.num_agents * spec.num_agents
+            none, zero = np.zeros(rows, bool), np.zeros(rows, np.float32)
+            step = Timestep(obs, zero, terminated=none, truncated=none, valid=none)
+            return step, no_episodes(rows, self.spec.info_metrics)
+
+        stepped: tuple[Timestep, EpisodeStats]
+        stepped = over_policies(begun, 2)(self.spec.policies or self.spec, self.reset())
+        return stepped
 
     def _forgive(self, error: Exception) -> None:
         """Counts a restart.

@@ -14,10 +14,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import rng
+from jaxrl_dist.envs.base import Share
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.nn import perturbation
 from jaxrl_dist.nn.cores import reset_core
-from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import (
+    Acted,
+    Algorithm,
+    Algorithms,
+    Array,
+    Context,
+    EnvSpec,
+    EpisodeStats,
+    PyTree,
+    Rollout,
+    Timestep,
+    Variables,
+)
 
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:
@@ -54,11 +67,11 @@ def by_parts(function: Callable[[PyTree], PyTree], parts: int, tree: PyTree) -> 
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, split))
 
 
-def initial_core(algorithm: Algorithms, spec: EnvSpec, rows: int) -> PyTree:
-    """The core at the start of an episode for the rows of all agents, or for those of each policy's agents."""
+def initial_core(algorithm: Algorithms, spec: EnvSpec, share: Share) -> PyTree:
+    """The core at the start of an episode for the rows of a share's agents, or for those of each policy's agents."""
 
     def of_policy(algorithm: Algorithm, own: EnvSpec) -> PyTree:
-        return algorithm.initial_core(rows // spec.num_agents * own.num_agents)
+        return Share._make(rows // spec.num_agents * own.num_agents for rows in share).initial_core(algorithm)
 
     return over_policies(of_policy)(algorithm, spec.policies or spec)
 
@@ -101,6 +114,19 @@ def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:
     if not isinstance(algorithm, dict):
         return key
     return {name: rng.of_policy(key, number) for number, name in enumerate(algorithm)}
+
+
+def in_rows(spec: EnvSpec, step: PyTree, ended: PyTree) -> tuple[PyTree, Timestep, EpisodeStats]:
+    """Returns the observations, and a step and its episodes, whose rows ``row_slices`` orders by policy."""
+    seen, rest = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(step)
+    if not spec.policies:
+        return seen, rest, ended
+    names = sorted(spec.policies)
+
+    def join(*parts: Array) -> Array:
+        return parts[0].__array_namespace__().concatenate(parts)
+
+    return seen, *(jax.tree.map(join, *(tree[name] for name in names)) for tree in (rest, ended))
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:

@@ -117,10 +117,10 @@ def group_of(
       ConfigError: the agents have different spaces, or spaces that no policy supports.
     """
     (first, state), env, name = shapes, team.env, f"{backend}:{env_id}"
-    native_obs, native_action = (
-        _the_same(name, what, {agent: kind(agent) for agent in agents})
-        for what, kind in (("observations", env.observation_space), ("actions", env.action_space))
-    )
+    natives = {"observations": env.observation_space, "actions": env.action_space}
+    for what, kind in natives.items():
+        check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
+    native_obs, native_action = (kind(agents[0]) for kind in natives.values())
     known = plain(native_obs)
     if known.kind == "Box":  # some libraries name other dtypes and shapes than they show
         known = known._replace(shape=tuple(first[agents[0]].shape), dtype=first[agents[0]].dtype.name)
@@ -195,22 +195,21 @@ def _legal_actions(env: Any, state: PyTree) -> Callable[[PyTree], PyTree] | None
     return None
 
 
-def _the_same(name: str, what: str, native: Mapping[Any, Any]) -> Any:
-    """Returns the space that all agents have.
+def check_same(name: str, what: str, native: Mapping[Any, PlainSpace]) -> None:
+    """Checks that all agents have the same space.
 
     Raises:
       ConfigError: they have different ones.
     """
     kinds: dict[str, list[str]] = {}
     for agent, space in native.items():
-        kinds.setdefault(_shown(plain(space)), []).append(str(agent))
+        kinds.setdefault(_shown(space), []).append(str(agent))
     if len(kinds) > 1:
         each = "; ".join(f"{', '.join(agents)}: {kind}" for kind, agents in kinds.items())
         raise ConfigError(
             f"{name} has agents with different {what} ({each}); one policy needs agents with equal ones, "
             "and --policies gives others to others"
         )
-    return next(iter(native.values()))
 
 
 def _shown(space: PlainSpace) -> str:

@@ -129,19 +129,15 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
       ConfigError: no policy supports its spaces.
     """
     name = f"gymnasium:{env_id}"
-    if made.agents and wrappers.action_repeat != 1:
-        raise ConfigError(f"--action-repeat works for environments with one agent, and {name} has {made.agents}")
     observation, action = space_of(made.observation, name, "observations"), space_of(made.action, name, "actions")
     for part in leaves(action).values():
         if isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
             raise ConfigError(f"{name} has Box actions of {part.dtype}; a Box of floats works")
-    if made.agents and wrappers.info is not None:
-        raise ConfigError(f"--info-metrics works for environments with one agent, and {name} has {made.agents}")
     observation, mask = masks.with_mask(observation, action, made.mask)
     limit = wrappers.limit(made.time_limit)
     return EnvSpec(
-        env_id, "gymnasium", made.family, observation, action, limit, mask=mask, num_agents=made.agents or 1,
-        unread_mask=made.mask.unread, info_metrics=episodes.parse(wrappers.info),
+        env_id, "gymnasium", made.family, observation, action, limit, mask=mask, unread_mask=made.mask.unread,
+        info_metrics=episodes.parse(wrappers.info),
     )  # fmt: skip
 
 

@@ -300,8 +300,7 @@ class HostGymnax:
           key: the key of the environment stream; of several runs side by side, an array of theirs.
           first: the index of the first environment within the run.
         """
-        self.spec = env.spec
-        self.num_envs = num_envs
+        self.spec, self.num_envs = env.spec, num_envs
         self._steps = self._resets = 0
         self._key, self._first = key, np.int32(first)
         self._reset, self._step = _programs(env.reset, env.step, num_envs)
@@ -317,15 +316,17 @@ class HostGymnax:
         action = checked_action(self.spec, action, self._steps)
         self._state, *outputs = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
         step, ended = jax.tree.map(np.array, outputs)
-        check_finite(self.spec, self._steps, "observation", step.obs)
-        check_finite(self.spec, self._steps, "reward", step.reward)
+        check_finite(self.spec, self._steps, "observation", over_policies(lambda step: step.obs)(step))
+        check_finite(self.spec, self._steps, "reward", over_policies(lambda step: step.reward)(step))
         self._steps += 1
         return step, ended
 
     def render(self, index: int) -> np.ndarray:
         state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second
-        env_state = jax.tree.map(lambda x: np.asarray(x[index // self.spec.num_agents]), state.env)
-        obs = jax.tree.map(lambda x: np.asarray(x[index]), state.obs)
+        place = index // self.spec.num_agents
+        env_state = jax.tree.map(lambda x: np.asarray(x[place]), state.env)
+        rows = over_policies(lambda spec: place * spec.num_agents)(self.spec.policies or self.spec)
+        obs = over_policies(lambda row, seen: jax.tree.map(lambda x: np.asarray(x[row]), seen))(rows, state.obs)
         return draw(self.spec, env_state, obs)
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ def plain(space: Any) -> PlainSpace:
         return PlainSpace(kind, parts={name: plain(part) for name, part in parts.items()})
     if kind == "Box":
         shape = tuple(int(size) for size in np.atleast_1d(space.shape))  # one number in some libraries
-        return PlainSpace(kind, shape, np.dtype(space.dtype).name, space.low, space.high)
+        return PlainSpace(kind, shape, np.dtype(space.dtype).name, _bound(space.low), _bound(space.high))
     if kind == "Discrete":
         return PlainSpace(kind, sizes=[int(space.n)])
     if kind == "MultiDiscrete":
@@ -83,6 +83,21 @@ def plain(space: Any) -> PlainSpace:
     if kind == "MultiBinary":
         return PlainSpace(kind, sizes=[2] * math.prod(space.shape))
     return PlainSpace(kind)
+
+
+def _bound(bound: Any) -> Any:
+    """Returns a bound of a Box as one number if all of its numbers are equal: it may be one for each pixel."""
+    equal = isinstance(bound, np.ndarray) and bound.size > 0 and (bound == bound.flat[0]).all()
+    return bound.flat[0].item() if equal else bound
+
+
+def alike(one: PlainSpace, other: PlainSpace) -> bool:
+    """Returns whether two spaces hold the same values."""
+    if one._replace(low=None, high=None, parts=None) != other._replace(low=None, high=None, parts=None):
+        return False
+    parts, others = one.parts or {}, other.parts or {}
+    bounds = np.array_equal(one.low, other.low) and np.array_equal(one.high, other.high)
+    return bounds and parts.keys() == others.keys() and all(alike(parts[name], others[name]) for name in parts)
 
 
 def parts_of(space: Any) -> dict[str, Any] | None:
@@ -156,8 +171,9 @@ class Description(NamedTuple):
     """In the environment's unrepeated steps."""
     mask: Mask = NO_MASK
     """Found by ``masks.of_gymnasium``."""
-    agents: int = 0
-    """Of a ``parallel.Parallel``, whose agents have these spaces and this mask; 0: it is another environment."""
+    agents: Mapping[str, Mask] = {}
+    """Where each agent of a ``parallel.Parallel`` finds its legal actions; the spaces above have a part for each agent.
+    Empty: it is another environment."""
 
 
 def describe(made: Any) -> Description:

@@ -1,7 +1,7 @@
 """PettingZoo's environments of several agents as Gymnasium environments, whose observations hold those of all agents.
 
-So worker threads and processes step them as any other, and ``rows.Rows`` makes each agent a row of the batch. This
-module imports no JAX, because worker processes import it.
+So worker threads and processes step them as any other, and ``rows.Rows`` makes each agent a row of its policy's batch.
+This module imports no JAX, because worker processes import it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_dist.envs.masks import NAMES, PART, of_parts
-from jaxrl_dist.envs.native import Description, Mask, plain
+from jaxrl_dist.envs.native import NO_MASK, Description, Mask, plain
 from jaxrl_dist.errors import ConfigError
 
 OBS, THERE, FLAGS = "obs", "there", ("terminated", "truncated")
@@ -30,16 +30,16 @@ def is_parallel(made: Any) -> bool:
 class Parallel(gymnasium.Env[Any, Any]):
     """The agents of an environment side by side.
 
-    Its observation is a dict of ``obs``, ``reward`` and flags, ``[k, ...]`` each, and ``mask`` if infos have legal
-    actions. Its actions are theirs, joined. It ends once no agent is left. What an agent that is not there would see is
-    zero, and its action is ignored.
+    Its observation is a dict of ``reward`` and flags, ``[k]`` each, of ``obs`` by agent, and of ``mask`` by agent where
+    infos have legal actions. Its action is a dict by agent. It ends once no agent is left. What an agent that is not
+    there would see is zero, and its action is ignored.
     """
 
     def __init__(self, env: Any) -> None:
         """Adapts ``env``; one of the AEC API is converted by PettingZoo's ``aec_to_parallel``.
 
         Raises:
-          ConfigError: PettingZoo cannot convert it, agents have different spaces, or spaces that cannot be joined.
+          ConfigError: PettingZoo cannot convert it.
         """
         if hasattr(env, "agent_iter"):
             from pettingzoo.utils.conversions import aec_to_parallel
@@ -52,39 +52,40 @@ class Parallel(gymnasium.Env[Any, Any]):
             env = aec_to_parallel(env)
         self.env, self.agents = env, list(env.possible_agents)
         self.render_mode, self.metadata = getattr(env, "render_mode", None), env.metadata
-        self._seen, self._acts = (self._common(what) for what in ("observation", "action"))
-        self._mask = ""
-        if isinstance(self._acts, spaces.Discrete):
-            _, infos = env.reset(seed=0)
-            info = infos.get(self.agents[0], {})
-            self._mask = next((x for x in NAMES if x in info and np.size(info[x]) == self._acts.n), "")
+        self._seen = {agent: env.observation_space(agent) for agent in self.agents}
+        self._acts = {agent: env.action_space(agent) for agent in self.agents}
+        self._masks = self._names_of_masks()
         count = len(self.agents)
         parts: dict[str, spaces.Space[Any]] = {
-            OBS: joined(self._seen, count),
+            OBS: _by_name(self._seen),
             "reward": spaces.Box(-np.inf, np.inf, (count,), np.float32),
             **{name: spaces.MultiBinary(count) for name in (THERE, *FLAGS)},
         }
-        if self._mask:
-            parts[PART] = spaces.Box(0, 1, (count, int(self._acts.n)), np.bool_)  # type: ignore[arg-type,attr-defined]
-        self.observation_space, self.action_space = spaces.Dict(parts), joined(self._acts, count)
+        if self._masks:
+            sizes = {agent: (int(self._acts[agent].n),) for agent in self._masks}
+            parts[PART] = _by_name({agent: spaces.Box(0, 1, size, np.bool_) for agent, size in sizes.items()})  # type: ignore[arg-type]
+        self.observation_space, self.action_space = spaces.Dict(parts), _by_name(self._acts)
 
-    def _common(self, what: str) -> spaces.Space[Any]:
-        found = {agent: getattr(self.env, f"{what}_space")(agent) for agent in self.agents}
-        first = found[self.agents[0]]
-        if other := next((agent for agent, space in found.items() if space != first), None):
-            raise ConfigError(
-                f"{type(self.env).__name__} has agents with different {what}s ({self.agents[0]}: {first}; {other}: "
-                f"{found[other]}); on the host all agents share one policy, which needs equal ones"
-            )
-        return first
+    def _names_of_masks(self) -> dict[Any, str]:
+        """Returns the name of the legal actions in the agents' infos; those who join late have what the others have."""
+        sizes = {agent: int(space.n) for agent, space in self._acts.items() if isinstance(space, spaces.Discrete)}
+        infos = self.env.reset(seed=0)[1] if sizes else {}
+        found = {
+            size: name
+            for agent, size in sizes.items()
+            for name in reversed(NAMES)
+            if name in infos.get(agent, {}) and np.size(infos[agent][name]) == size
+        }
+        return {agent: found[size] for agent, size in sizes.items() if size in found}
 
     def description(self) -> Description:
-        """Returns the description, with the spaces of one agent."""
-        seen, acts = plain(self._seen), plain(self._acts)
-        mask = Mask("info", PART) if self._mask else of_parts(seen, acts)
-        return Description(
-            type(self.env).__name__, True, False, seen, acts, "pettingzoo", mask=mask, agents=len(self.agents)
-        )
+        """Returns the description, with the spaces and masks of the agents by their names."""
+        seen, acts = plain(_by_name(self._seen)), plain(self.action_space)
+        masks = {
+            str(agent): Mask("info", PART) if agent in self._masks else of_parts(plain(space), plain(self._acts[agent]))
+            for agent, space in self._seen.items()
+        }
+        return Description(type(self.env).__name__, True, False, seen, acts, "pettingzoo", mask=NO_MASK, agents=masks)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.env.reset(seed=seed, options=options)
@@ -92,7 +93,7 @@ class Parallel(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         there = list(self.env.agents)
-        own = {agent: of_agent(self._acts, action, self.agents.index(agent)) for agent in there}
+        own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in there}
         obs, rewards, terminated, truncated, infos = self.env.step(own)
         seen = self._all(obs, infos, rewards, terminated, truncated, there)
         return seen, 0.0, not self.env.agents, False, {}
@@ -107,57 +108,33 @@ class Parallel(gymnasium.Env[Any, Any]):
         """Returns the observation, of dicts by agent; ``there`` are those who have acted."""
         flags = dict(zip(FLAGS, (terminated, truncated), strict=True))
         seen = {
-            OBS: stacked(self._seen, [obs.get(agent) for agent in self.agents]),
+            OBS: {str(agent): obs[agent] if agent in obs else _zero(space) for agent, space in self._seen.items()},
             "reward": np.array([rewards.get(agent, 0.0) for agent in self.agents], np.float32),
             THERE: np.array([agent in there for agent in self.agents], np.int8),
             **{name: np.array([bool(x.get(agent)) for agent in self.agents], np.int8) for name, x in flags.items()},
         }
-        if self._mask:
-            legal = [infos.get(agent, {}).get(self._mask) for agent in self.agents]
-            none = np.zeros(int(self._acts.n), np.bool_)  # type: ignore[attr-defined]
-            seen[PART] = np.stack([none if mask is None else np.asarray(mask, np.bool_) for mask in legal])
+        if self._masks:
+            legal = {agent: infos.get(agent, {}).get(name) for agent, name in self._masks.items()}
+            seen[PART] = {
+                str(agent): np.zeros(int(self._acts[agent].n), np.bool_) if mask is None else np.asarray(mask, np.bool_)
+                for agent, mask in legal.items()
+            }
         return seen
 
 
-def joined(space: spaces.Space[Any], count: int) -> spaces.Space[Any]:
-    """Returns the space of ``count`` values of a space side by side, ``[count, ...]``; discrete ones are one vector.
-
-    Raises:
-      ConfigError: it is of another kind than Box, Discrete, MultiDiscrete, MultiBinary and Dict.
-    """
-    match space:
-        case spaces.Box():
-            low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
-            return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
-        case spaces.Discrete():
-            return spaces.MultiDiscrete([int(space.n)] * count)
-        case spaces.MultiDiscrete():
-            return spaces.MultiDiscrete(np.tile(space.nvec.reshape(-1), count))
-        case spaces.MultiBinary():
-            return spaces.MultiBinary(count * int(np.prod(space.shape)))
-        case spaces.Dict():
-            return spaces.Dict({name: joined(part, count) for name, part in space.items()})
-    kind = type(space).__name__
-    raise ConfigError(f"agents have {kind} spaces; Box, Discrete, MultiDiscrete, MultiBinary and Dict work")
+def _by_name(found: dict[Any, Any]) -> spaces.Dict:
+    """Returns the space of dicts of these by the agents' names."""
+    return spaces.Dict({str(agent): space for agent, space in found.items()})
 
 
-def stacked(space: spaces.Space[Any], values: list[Any]) -> Any:
-    """Returns the values of all agents in ``joined``'s space; None, of one that is not there, becomes zero."""
-    if isinstance(space, spaces.Dict):
-        return {name: stacked(part, [None if x is None else x[name] for x in values]) for name, part in space.items()}
-    start = getattr(space, "start", 0)
-    shape, dtype = space.shape or (), space.dtype
-    filled = [np.zeros(shape, dtype) if x is None else np.asarray(x) - start for x in values]
-    whole = np.stack(filled)
-    return whole if isinstance(space, spaces.Box) else whole.reshape(-1)
+def _zero(space: Any) -> Any:
+    """Returns what an agent that is not there would see: zero, or where a discrete space starts."""
+    parts = getattr(space, "spaces", None)
+    if parts is not None:
+        return {name: _zero(parts[name]) for name in parts} if isinstance(parts, dict) else tuple(map(_zero, parts))
+    return np.zeros(space.shape, space.dtype) + getattr(space, "start", 0)
 
 
-def of_agent(space: spaces.Space[Any], values: Any, agent: int) -> Any:
-    """Returns the value of one agent, of one in ``joined``'s space."""
-    if isinstance(space, spaces.Dict):
-        return {name: of_agent(part, values[name], agent) for name, part in space.items()}
-    if isinstance(space, spaces.Box):
-        return values[agent]
-    size = int(np.prod(space.shape or ()))
-    own = values[agent * size : (agent + 1) * size].reshape(space.shape or ()) + getattr(space, "start", 0)
-    return int(own) if isinstance(space, spaces.Discrete) else own.astype(space.dtype)
+def _number(space: Any, action: Any) -> Any:
+    """Returns an action in a Python int if it is one, which some environments need."""
+    return int(action) if isinstance(space, spaces.Discrete) else action

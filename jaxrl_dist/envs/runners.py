@@ -56,7 +56,8 @@ def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description
     warn_of_closing(name, closing)
     description = Description(*what)
     observation, action = map(PlainSpace.restored, (description.observation, description.action))
-    return description._replace(observation=observation, action=action, mask=Mask(*description.mask))
+    agents = {agent: Mask(*mask) for agent, mask in description.agents.items()}
+    return description._replace(observation=observation, action=action, mask=Mask(*description.mask), agents=agents)
 
 
 def warn_of_closing(name: str, answer: bytes | None) -> None:

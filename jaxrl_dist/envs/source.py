@@ -38,6 +38,8 @@ class EnvSource(NamedTuple):
     """The environment as pure functions with all wrappers; None if it runs on the host only."""
     mask: Mask = NO_MASK
     """Where a Gymnasium environment says which actions are legal."""
+    team: rows.Team | None = None
+    """The agents of an environment of PettingZoo's; None: it is another one."""
     native: EnvSpec | None = None
     """The spec before the wrappers ``hide`` and ``frame_stack``; None: they change nothing."""
 
@@ -88,13 +90,10 @@ class EnvSource(NamedTuple):
             keywords = gymnasium.options(env_id, self.options)
             how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
-            spec = self.native or self.spec
-            if spec.family == rows.FAMILY:
-                how = self.workers, self.timeout, wrappers, NO_MASK
-                agents = make(rows.whole(spec, self.mask), seeds, keywords, *how)
-                env: DrawnEnv = rows.Rows(agents, spec, self.mask)
+            if self.team is not None:
+                env: DrawnEnv = rows.Rows(make(self.team.whole, seeds, keywords, *how), self.team)
             else:
-                env = make(spec, seeds, keywords, *how)
+                env = make(self.native or self.spec, seeds, keywords, *how)
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
             env = envpool.EnvPool(env_id, seeds, keywords, self.timeout, wrappers, drawn=drawn)
@@ -138,16 +137,14 @@ def find(
         found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
         found = _of_object(env, options, wrappers)
-    host_team = isinstance(found, EnvSpec) and found.family == rows.FAMILY
-    if host_team and (wrappers.policies or wrappers.agent_ids or wrappers.joint):
-        what = (
-            "several policies" if wrappers.policies else "--agent-ids" if wrappers.agent_ids else "a team as one agent"
-        )
-        raise ConfigError(f"{what}: works for JAX environments, and {env_name(env)} runs on the host")
-    if wrappers.policies and not (isinstance(found, DeviceEnv) and found.spec.policies):
+    team: rows.Team | None = None
+    if isinstance(found, rows.Team):
+        team = found
+        found = team.spec
+    spec = found.spec if isinstance(found, DeviceEnv) else found
+    if wrappers.policies and not spec.policies:
         raise ConfigError(f"--policies are for environments of several agents, and {env_name(env)} has one")
-    several = isinstance(found, DeviceEnv) and (found.spec.num_agents > 1 or found.spec.policies or wrappers.joint)
-    if wrappers.agent_ids and not several:
+    if wrappers.agent_ids and not (spec.num_agents > 1 or spec.policies or wrappers.joint):
         raise ConfigError(f"--agent-ids is for environments of several agents, and {env_name(env)} has one")
     native = None if isinstance(found, DeviceEnv) else found
     if wrappers.hide is not None:
@@ -163,7 +160,7 @@ def find(
         atari_preset = atari_preset or envpool.default_preset(spec.id)
     elif atari_preset is not None:
         raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {name} is none")
-    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, native)
+    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, native)
 
 
 class Located(NamedTuple):
@@ -209,7 +206,7 @@ def _of_name(
     workers: Literal["threads", "processes"],
     timeout: float,
     wrappers: Wrappers,
-) -> tuple[EnvSpec | DeviceEnv, Mask]:
+) -> tuple[EnvSpec | DeviceEnv | rows.Team, Mask]:
     backend, name, made_by = locate(env)
     if backend == "gymnax":
         return gymnax.make(name, options, wrappers), NO_MASK
@@ -225,6 +222,8 @@ def _of_name(
         raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
     if isinstance(found, DeviceEnv):
         return found, NO_MASK
+    if found.agents:
+        return rows.team(name, found, wrappers), NO_MASK
     return gymnasium.spec(name, found, wrappers), NO_MASK if found.mask.unread else found.mask
 
 

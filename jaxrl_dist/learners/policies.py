@@ -37,12 +37,13 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies
         return joined(states)
 
     def update(
-        state: TrainState, rollouts: Mapping[str, Rollout], key: jax.Array
+        state: TrainState, rollouts: Mapping[str, Rollout], key: jax.Array, priorities: Mapping[str, jax.Array] = {}
     ) -> tuple[TrainState, Mapping[str, Any]]:
         states, metrics = {}, {}
         for name, number in numbers.items():
             own = state_of(state, name), rollouts[name], rng.of_policy(key, number)
-            states[name], metrics[name] = learners[name].update(*own)
+            initial = [priorities[name]] if name in priorities else []
+            states[name], metrics[name] = learners[name].update(*own, *initial)
         for name, (source, every, size, agents) in copies.items():
             due = states[source].updates // every > state.updates[source] // every
             variables = states[name].variables
@@ -61,7 +62,7 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies
     def midway(memory: PyTree) -> PyTree:
         return {name: learner.midway(memory[name]) for name, learner in learners.items()}
 
-    return Learner(init, update, cut=cut, midway=midway)
+    return Learner(init, update, cut=cut, midway=midway, parts=tuple(learners.items()))
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:
@@ -73,9 +74,8 @@ def joined(states: Mapping[str, TrainState]) -> TrainState:
 
 
 def state_of(state: TrainState, name: str) -> TrainState:
-    """Returns the state of one policy of ``joined``."""
-    fields = {field: part[name] for field, part in state._asdict().items() if field != "iteration"}
-    return TrainState(**fields, iteration=state.iteration)
+    """Returns the state of one policy of ``joined``, of which fields may have been replaced by ()."""
+    return TrainState._make(part[name] if isinstance(part, dict) else part for part in state)
 
 
 def still(algorithm: Algorithm) -> Learner:

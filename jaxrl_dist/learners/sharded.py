@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -15,9 +16,11 @@ def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False) -
     """``(state, rollout, key) -> (state, metrics)``: experience is sharded over the mesh, all else replicated.
 
     With ``prioritized``, a fourth argument holds the initial priorities ``[T, B]`` of the windows. The state is
-    donated. The program sums gradients over devices; ``check_vma`` proves that the replicas stay equal.
+    donated. The program sums gradients over devices; ``check_vma`` proves that the replicas stay equal. Of several
+    policies, rollout and priorities are dicts by policy.
     """
-    inputs = (STATE, ROLLOUT, REPLICATED, TIME_BATCH) if prioritized else (STATE, ROLLOUT, REPLICATED)
+    rollout: Any = {name: ROLLOUT for name, _ in learner.parts} or ROLLOUT
+    inputs = (STATE, rollout, REPLICATED, TIME_BATCH) if prioritized else (STATE, rollout, REPLICATED)
     return Program(learner.update, mesh, inputs, (STATE, REPLICATED), donate=(0,))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +14,11 @@ from jaxrl_dist.checks import check_used
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.plans import asynchronous, gradients, on_device, synchronous, threaded
+from jaxrl_dist.mesh import by_policy
+from jaxrl_dist.plans import asynchronous, gradients, on_device, own_pace, synchronous, threaded
 from jaxrl_dist.plans.job import Plan
 from jaxrl_dist.plans.population import Population
-from jaxrl_dist.types import Algorithm
+from jaxrl_dist.types import Algorithm, Algorithms
 
 
 class PlanInfo(NamedTuple):
@@ -30,7 +31,12 @@ class PlanInfo(NamedTuple):
     """See ``together``; over several processes, only ``on_device`` has it."""
     check: Callable[[Train[Any], Algorithm, str, int], None] | None = None
     """``(config, algorithm, name, num_devices)``: raises ``ConfigError`` if the resolved config or the algorithm does
-    not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn."""
+    not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn. Of several policies, it
+    is called for each that trains."""
+    several: bool = True
+    """Whether several policies can train."""
+    copies: bool = True
+    """Whether one of them can be a copy of another."""
 
     @property
     def threaded(self) -> bool:
@@ -42,7 +48,8 @@ PLANS = {
     "on_device": PlanInfo(on_device.on_device, texts.PLANS["on_device"], on_device.Compiled),
     "synchronous": PlanInfo(synchronous.synchronous, texts.PLANS["synchronous"], synchronous.Hosted),
     "asynchronous": PlanInfo(asynchronous.asynchronous, texts.PLANS["asynchronous"], check=asynchronous.check),
-    "gradients": PlanInfo(gradients.gradients, texts.PLANS["gradients"], check=gradients.check),
+    "own_pace": PlanInfo(own_pace.own_pace, texts.PLANS["own_pace"], check=own_pace.check, copies=False),
+    "gradients": PlanInfo(gradients.gradients, texts.PLANS["gradients"], check=gradients.check, several=False),
 }
 """The table of plans; ``config.PLANS`` has their names and texts for code that must not import JAX."""
 
@@ -53,12 +60,17 @@ def together(name: str) -> type[Population] | None:
 
 
 def pool_options(
-    config: Train[Any], algorithm: Algorithm, name: str, learners: Sequence[jax.Device], *, on_host: bool
+    config: Train[Any],
+    algorithm: Algorithms,
+    names: Mapping[str, str],
+    learners: Sequence[jax.Device],
+    *,
+    on_host: bool,
 ) -> PoolOptions:
     """Returns the options of a resolved config's actor threads, for plans that have them.
 
     Args:
-      name: the algorithm's name in messages.
+      names: the algorithm's name in messages; of several policies, those by policy. That of a single one is ``""``.
       on_host: whether the environments run on the host.
 
     Raises:
@@ -66,21 +78,26 @@ def pool_options(
     """
     plan = PLANS[config.plan]
     needed = f"--plan {' or '.join(name for name, other in PLANS.items() if other.threaded)}"
-    names = ("actor_devices", "max_lag", "lockstep", "gather", "on_actor_error")
-    check_used(config, *names, there=plan.threaded, needed=needed)
+    fields = ("actor_devices", "max_lag", "lockstep", "gather", "on_actor_error")
+    check_used(config, *fields, there=plan.threaded, needed=needed)
     check_used(config, "lag", there=config.lockstep, needed="--lockstep")
     check_used(config, "gather_deadline", there=config.gather is not None, needed="--gather")
     check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")
     check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
-    if config.free_running and (config.plan != "asynchronous" or algorithm.replay is None):
+    if config.free_running and isinstance(algorithm, dict):
+        raise ConfigError("--free-running is for one policy; of several, those that replay do so under --plan own_pace")
+    if config.free_running and (config.plan != "asynchronous" or not threaded.replays(algorithm)):
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
-    if plan.threaded and algorithm.episodic:
-        raise ConfigError(
-            f"{name} compares whole episodes of one policy, which --plan {config.plan} does not wait for; "
-            "--plan synchronous does, and on_device with environments that can be compiled"
-        )
-    if plan.check is not None:
-        plan.check(config, algorithm, name, len(learners))
+    for policy, each in by_policy(algorithm).items():
+        if plan.check is None or not each.num_epochs:
+            continue
+        if each.episodic:
+            raise ConfigError(
+                f"{names[policy]} compares whole episodes of one policy, which --plan {config.plan} does not wait for; "
+                "--plan synchronous does, and on_device with environments that can be compiled"
+            )
+        plan.check(config, each, names[policy], len(learners))
+    if plan.threaded:
         return threaded.pool_options(config, learners)
     if config.num_actors is not None:
         text = (

@@ -8,13 +8,14 @@ section 5) and the Sebulba architecture (Hessel et al. 2021, https://arxiv.org/a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from jaxrl_dist import flow
+from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import ActorPool, ParamStore, Sample
 from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import check_divides, flag
@@ -23,11 +24,21 @@ from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update
 from jaxrl_dist.plans import threaded
+from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import Clock
-from jaxrl_dist.plans.threaded import CONTENT, Tally, homes, joiner, prioritize, sender
+from jaxrl_dist.plans.report import updated, updates_of
+from jaxrl_dist.plans.threaded import (
+    Tally,
+    content_specs,
+    homes,
+    joiner,
+    prioritize,
+    prioritizes,
+    replays,
+    sender,
+)
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Algorithm, Report
+from jaxrl_dist.types import Algorithm, PyTree, Report, TrainState
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
@@ -53,47 +64,114 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
 
 def asynchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors in threads; the acting policy may lag some versions behind the learner."""
-    clock, stages, options = Clock(job.resumed, job.away), Stages(), job.pool
-    prioritized = job.algorithm.replay is not None and job.algorithm.replay.priority_exponent is not None
-    here = arrays.own_part(job.mesh)
+    prioritized = prioritizes(job.algorithm)
     update = job.once("update", lambda job: compile_update(job.learner, job.mesh, prioritized=prioritized))
-    join = joiner(here, options.num_actors)
-    state, learn_key = job.initial_state(), job.key(Stream.LEARN)
+    relearn = compile_relearn(job.learner, job.mesh) if job.pool.free_running else None
+    return overlapped(job, Trainer(update, relearn, (job.key(Stream.LEARN), job.key(Stream.LEARN_MORE))))
+
+
+class Turn(NamedTuple):
+    """What a trainer has done with a round of experience, or without."""
+
+    state: TrainState
+    metrics: Mapping[str, Any]
+    counts: Any
+    """As for ``HostInterval.learned``."""
+    last: bool = True
+    """Whether all policies have had their turn."""
+
+
+class Training(Protocol):
+    """What learns from the actors' experience."""
+
+    @property
+    def programs(self) -> Sequence[meshes.Program]:
+        """Its compiled programs."""
+
+    @property
+    def more(self) -> bool:
+        """Whether it can learn now without new experience."""
+
+    def turns(self, state: TrainState, rounds: Iterator[Sequence[PyTree] | None]) -> Iterator[Turn]:
+        """Learns from each round's rollout and, if present, its priorities; None: there is no new experience."""
+
+
+class Trainer:
+    """One learner, which learns from each round, and from its memory only if it is free-running."""
+
+    def __init__(
+        self, update: meshes.Program, relearn: meshes.Program | None, keys: tuple[jax.Array, jax.Array]
+    ) -> None:
+        """``relearn`` is None if it learns from new experience only; the ``keys`` are those of both programs."""
+        self._update, self._relearn, self._keys = update, relearn, keys
+        self._more = False
+
+    @property
+    def programs(self) -> Sequence[meshes.Program]:
+        """As ``Training.programs``."""
+        return [self._update] if self._relearn is None else [self._update, self._relearn]
+
+    @property
+    def more(self) -> bool:
+        """As ``Training.more``: the last iteration made an update, so its memory has filled."""
+        return self._more
+
+    def turns(self, state: TrainState, rounds: Iterator[Sequence[PyTree] | None]) -> Iterator[Turn]:
+        """As ``Training.turns``."""
+        for content in rounds:
+            updates, metrics = updates_of(state), {}
+            if content is not None:
+                rollout, *priority = content
+                state, metrics = self._update(state, rollout, self._keys[0], *priority)
+            elif self._more and self._relearn is not None:
+                state, metrics = self._relearn(state, self._keys[1])
+            counts = updated(state, updates)
+            self._more = self._relearn is not None and any(jax.tree.leaves(counts))
+            yield Turn(state, metrics, counts)
+
+
+def overlapped(job: Job, training: Training) -> Iterator[Report]:
+    """Runs ``job`` with actors in threads, while ``training`` learns from what they send."""
+    clock, stages, options = Clock(job.resumed, job.away), Stages(), job.pool
+    specs, here = content_specs(job.algorithm), arrays.own_part(job.mesh)
+    join = joiner(here, options.num_actors, specs)
+    state = job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))
-    relearn = compile_relearn(job.learner, job.mesh) if options.free_running else None
-    programs = [update] if relearn is None else [update, relearn]
-    priorities = [prioritize(job, on) if prioritized else None for on in options.meshes]
+    priorities = [prioritize(job, on) if len(specs) > 1 else None for on in options.meshes]
     send = [
-        sender(home, priorities[index % len(priorities)]) for index, home in enumerate(homes(here, options.num_actors))
+        sender(home, specs, priorities[index % len(priorities)])
+        for index, home in enumerate(homes(here, options.num_actors))
     ]
     with ActorPool(job.actor_job(), options, store, send) as pool:
         tally = Tally(job, pool, store, job.iterations_per_report)
         stages.mark("starting")
         pool.streams.wait()
-        clock.ready(*programs)
+        clock.ready(*training.programs)
         stages.mark("actors_starting")
 
         def now() -> Report:
-            return tally.report(state, clock, stages, programs)
+            return tally.report(state, clock, stages, training.programs)
+
+        def received() -> Iterator[Sequence[PyTree] | None]:
+            taken = iter(() if tally.done() else rounds(job, pool, tally, lambda: training.more))
+            while (samples := peers.attempt(partial(next, taken, ()), "the actors")) != ():
+                stages.mark("waiting")
+                if samples is not None:
+                    tally.learn(samples)
+                yield None if samples is None else arrays.as_global(join(samples), job.mesh, specs)
 
         job.offer(now)
-        taken = iter(() if tally.done() else rounds(job, pool, tally))
-        while (samples := peers.attempt(partial(next, taken, ()), "the actors")) != ():
-            stages.mark("waiting")
-            updates = int(state.updates)
-            if samples is None:
-                assert relearn is not None
-                state, metrics = relearn(state, job.key(Stream.LEARN_MORE))
-            else:
-                tally.learn(samples)
-                rollout, *priority = arrays.as_global(join(samples), job.mesh, CONTENT[: 1 + prioritized])
-                state, metrics = update(state, rollout, learn_key, *priority)
+        turns = training.turns(state, received())
+        for turn in turns:
+            state = turn.state
             jax.block_until_ready(state)
             stages.mark("updating")
             store.publish(arrays.as_local(state, job.mesh))
-            tally.learned(metrics, counts=int(state.updates) > updates)
+            tally.learned(turn.metrics, counts=turn.counts)
             stages.mark("publishing")
+            if not turn.last:
+                continue
             if tally.ends(tally.env_steps):
                 break
             if tally.due:
@@ -104,19 +182,21 @@ def asynchronous(job: Job) -> Iterator[Report]:
         yield now()
 
 
-def rounds(job: Job, pool: ActorPool, tally: Tally) -> Iterator[Sequence[Sample | None] | None]:
+def rounds(
+    job: Job, pool: ActorPool, tally: Tally, more: Callable[[], bool]
+) -> Iterator[Sequence[Sample | None] | None]:
     """Yields the samples of each iteration: one of each actor, or the same number in order of arrival.
 
-    Replayed experience must keep each environment's order, and so takes one of each actor. Yields None if a
-    free-running learner should update from its memory without new experience.
+    Replayed experience must keep each environment's order, and so takes one of each actor. Yields None while there are
+    no new samples and there is ``more`` to learn without them.
     """
     options = job.pool
-    if options.lag is None and options.gather is None and job.algorithm.replay is None:
+    if options.lag is None and options.gather is None and not replays(job.algorithm):
         yield from flow.batch(filter(tally.fresh, flow.gather_async(pool.streams)), options.num_actors)
         return
     complete = flow.gather_sync(pool.streams, options.gather, options.gather_deadline)
     while True:
-        while options.free_running and tally.learning and not pool.streams.complete():
+        while more() and not pool.streams.complete():
             yield None
         samples = next(complete, [])
         if not samples:

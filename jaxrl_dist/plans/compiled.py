@@ -27,7 +27,6 @@ LEARN_TOGETHER = 16
 """Members that learn together on a CPU: the activations of more leave its caches (docs/speed.md)."""
 MEMBERS = meshes.of_members(meshes.REPLICATED)
 BATCH = meshes.of_members(meshes.BATCH)
-ROLLOUT = meshes.of_members(meshes.ROLLOUT)
 _STATE = meshes.of_members(meshes.STATE)
 _SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
 
@@ -204,7 +203,7 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
         return actor, experience, jax.tree.map(lambda x: x[None], counts)
 
     one, batch, state = meshes.REPLICATED, meshes.BATCH, meshes.STATE
-    rollout = meshes.over_policies(lambda _: meshes.ROLLOUT)(job.algorithm)
+    rollout = meshes.rollout_specs(job.algorithm)
     for_act = (one, batch, one, one, one, one), (batch, rollout, batch)
     for_learn = (state, rollout, one, one), (state, one)
     if members == 1:
@@ -238,7 +237,7 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
     Args:
       average_every: as for ``make_program``.
     """
-    inputs = _STATE, ROLLOUT, MEMBERS, MEMBERS
+    inputs = _STATE, meshes.of_members(meshes.rollout_specs(job.algorithm)), MEMBERS, MEMBERS
     learn = meshes.learning(_learn_together(job), job.mesh, inputs, (_STATE, MEMBERS))
 
     def update(state: TrainState, rollout: Rollout, keys: jax.Array, hyper: Any, running: jax.Array) -> tuple[Any, ...]:

@@ -5,7 +5,6 @@ Both ways are functions of one type, ``Evolve``. A plan calls them between two d
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.values import varied
 
 Hyper = Mapping[str, np.ndarray]
 """Each varied hyperparameter of the members, ``[M]`` float64."""
@@ -83,7 +83,7 @@ class Selection(NamedTuple):
     def valid(config: Any, values: Mapping[str, float]) -> bool:
         """Returns whether an algorithm may have these hyperparameters; if not, a member keeps its own."""
         try:
-            dataclasses.replace(config.algorithm, **values).validate()
+            varied(config.algorithm, values).validate()
         except ConfigError:
             return False
         return True

@@ -24,8 +24,8 @@ from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.halves import check_sizes
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
 from jaxrl_dist.plans import threaded
+from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import Clock
 from jaxrl_dist.plans.threaded import Tally
 from jaxrl_dist.types import Algorithm, PyTree, Report, Rollout
 

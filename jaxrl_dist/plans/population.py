@@ -14,9 +14,10 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.envs.base import HostEnv
 from jaxrl_dist.hosts import arrays
 from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import Clock, IntervalSums, check_there, mean_return, report
+from jaxrl_dist.plans.report import IntervalSums, check_there, mean_return, report
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState
 

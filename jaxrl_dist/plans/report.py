@@ -1,18 +1,18 @@
-"""Reports of the plans: sums over an interval, clocks, and the numbers of a report."""
+"""Reports of the plans: sums over an interval, and the numbers of a report."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_dist import mesh as meshes
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
+from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.types import Array, Checkpoint, EpisodeStats, PyTree, Report, TrainState
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class IntervalSums(NamedTuple):
                 ended.append({metric: [exact(x) for x in pair] for metric, pair in episodes.info.items()})
             return int(learned), {name: float(value).hex() for name, value in sums.items()}, ended
 
-        kept = int(self.iterations), *meshes.over_policies(of_policy, 3)(*self[1:])
+        kept = int(self.iterations), *over_policies(of_policy, 3)(*self[1:])
         return dict(zip(self._fields, kept, strict=True))
 
     @staticmethod
@@ -67,7 +67,7 @@ class IntervalSums(NamedTuple):
             values = {name: np.float64(float.fromhex(value)) for name, value in sums.items()}
             return np.int32(learned), values, ended
 
-        parts = meshes.over_policies(of_policy, 3)(*(kept[name] for name in IntervalSums._fields[1:]))
+        parts = over_policies(of_policy, 3)(*(kept[name] for name in IntervalSums._fields[1:]))
         return IntervalSums(np.int32(kept["iterations"]), *parts)
 
 
@@ -97,37 +97,49 @@ class HostInterval:
 
     def _begin(self, resumed: Checkpoint | None) -> None:
         since = IntervalSums.of(resumed)
-        self.iterations, self._learned = int(since.iterations), int(since.learned)
-        self._sums = {name: float(value) for name, value in since.sums.items()}
         none = no_episodes(1, self._job.source.spec.info_metrics).merge()
-        self._episodes = [with_info(since.episodes.merge(), none)]
-        self._metrics: list[Mapping[str, jax.Array]] = []  # not on the host yet
+
+        def of_policy(_: Any, learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
+            return learned, {name: float(value) for name, value in sums.items()}, with_info(episodes.merge(), none)
+
+        parts = since[1:]
+        if isinstance(self._job.algorithm, dict) and not isinstance(since.learned, dict):  # nothing has been kept
+            parts = over_policies(lambda _: tuple(since[1:]), 3)(self._job.algorithm)
+        self.iterations = int(since.iterations)
+        self._learned, self._sums, episodes = over_policies(of_policy, 3)(self._job.algorithm, *parts)
+        self._episodes = [episodes]
+        self._metrics: list[tuple[Any, Any]] = []  # not on the host yet
 
     def ended(self, episodes: EpisodeStats) -> None:
-        """Adds statistics of finished episodes."""
+        """Adds statistics of finished episodes; of several policies, a dict of theirs."""
         self._episodes.append(episodes)
 
-    def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
-        """Adds an iteration's metrics; ``counts`` is False if it made no update, as while a replay memory fills."""
-        for name in metrics:
-            self._sums.setdefault(name, 0.0)
-        if counts:
-            self._metrics.append(metrics)
-            if len(self._metrics) == _FETCH:
-                self._fetch()
+    def learned(self, metrics: Mapping[str, Any], counts: Any = True) -> None:
+        """Adds an iteration's metrics; ``counts`` is False if it made no update, as while a replay memory fills.
+
+        Of several policies, both are dicts by policy, and may leave out those that have not had their turn.
+        """
+        self._metrics.append((counts, metrics))
+        if len(self._metrics) == _FETCH:
+            self._fetch()
 
     def _fetch(self) -> None:
-        for metrics in jax.device_get(self._metrics):
-            for name, value in metrics.items():
-                self._sums[name] += float(value)
-        self._learned += len(self._metrics)
+        def added(counts: bool, learned: Array, sums: dict[str, float], metrics: Mapping[str, Array]) -> Any:
+            new = {name: sums.get(name, 0.0) + (float(value) if counts else 0.0) for name, value in metrics.items()}
+            return np.int32(learned + counts), {**sums, **new}
+
+        for counts, metrics in jax.device_get(self._metrics):
+            new = over_policies(added, 2)(counts, self._learned, self._sums, metrics)
+            if isinstance(counts, dict):
+                new = {**self._learned, **new[0]}, {**self._sums, **new[1]}
+            self._learned, self._sums = new
         self._metrics = []
 
     def since(self) -> IntervalSums:
         """Returns the sums so far."""
         self._fetch()
-        self._episodes = [EpisodeStats.stack(self._episodes).merge()]
-        return IntervalSums(np.int32(self.iterations), np.int32(self._learned), dict(self._sums), self._episodes[0])
+        self._episodes = [over_policies(EpisodeStats.merge)(EpisodeStats.stack(self._episodes))]
+        return IntervalSums(np.int32(self.iterations), self._learned, self._sums, self._episodes[0])
 
     @property
     def due(self) -> bool:
@@ -149,56 +161,14 @@ _FETCH = 1000
 """Iterations after which metrics are fetched from the devices."""
 
 
-class Clock:
-    """Measures the run's wall time in seconds, and its share of set-up and compilation.
+def updated(state: TrainState, before: Any) -> Any:
+    """Returns whether updates have been made since there were ``before``; of several policies, a dict by policy."""
+    return jax.tree.map(lambda new, old: int(new) > old, state.updates, before)
 
-    Excludes the time between sessions and the time of evaluations. ``actors.step.Stages`` divides a thread's time.
-    """
 
-    def __init__(self, resumed: Checkpoint | None, away: Callable[[], float]) -> None:
-        """``away`` is the job's."""
-        self._away = away
-        kept = {} if resumed is None else resumed.progress
-        self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)
-        self._compiled_before = kept.get("compile_s", 0.0)
-        self._programs: tuple[meshes.Program, ...] = ()
-        self._setup_began, self._setup_seconds = self.wall_time(), 0.0
-        self._reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
-
-    def ready(self, *programs: meshes.Program) -> None:
-        """Ends the set-up; ``programs`` compile later, at their first call."""
-        self._programs = programs
-        self._setup_seconds = self.wall_time() - self._setup_began
-
-    def wall_time(self) -> float:
-        """Returns the seconds since the run began."""
-        return time.perf_counter() - self._began - self._away()
-
-    def _compile_seconds(self) -> float:
-        return self._compiled_before + self._setup_seconds + sum(program.compile_seconds for program in self._programs)
-
-    def rates(self, env_steps: int, updates: int) -> dict[str, float | None]:
-        """Returns a report's times and rates; rates cover the interval since the last report, without compilation."""
-        compile_seconds, last = self._compile_seconds(), self._reported
-        steps, made = env_steps - last["env_steps"], updates - last["updates"]
-        return {
-            "time/env_steps_per_second": steps / max(self.wall_time() - compile_seconds - last["seconds"], 1e-9),
-            "time/compile_s": compile_seconds,
-            "replay/ratio": made / steps if steps else None,
-        }
-
-    def reported(self, iteration: int, env_steps: int, updates: int) -> None:
-        """Begins the next interval."""
-        seconds = self.wall_time() - self._compile_seconds()
-        self._reported = {"iteration": iteration, "env_steps": env_steps, "updates": updates, "seconds": seconds}
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the checkpoint's JSON."""
-        return {
-            "wall_time_s": self.wall_time(),
-            "compile_s": self._compile_seconds(),
-            "reported": self._reported,
-        }
+def updates_of(state: TrainState) -> Any:
+    """Returns the number of updates so far; of several policies, a dict by policy."""
+    return jax.tree.map(int, state.updates)
 
 
 def of_all(env_steps: int, episodes: EpisodeStats) -> list[tuple[int, EpisodeStats]]:

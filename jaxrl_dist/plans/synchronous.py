@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -14,16 +15,19 @@ import numpy as np
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors import host
+from jaxrl_dist.actors import host, programs
+from jaxrl_dist.actors.step import initial_core
+from jaxrl_dist.envs.base import Share
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
+from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.report import HostInterval, IntervalSums, of_all
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.spaces import zeros
-from jaxrl_dist.types import Array, Report
+from jaxrl_dist.types import Array, EnvSpec, Report
 
 
 def synchronous(job: Job) -> Iterator[Report]:
@@ -40,9 +44,15 @@ class Hosted(Population):
         def iteration(hyper: Mapping[str, Array]) -> Any:
             algorithm, learner = job.variant(hyper)
             key, size = rng.stream(job.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
-            allocate, act, close_rollout = host.acting(algorithm, job.rollout_length, key)
-            state, core, now = learner.init(key), algorithm.initial_core(size), (jnp.int32(0), jnp.float32(0))
-            seen = zeros(job.source.spec.observation, size), np.zeros((4, size), np.float32)
+            spec, state = job.source.spec, learner.init(key)
+            allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
+            core, now = initial_core(algorithm, spec, Share.all(size)), (jnp.int32(0), state.env_step)
+
+            def shown(own: EnvSpec) -> tuple[Any, Array]:
+                rows = size // spec.num_agents * own.num_agents
+                return zeros(own.observation, rows), np.zeros((4, rows), np.float32)
+
+            seen = over_policies(shown, 2)(spec.policies or spec)
             buffer, own, begun = allocate(state.variables, (), seen[0], core, *now)
             acted = act(jnp.int32(0), jnp.int32(0), state.variables, own, buffer, begun, (), core, *seen, *now)
             return learner.update(state, close_rollout(*acted[:3], core, *seen)[0], key)
@@ -63,20 +73,25 @@ class Hosted(Population):
         self._intervals = [HostInterval(job, job.iterations_per_report) for job in jobs]
         self._update_seconds, self._key = 0.0, job.key(Stream.LEARN)
 
-    def _compile(self) -> host.Programs:
+    def _compile(self) -> programs.Programs:
         job, members, every = self._jobs[0], len(self._rows), self._average_every
-        here, length = self._here, job.rollout_length
+        here, length, spec = self._here, job.rollout_length, job.source.spec
         if self._axis:
             act, update = ("act", members), ("update", members, every)
-            programs = job.once(act, lambda job: host.compile_members(lambda x: job.variant(x)[0], here, length))
+
+            def members_act(job: Job) -> programs.Programs:
+                return programs.compile_members(lambda x: job.variant(x)[0], spec, here, length)
+
+            acting = job.once(act, members_act)
             self._update = job.once(update, lambda job: compiled.compile_update(job, every))
         else:
             key = meshes.put(rng.stream(job.seed, Stream.ACT), here, meshes.REPLICATED)
-            programs = job.once(("act", job.seed), lambda job: host.compile_acting(job.algorithm, here, length, key))
+            how = spec, here, length, key
+            acting = job.once(("act", job.seed), lambda job: programs.compile_acting(job.algorithm, *how))
             self._update = job.once("update", lambda job: compile_update(job.learner, job.mesh))
-        self._act = programs.act
-        self._ready(self._update, *programs)
-        return programs
+        self._act = acting.act
+        self._ready(self._update, *acting)
+        return acting
 
     def _iterate(self, running: Sequence[int]) -> int:
         mesh, state = self._jobs[0].mesh, self._state
@@ -87,10 +102,12 @@ class Hosted(Population):
         acting = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
         rollout, episodes, steps = peers.attempt(partial(self._acting.rollout, *acting, *who), "the environments")
         began = time.perf_counter()
-        self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, meshes.ROLLOUT), *how)
+        specs = meshes.rollout_specs(self._jobs[0].algorithm)
+        self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, specs), *how)
         jax.block_until_ready(self._state)
         self._update_seconds += time.perf_counter() - began
-        metrics, grew = arrays.fetch((metrics, self._state.updates > updates))
+        grew = jax.tree.map(operator.gt, self._state.updates, updates)
+        metrics, grew = arrays.fetch((metrics, grew))
         counts = np.atleast_1d(steps)
         for row, interval in enumerate(self._intervals):
             count, ended, learned, grown = self._part((steps, episodes, metrics, grew), row)
@@ -99,7 +116,7 @@ class Hosted(Population):
             interval.iterations += 1
             for _, ended in rollouts:
                 interval.ended(ended)
-            interval.learned(learned, counts=bool(grown))
+            interval.learned(learned, counts=jax.tree.map(bool, grown))
         self._count(counts)
         return 1
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,19 +14,35 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, PoolOptions, Sample, Snapshot
-from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.actors.step import Stages, keys_of
 from jaxrl_dist.checks import check_divides, flag, parse_devices
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays, peers
+from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_priority
+from jaxrl_dist.mesh import by_policy
 from jaxrl_dist.plans import report as reports
+from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.devices import check_evenly, numbered
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.types import PyTree, Report, Rollout, TrainState
+from jaxrl_dist.plans.report import updates_of
+from jaxrl_dist.types import Algorithms, PyTree, Report, Rollout, TrainState
 
-CONTENT: list[Any] = [meshes.ROLLOUT, meshes.TIME_BATCH]
-"""Sharding of a rollout and, if present, its priorities."""
+
+def replays(algorithm: Algorithms) -> bool:
+    """Returns whether an algorithm, or any of several policies, replays experience."""
+    return any(each.replay is not None for each in by_policy(algorithm).values())
+
+
+def prioritizes(algorithm: Algorithms) -> bool:
+    """Returns whether an algorithm, or any of several policies, replays experience by its priorities."""
+    return any(each.replay and each.replay.priority_exponent is not None for each in by_policy(algorithm).values())
+
+
+def content_specs(algorithm: Algorithms) -> list[Any]:
+    """Returns the sharding of what an actor sends: a rollout and, for prioritised replay, its priorities."""
+    return [meshes.rollout_specs(algorithm), meshes.TIME_BATCH][: 1 + prioritizes(algorithm)]
 
 
 def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
@@ -91,55 +106,69 @@ def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
     return [meshes.make_mesh(devices[first : first + size]) for first in firsts]
 
 
-def sender(home: Mesh, priority: Deliver | None = None) -> Deliver:
+def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Deliver:
     """Returns a function with which an actor sends its rollout to the learner, overlapping with updates there.
 
-    It sends a list of the rollout and, with ``priority``, the rollout's priorities.
+    It sends a list of the rollout and, with ``priority``, the rollout's priorities; what is on its part of the mesh
+    already is not copied.
 
     Args:
       home: the actor's entry of ``homes``.
+      specs: from ``content_specs``.
     """
+    shardings = meshes.shardings(home, specs)
 
     def send(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> list[PyTree]:
         extra = [] if priority is None else [priority(snapshot, rollout, number)]
-        return _put([rollout, *extra], home)
+        return [jax.device_put(x, where) for x, where in zip([rollout, *extra], shardings, strict=True)]
 
     return send
 
 
-def _put(content: list[PyTree], on: Mesh) -> list[PyTree]:
-    """Puts an actor's content on its part of the mesh; copies nothing that is there already."""
-    return [jax.device_put(x, where) for x, where in zip(content, _shardings(on), strict=False)]
-
-
-@functools.cache
-def _shardings(on: Mesh) -> list[Any]:
-    """Returns the shardings of ``CONTENT`` on a mesh."""
-    return [meshes.shardings(on, spec) for spec in CONTENT]
-
-
 def prioritize(job: Job, on: Mesh) -> Deliver:
-    """Returns a function that computes the initial priorities of a rollout's windows on the device that acted."""
-    program = compile_priority(job.algorithm, on)
-    key = meshes.put(rng.stream(job.session_seed, rng.Stream.PRIORITIZE), on, meshes.REPLICATED)
-    return lambda snapshot, rollout, number: program(snapshot.state, rollout, key, number)
+    """Returns a function that computes the initial priorities of a rollout's windows on the device that acted.
+
+    Of several policies, it returns a dict of those that need priorities.
+    """
+    stream = rng.stream(job.session_seed, rng.Stream.PRIORITIZE)
+    keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
+    programs = {
+        name: compile_priority(each, on) for name, each in by_policy(job.algorithm).items() if prioritizes(each)
+    }
+    if not isinstance(job.algorithm, dict):
+        (program,) = programs.values()
+        return lambda snapshot, rollout, number: program(snapshot.state, rollout, keys, number)
+
+    def priorities(snapshot: Snapshot, rollouts: Any, number: np.int32) -> PyTree:
+        return {
+            name: program(state_of(snapshot.state, name), rollouts[name], keys[name], number)
+            for name, program in programs.items()
+        }
+
+    return priorities
 
 
-def joiner(mesh: Mesh, num_actors: int) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
+def joiner(mesh: Mesh, num_actors: int, specs: list[Any]) -> Callable[[Sequence[Sample | None]], list[PyTree]]:
     """Returns a function that joins the actors' rollouts into one, sharded over the mesh.
 
     A missing rollout is replaced by zeros of the same shape, so its steps are invalid. Arrays already on the right
     device are not copied, unless the device holds several actors' environments.
+
+    Args:
+      specs: from ``content_specs``.
     """
     parts = homes(mesh, num_actors)
     joined_on = mesh if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat} else parts[0]
     blanks: dict[int, list[PyTree]] = {}
 
     def concatenate(contents: Sequence[list[PyTree]]) -> list[PyTree]:
-        axes = jax.tree.map(_axis, CONTENT[: len(contents[0])], is_leaf=_is_spec)
+        axes = jax.tree.map(_axis, specs, is_leaf=_is_spec)
         return jax.tree.map(lambda axis, *x: jax.tree.map(lambda *y: jnp.concatenate(y, axis), *x), axes, *contents)
 
-    one = meshes.REPLICATED
+    def put(content: list[PyTree], on: Mesh) -> list[PyTree]:
+        return [jax.device_put(x, where) for x, where in zip(content, shardings[on], strict=True)]
+
+    one, shardings = meshes.REPLICATED, {on: meshes.shardings(on, specs) for on in {*parts, mesh}}
     programs = {
         device: meshes.Program(concatenate, meshes.make_mesh([device]), (one,), one, mapped=meshes.whole)
         for device in joined_on.devices.flat
@@ -150,19 +179,18 @@ def joiner(mesh: Mesh, num_actors: int) -> Callable[[Sequence[Sample | None]], l
         contents = []
         for index, sample in enumerate(samples):
             if sample is None and index not in blanks:
-                blanks[index] = _put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index])
+                blanks[index] = put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index])
             content = blanks[index] if sample is None else sample.content
-            contents.append(content if joined_on.size == 1 else _put(content, parts[index]))
+            contents.append(content if joined_on.size == 1 else put(content, parts[index]))
         if joined_on.size == 1:  # nothing to take apart
             joined = programs[joined_on.devices.flat[0]](contents) if len(contents) > 1 else contents[0]
-            return joined if joined_on is mesh else _put(joined, mesh)
+            return joined if joined_on is mesh else put(joined, mesh)
         pieces = []
         for device in joined_on.devices.flat:
             here = [_shard(x, device) for x, part in zip(contents, parts, strict=True) if device in part.devices]
             pieces.append(programs[device](here) if len(here) > 1 else here[0])
-        specs = CONTENT[: len(like)]
         whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces, is_leaf=_is_spec)
-        return whole if joined_on is mesh else _put(whole, mesh)
+        return whole if joined_on is mesh else put(whole, mesh)
 
     return join
 
@@ -199,7 +227,6 @@ class Tally(reports.HostInterval):
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore, length: int) -> None:
         super().__init__(job, length)
         self.env_steps = job.env_steps  # of samples learned from or dropped as too old
-        self.learning = False  # the last iteration made an update
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
         self._trained = self._dropped = 0
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from
@@ -231,11 +258,6 @@ class Tally(reports.HostInterval):
             self._trained += peers.count()
             self._lags[self._lag(sample)] += peers.count()
 
-    def learned(self, metrics: Mapping[str, jax.Array], counts: bool = True) -> None:
-        """Ends an iteration, as ``HostInterval.learned``."""
-        self.learning = counts
-        super().learned(metrics, counts)
-
     def drop(self, samples: int) -> None:
         """Counts unused samples as dropped."""
         self._dropped += samples
@@ -244,7 +266,7 @@ class Tally(reports.HostInterval):
         """Returns whether the run was done before this session."""
         return self._job.ended_by(self.env_steps, self.score) is not None
 
-    def report(self, state: TrainState, clock: reports.Clock, stages: Stages, programs: Sequence[Any]) -> Report:
+    def report(self, state: TrainState, clock: Clock, stages: Stages, programs: Sequence[Any]) -> Report:
         """Returns the report of the interval since the last report.
 
         Args:
@@ -254,7 +276,7 @@ class Tally(reports.HostInterval):
         compiling = sum(program.compile_seconds for program in programs)
         seconds = dict(stages.seconds)
         seconds |= {"updating": seconds.get("updating", 0.0) - compiling, "compiling": compiling}
-        acting = pool.seconds()
+        acting, made = pool.seconds(), updates_of(state)
         idle = sum(acting.get(f"time/actor/{stage}_s", 0.0) for stage in ("parameters", "blocked"))
         sent, queued = pool.streams.count()
         metrics: dict[str, float | None] = {
@@ -266,6 +288,7 @@ class Tally(reports.HostInterval):
             "async/trained": float(self._trained),
             "async/dropped": float(self._dropped),
             "async/restarts": float(pool.restarts),
+            **({f"{name}/updates": float(count) for name, count in made.items()} if isinstance(made, dict) else {}),
             "async/learner_idle": seconds.get("waiting", 0.0) / max(sum(seconds.values()), 1e-9),
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }

@@ -128,14 +128,21 @@ class Policy:
         Args:
           sampled: draw actions, or take the best ones; None: as the run's ``evaluation_policy``.
         """
-        others = self.source.pure is not None and self.source.pure.spec.policies
-        if others and not isinstance(self.algorithm, dict):
-            raise ConfigError("a policy plays with the others of its run: load_policy(run_dir).evaluate() plays all")
+        self.check_plays()
         assert self.config.num_envs is not None, "the preset has it"
         what = self.algorithm, self.variables, self.source, episodes, seed
         sampled = self.config.evaluation_policy == "sampled" if sampled is None else sampled
         how: dict[str, Any] = {"max_steps": max_steps, "num_envs": self.config.num_envs, "sampled": sampled}
         return evaluate(*what, **how, progress=progress)
+
+    def check_plays(self) -> None:
+        """Checks that this policy can play in its environment by itself.
+
+        Raises:
+          ConfigError: it is one of several.
+        """
+        if self.source.wrappers.policies and not isinstance(self.algorithm, dict):
+            raise ConfigError("a policy plays with the others of its run: load_policy(run_dir).evaluate() plays all")
 
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None

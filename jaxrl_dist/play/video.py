@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.actors.evaluate import Evaluation, Evaluator
+from jaxrl_dist.actors.step import env_of
 from jaxrl_dist.envs.base import DrawnEnv
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
@@ -45,24 +46,26 @@ def record(
     """
     from PIL import Image
 
-    if isinstance(policy.algorithm, dict):
-        raise ConfigError("episodes of several policies cannot be filmed")
+    policy.check_plays()
     out = pathlib.Path(out)
     if out.suffix.lower() != ".gif":
         raise ConfigError(f"{out} must end in .gif: a GIF is what is written")
     if not out.parent.is_dir():
         raise ConfigError(f"{out} cannot be written: there is no directory {out.parent}")
     pictures: list[list[Any]] = [[] for _ in range(episodes)]
+    spec = policy.source.spec
 
-    agents = policy.source.spec.num_agents
+    def env_of_row(row: int) -> int:
+        return env_of(spec, row, episodes * spec.num_agents) if spec.policies else row // spec.num_agents
 
     def watch(env: DrawnEnv, indices: np.ndarray) -> None:
-        for index in np.unique(indices // agents):  # an environment is filmed until the last agent's episode is over
-            image = Image.fromarray(env.render(int(index) * agents))
+        # An environment is filmed until the last agent's episode is over.
+        for index in sorted({env_of_row(int(row)) for row in indices}):
+            image = Image.fromarray(env.render(index * spec.num_agents))
             # A palette per picture cuts it to a third of the memory.
             pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
 
-    evaluator = Evaluator(policy.algorithm, policy.source, episodes * agents, seed, max_steps)
+    evaluator = Evaluator(policy.algorithm, policy.source, episodes * spec.num_agents, seed, max_steps)
     played = evaluator.play(policy.variables, progress, watch=watch)
     assert played is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)

@@ -14,12 +14,13 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.training.resolving import several
-from jaxrl_dist.values import from_text
+from jaxrl_dist.training.still import Still
+from jaxrl_dist.values import from_text, varied
 
 VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards")
 """Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
-SHARED = VARIED[:2]
-"""Those that several policies share."""
+SHARED, OWN = VARIED[:2], VARIED[2:]
+"""Of several policies, those that are the run's, and those of each policy."""
 MAX_MEMBERS = 10_000
 
 
@@ -42,42 +43,57 @@ def members(config: Train[Any]) -> list[Member]:
     Raises:
       ConfigError: a field cannot vary, a value cannot be read or is out of range, or there are too many members.
     """
-    kind = type(config.algorithm)
-    fields = () if several(config.algorithm) else dataclasses.fields(kind)
-    hyperparameters = [field.name for field in fields if field.init]
-    hints = {**get_type_hints(Train, include_extras=True), **get_type_hints(kind, include_extras=True)}
-    varied = {}
-    for name, text in config.vary.items():
-        name = name.replace("-", "_")
-        if name not in (known := [*hyperparameters, *(SHARED if several(config.algorithm) else VARIED)]):
-            if several(config.algorithm):
-                raise ConfigError(f"--vary {name}: of several policies, only {' and '.join(SHARED)} can vary")
-            raise ConfigError(_refusal(name, known, name_of(kind)))
-        if name in varied:
+    known, asked = kinds(config), dict[str, list[Any]]()
+    for given, text in config.vary.items():
+        policy, dot, field = given.rpartition(".")
+        name = policy + dot + field.replace("-", "_")
+        if name not in known:
+            raise ConfigError(_refusal(name, known, config.algorithm))
+        if name in asked:
             raise ConfigError(f"--vary names {name} twice")
-        varied[name] = [from_text(name, part, hints[name]) for part in text.split(",")]
-    settings = _settings(varied, zipped=config.zip)
+        asked[name] = [from_text(name, part, known[name]) for part in text.split(",")]
+    settings = _settings(asked, zipped=config.zip)
     if len(settings) * config.seeds > MAX_MEMBERS:
         raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
     made: list[Member] = []
     for offset, values in itertools.product(range(config.seeds), settings):
-        own = {name: value for name, value in values.items() if name in hyperparameters}
-        run = {name: value for name, value in values.items() if name not in hyperparameters}
+        own = {name: value for name, value in values.items() if name not in VARIED}
+        run = {name: value for name, value in values.items() if name in VARIED}
         run |= {"seed": config.seed + offset, "seeds": 1, "vary": {}, "zip": False}
         run |= {"evolve": None, "evolve_interval": None, "average_every": None}
         if config.run_dir is not None:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
-        algorithm = dataclasses.replace(config.algorithm, **own)
+        algorithm = varied(config.algorithm, own)
         made.append(Member(dataclasses.replace(config, algorithm=algorithm, **run).checked(), values))
     return made
 
 
-def _refusal(name: str, known: Sequence[str], algorithm: str) -> str:
+def kinds(config: Train[Any]) -> dict[str, Any]:
+    """Returns the types of the fields in which members may differ, by name: ``POLICY.FIELD`` if a policy has it."""
+
+    def of(algorithm: Any, fields: Sequence[str]) -> dict[str, Any]:
+        hints = {**get_type_hints(Train, include_extras=True), **get_type_hints(type(algorithm), include_extras=True)}
+        names = [field.name for field in dataclasses.fields(algorithm) if field.init]
+        return {name: hints[name] for name in (*names, *fields)}
+
+    if not several(config.algorithm):
+        return of(config.algorithm, VARIED)
+    run = of(Still(), SHARED)
+    parts = {policy: part.algorithm for policy, part in config.algorithm.parts.items()}
+    trained = {policy: of(algorithm, OWN) for policy, algorithm in parts.items() if not isinstance(algorithm, Still)}
+    return run | {f"{policy}.{name}": kind for policy, own in trained.items() for name, kind in own.items()}
+
+
+def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
     if name == "seed":
         return "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
+    if several(algorithm) and (owners := [each for each in known if each.partition(".")[2] == name]):
+        return f"--vary {name} belongs to a policy, and there are several: --vary {owners[0]}=..."
     if name in {field.name for field in dataclasses.fields(Train)}:
         return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"
-    return f"--vary {name}: {algorithm} has no such hyperparameter{did_you_mean(name, known)}"
+    if several(algorithm):
+        return f"--vary {name}: no policy that trains has such a field{did_you_mean(name, known)}"
+    return f"--vary {name}: {name_of(type(algorithm))} has no such hyperparameter{did_you_mean(name, known)}"
 
 
 def _settings(varied: Mapping[str, Sequence[Any]], *, zipped: bool) -> list[dict[str, Any]]:

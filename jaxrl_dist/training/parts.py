@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, host
+from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.actors.step import step_numbers
 from jaxrl_dist.envs.base import DeviceEnv, Share
 from jaxrl_dist.envs.episodes import ended_episodes
@@ -65,7 +66,7 @@ def make_parts(job: Job) -> dict[str, Part]:
 def _host_rollout(job: Job, state: TrainState) -> Rollout:
     """Fills a rollout from environments on the host."""
     with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
-        programs = host.compile_acting(job.algorithm, job.mesh, job.rollout_length, job.key(Stream.ACT))
+        programs = compile_acting(job.algorithm, job.source.spec, job.mesh, job.rollout_length, job.key(Stream.ACT))
         actor = host.HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
         return actor.rollout(state.variables, state.iteration, state.env_step)[0]
 

@@ -66,7 +66,8 @@ def alone(config: Train[Any], policy: str) -> Train[Any]:
 def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], EnvSource]:
     """As ``resolving.resolved``, for several policies.
 
-    Sizes that the user leaves out are the largest of the policies' presets; the plan is ``on_device``.
+    Sizes that the user leaves out are the largest of the policies' presets; the plan is ``on_device``, or
+    ``synchronous`` for environments on the host.
     """
     given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
     for name in changes:
@@ -75,11 +76,6 @@ def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[T
             raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
     config = dataclasses.replace(config, **changes)
     _check_names(config, given)
-    config = dataclasses.replace(config, plan=config.plan or "on_device")
-    if config.plan != "on_device":
-        raise ConfigError(
-            f"several policies need --plan on_device, and not {config.plan}; or give all agents one policy"
-        )
     asked, parts = dataclasses.replace(config, algorithm=Policies()).checked(), {}
     for name, value in given.items():
         with naming(name):
@@ -87,14 +83,21 @@ def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[T
     if all(isinstance(part.algorithm, Still) for part, _ in parts.values()):
         raise ConfigError("no policy trains; one or more must")
     source = find_env(dataclasses.replace(asked, algorithm=Policies({name: part for name, (part, _) in parts.items()})))
+    from jaxrl_dist.plans import PLANS  # here, not above: it imports JAX
+
+    asked = dataclasses.replace(asked, plan=asked.plan or ("on_device" if source.is_pure else "synchronous"))
+    if not PLANS[asked.plan].several:
+        works = ", ".join(plan for plan, info in PLANS.items() if info.several)
+        raise ConfigError(f"--plan {asked.plan} trains one policy, and there are several; plans for them: {works}")
     found = {}
     for name, (part, own) in parts.items():
+        part = dataclasses.replace(part, plan=asked.plan)
         with naming(name):
             found[name] = filled(part, own, source._replace(spec=source.spec.policies[name]))
     sizes = {
         name: max(getattr(part, name) for part in found.values())
         for name in RUN_DEFAULTS
-        if name not in (*OWN, "num_actors") and getattr(asked, name) is None
+        if name not in OWN and getattr(asked, name) is None and (name != "num_actors" or PLANS[asked.plan].threaded)
     }
     whole = {
         name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in found.items()

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import jax
 
@@ -26,7 +26,7 @@ from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import initial
 from jaxrl_dist.training.learner import check_sizes, make_learner
-from jaxrl_dist.training.members import Member, is_population, members, programs
+from jaxrl_dist.training.members import Member, is_population, kinds, members, programs
 from jaxrl_dist.training.policies import Policies, alone, naming
 from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.programs import keep_programs
@@ -35,6 +35,7 @@ from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.still import Copy, Still
 from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner
+from jaxrl_dist.values import varied
 
 NOT_COMPILED = (
     *("seed", "total_env_steps", "stop_at_return", "run_dir", "report_interval", "tensorboard", "wandb"),
@@ -135,11 +136,11 @@ def _population(config: Train[Any], source: EnvSource) -> PopulationRun:
 def _traced(population: Sequence[Member], source: EnvSource) -> list[str]:
     """Returns the varied hyperparameters that may differ between members of one program."""
     first = population[0]
-    kinds = get_type_hints(type(first.config.algorithm), include_extras=True)
+    types = kinds(first.config)
     names = [
         name
         for name in first.values
-        if float in (kinds.get(name), *get_args(kinds.get(name)))
+        if float in (types[name], *get_args(types[name]))
         and all(isinstance(member.values[name], float) for member in population)
     ]
     job = make_job(first.config, source, devices=learner_devices(first.config)[:1])
@@ -203,8 +204,10 @@ def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
         raise ConfigError(f"it is a copy of {copy.policy}, and there is no such policy{near}")
     if isinstance(config.algorithm.parts[copy.policy].algorithm, Still):
         raise ConfigError(f"it is a copy of {copy.policy}, which does not train")
-    kinds = [part.algorithm for part in config.algorithm.parts.values()]
-    pools = sum(isinstance(kind, Copy) and kind.policy == copy.policy and kind.size > 1 for kind in kinds)
+    if not plans.PLANS[str(config.plan)].copies:
+        raise ConfigError(f"it is a copy of {copy.policy}, and under --plan {config.plan} none waits for another")
+    others = [part.algorithm for part in config.algorithm.parts.values()]
+    pools = sum(isinstance(other, Copy) and other.policy == copy.policy and other.size > 1 for other in others)
     if pools > 1:
         raise ConfigError(f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents")
     other = spec.policies[copy.policy]
@@ -256,9 +259,9 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
     learner = make_learner(config, algorithm, source.spec, *shares)
 
     def vary(hyper: Mapping[str, Array]) -> tuple[Algorithms, Learner]:
-        other = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **hyper))
-        varied = make_algorithm(other, source.spec)
-        return varied, make_learner(other, varied, source.spec, *shares)
+        other = dataclasses.replace(config, algorithm=varied(config.algorithm, hyper))
+        algorithm = make_algorithm(other, source.spec)
+        return algorithm, make_learner(other, algorithm, source.spec, *shares)
 
     return Job(
         config=config,
@@ -272,8 +275,9 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
-    name = algorithms.name_of(config.algorithm)
-    return plans.pool_options(config, algorithm, name, devices, on_host=not source.is_pure)
+    parts = getattr(config.algorithm, "parts", {"": config})
+    names = {policy: algorithms.name_of(part.algorithm) for policy, part in parts.items()}
+    return plans.pool_options(config, algorithm, names, devices, on_host=not source.is_pure)
 
 
 def _computed(config: Train[Any], num_members: int) -> str | None:

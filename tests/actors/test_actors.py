@@ -17,7 +17,8 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.actors.evaluate import Evaluator, evaluate
-from jaxrl_dist.actors.host import HostActor, compile_acting
+from jaxrl_dist.actors.host import HostActor
+from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
@@ -106,7 +107,7 @@ def act_on_host(
     job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
     results = []
     with contextlib.closing(source.host(NUM_ENVS, job.seed)) as env:
-        programs = compile_acting(algorithm, job.mesh, length, job.key(Stream.ACT))
+        programs = compile_acting(algorithm, source.spec, job.mesh, length, job.key(Stream.ACT))
         actor = HostActor(algorithm, env, job.mesh, length, programs)
         for iteration in range(2):
             numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)

@@ -50,6 +50,37 @@ def test_training_one_agent_is_training_the_environment_itself() -> None:
     assert timeless[0] == timeless[1] and ours.evaluation == theirs.evaluation
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_agents_that_share_a_policy_train_it_as_so_many_environments_do(name: str) -> None:
+    """Nothing in these environments is random."""
+    memory = {"replay_capacity": 2048, "batch_size": 16, "learning_starts": 64, "replay_ratio": 1 / 32}
+    own = {} if name == "ppo" else {"num_minibatches": None, "num_epochs": None, **memory}
+    fields = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
+    sizes = {"num_envs": 16, "evaluation_episodes": 0}
+    two, one = (
+        list(jaxrl_dist.train(jaxrl_dist.preset(name, env, **{**fields, **sizes, "num_envs": count})))
+        for env, count in ((team.Unlike("long_1", "long_2"), 8), (team.Unlike("long_1"), 16))
+    )
+    for ours, theirs in zip(two, one, strict=True):
+        for metric, value in theirs.metrics.items():
+            if not metric.startswith("time/"):
+                assert ours.metrics[metric] == (value and pytest.approx(value, rel=1e-5, abs=1e-6)), metric
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6), two[-1].variables(), one[-1].variables())
+
+
+def test_other_orders_of_agents_are_other_orders_of_rows() -> None:
+    keys, rows = jax.random.split(jax.random.key(0), (4, 6)), np.array([1, 0, 3, 2, 5, 4])
+    here, there = (find(team.Unlike(*agents)).device() for agents in (("long_1", "long_2"), ("long_2", "long_1")))
+    (state, obs), (other, seen) = here.reset(keys[0]), there.reset(keys[0])
+    for t in range(1, 4):
+        jax.tree.map(np.testing.assert_array_equal, seen, jax.tree.map(lambda x: x[rows], obs))
+        action = jnp.array([2, 0, 1, 1, 2, 3])
+        state, *stepped = here.step(state, action, keys[t])
+        other, *permuted = there.step(other, action[rows], keys[t])
+        jax.tree.map(np.testing.assert_array_equal, permuted, jax.tree.map(lambda x: x[rows], stepped))
+        obs, seen = stepped[0].obs, permuted[0].obs
+
+
 @pytest.mark.parametrize("limit", [500, 13])
 def test_rows_are_the_agents_of_each_environment(limit: int) -> None:
     """Against a loop over single poles: an agent that has fallen waits, invalid, until the environment resets."""

@@ -194,9 +194,14 @@ def test_perfect_players_draw() -> None:
 
 TIC_TAC_TOE = "--env pgx:tic_tac_toe --total-env-steps 4000000 --num-devices 1 --evaluation-episodes 0"
 SELF_PLAY = {
-    "shared": ("ppo", None),
-    "copy": ("--policy new=ppo:player_0 --policy old=copy(new,100):player_1", "new"),
+    "shared": ("ppo --learning-rate-schedule linear --learning-rate-steps 4000000", None),
+    "copy": (
+        "--policy new=ppo:player_0 --policy old=copy(new,100):player_1 --new.learning-rate-schedule linear "
+        "--new.learning-rate-steps 2000000",
+        "new",
+    ),
 }
+"""Whose step sizes fall to zero: with a constant one, the best moves of a run that has learnt still change."""
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ import pytest
 import runs
 from PIL import Image
 
-from jaxrl_dist import cli
+from jaxrl_dist import cli, load_policy
+from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.config import split_env
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
@@ -89,6 +90,32 @@ def test_rows_are_the_agents_of_a_loop_over_the_environment(workers: Any, limit:
     assert min(counts.values()) > 3, counts
 
 
+def test_rows_of_a_policy_are_its_agents() -> None:
+    """Also where agents have other actions, and with the agents' numbers."""
+    policies = {"a": "bird_1", "b": "late,bird_0"}
+    whole, parts = find("flock:Flock"), find("flock:Flock", wrappers=Wrappers(policies=policies, agent_ids=True))
+    assert {name: spec.num_agents for name, spec in parts.spec.policies.items()} == {"a": 1, "b": 2}
+    places = {"a": np.array([1, 4, 7]), "b": np.array([0, 2, 3, 5, 6, 8])}
+    rng = np.random.default_rng(1)
+    with closing(whole.host(9, 3)) as one, closing(parts.host(9, 3)) as other:
+        obs, seen = one.reset(), other.reset()
+        for _ in range(20):
+            for name, rows in places.items():
+                for part in ("observation", "mask"):
+                    np.testing.assert_array_equal(seen[name][part], obs[part][rows])
+            assert seen["b"]["agent"].tolist() == [[1, 0], [0, 1]] * 3
+            action = rng.integers(0, 3, 9)
+            step, ended = one.step(action)
+            steps, episodes = other.step({name: action[rows] for name, rows in places.items()})
+            for name, rows in places.items():
+                for ours, theirs in ((steps[name]._replace(obs=()), step._replace(obs=())), (episodes[name], ended)):
+                    for x, y in zip(ours, theirs, strict=True):
+                        np.testing.assert_array_equal(x, y[rows] if len(y) else y)
+            obs, seen = step.obs, {name: each.obs for name, each in steps.items()}
+    unequal = find("flock:Unequal", workers="processes", wrappers=Wrappers(policies={"a": "bird_*", "b": "late"}))
+    assert [spec.action.n for spec in unequal.spec.policies.values()] == [3, 4]
+
+
 def test_masks_and_observations_of_several_kinds() -> None:
     part = find("flock:Flock", {"masks": "part"}).spec
     assert (
@@ -104,12 +131,22 @@ def test_masks_and_observations_of_several_kinds() -> None:
 
 
 def test_what_does_not_work_is_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"agents with different actions .*bird_0: Discrete.*late: Discrete"):
+    with pytest.raises(
+        ConfigError, match=r"agents with different actions .*bird_1: Discrete.*late: Discrete.*policies g"
+    ):
         find("flock:Unequal")
     with pytest.raises(ConfigError, match=r"action_repeat works for environments with one agent, and .* has 3"):
         find("flock:Flock", wrappers=Wrappers(action_repeat=2))
-    with pytest.raises(ConfigError, match="several policies: works for JAX environments, and flock:Flock runs on"):
-        find("flock:Flock", wrappers=Wrappers(policies={"a": "*"}))
+    with pytest.raises(ConfigError, match=r"a team as one agent works for JAX environments, and .* runs on the host"):
+        find("flock:Flock", wrappers=Wrappers(joint=("",)))
+    with pytest.raises(ConfigError, match="observations of bird_0 and late have other bounds; one policy needs equal"):
+        find("flock:Bounded")
+    with pytest.raises(
+        ConfigError, match="agents without a policy: late; the agents of gymnasium:flock:Flock are bird_"
+    ):
+        find("flock:Flock", wrappers=Wrappers(policies={"a": "bird_*"}))
+    with pytest.raises(ConfigError, match="frame_stack works for environments with one policy"):
+        find("flock:Flock", wrappers=Wrappers(policies={"a": "*"}, frame_stack=2))
     if importlib.util.find_spec("pettingzoo") is not None:
         with pytest.raises(ConfigError, match="is a game in turns"):
             find("flock:InTurns")
@@ -139,6 +176,32 @@ def test_a_run_trains_is_evaluated_and_resumed(how: str, tmp_path: Path) -> None
     assert cli.main(["video", str(run), str(film), "--env", "flock:Flock", "--episodes", "2"]) == 0
     with Image.open(film) as pictures:
         assert pictures.size == (5, 3) and 4 <= getattr(pictures, "n_frames", 1) <= 14
+
+
+def test_several_policies_train_are_evaluated_and_resumed(tmp_path: Path) -> None:
+    own = "--a.num-minibatches 2 --a.num-epochs 2 --a.hidden-sizes 8 --b.hidden-sizes 8 --b.learning-starts 64 "
+    own += "--b.batch-size 8 --b.replay-capacity 1024 --b.replay-ratio 0.0625 --b.epsilon-steps 200"
+    sizes = "--num-envs 4 --rollout-length 16 --total-env-steps 600 --report-interval 200 --num-devices 1"
+    command = f"--policy a=ppo:bird_* --policy b=dqn:late --env flock:Unequal {sizes} {own} --evaluation-episodes 6"
+    run = runs.train(command, tmp_path / "run")
+    evaluation = runs.read_json(run / "summary.json")["evaluation"]
+    assert evaluation["episodes"] == 6 and evaluation["a/episodes"] == 4 and evaluation["b/episodes"] == 2
+    last = runs.read_metrics(run)[-1]
+    assert last["a/loss/policy"] is not None and last["b/loss/q"] is not None and last["env_steps"] >= 600
+    assert runs.read_json(run / "config.json")["run"]["plan"] == "synchronous"
+    assert cli.main(["resume", str(run), "--env", "flock:Unequal", "--total-env-steps", "900", "--quiet"]) == 0
+    assert runs.read_metrics(run)[-1]["env_steps"] >= 900
+    film = tmp_path / "film.gif"
+    assert cli.main(["video", str(run), str(film), "--env", "flock:Unequal", "--episodes", "2"]) == 0
+    with Image.open(film) as pictures:
+        assert pictures.size == (5, 3) and 4 <= getattr(pictures, "n_frames", 1) <= 14
+    table = plot([run], kind="table", metric="*/episode/return")
+    assert "a (ppo)" in table and "b (dqn)" in table
+    policy = load_policy(run, env="flock:Unequal", policy="b")
+    obs = {"observation": np.zeros((5, 2), np.float32), "mask": np.ones((5, 4), bool)}
+    assert policy(obs if policy.source.spec.mask else obs["observation"])[0].shape == (5,)
+    with pytest.raises(ConfigError, match="plays with the others of its run"):
+        policy.evaluate(2)
 
 
 def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:

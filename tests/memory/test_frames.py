@@ -18,7 +18,8 @@ from probes import make_mesh, sample_prioritized, sample_uniform
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import preset, rng, train
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
-from jaxrl_dist.actors.host import HostActor, compile_acting
+from jaxrl_dist.actors.host import HostActor
+from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.envs import envpool
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.memory import frames, ring
@@ -139,7 +140,8 @@ def act(name: str, num_devices: int) -> list[tuple[Rollout, EpisodeStats]]:
         env = exits.enter_context(contextlib.closing(source.host(NUM_ENVS, 0)))
         assert (source.spec.frame_stack > 1) == bool(num_devices)
         algorithm = watching(source.spec.action.n)
-        actor = HostActor(algorithm, env, mesh, LENGTH, compile_acting(algorithm, mesh, LENGTH, key))
+        programs = compile_acting(algorithm, env.spec, mesh, LENGTH, key)
+        actor = HostActor(algorithm, env, mesh, LENGTH, programs)
         for iteration in range(ROLLOUTS):
             numbers = meshes.put((jnp.int32(iteration), jnp.float32(0)), mesh, meshes.REPLICATED)
             experience, episodes, _ = actor.rollout(Variables((), ()), *numbers)

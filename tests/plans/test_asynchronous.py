@@ -24,6 +24,7 @@ from jaxrl_dist import flow, returns
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.pool import ActorPool, ParamStore, PoolOptions, RestartingEnv, Sample
+from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.impala import IMPALA
@@ -378,9 +379,10 @@ def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
                 patch.setattr(host.HostActor, "rollout", watched)
                 next(run)
                 inside = run.gi_frame.f_locals
-                assert placed(inside["state"]) == placed(inside["rollout"]) == set(learning)
-                assert placed(inside["metrics"]) == set(learning)
-                assert [placed(sample.content) for sample in inside["samples"]] == [
+                trainer = inside["turns"].gi_frame.f_locals
+                assert placed(inside["state"]) == placed(trainer["rollout"]) == set(learning)
+                assert placed(trainer["metrics"]) == set(learning)
+                assert [placed(sample.content) for sample in trainer["rounds"].gi_frame.f_locals["samples"]] == [
                     set(learning[:3]),
                     set(learning[3:]),
                 ]
@@ -487,7 +489,7 @@ def test_a_rollout_that_did_not_come_changes_nothing(name: str) -> None:
     samples = [Sample(i, 0, [random_rollout(algorithm, job.source.spec, LENGTH, SIZE, i)], none, 0) for i in range(2)]
     updated = []
     for there in ((samples[0], None, samples[1]), samples):
-        (rollout,) = joiner(job.mesh, len(there))(there)
+        (rollout,) = joiner(job.mesh, len(there), [meshes.ROLLOUT])(there)
         learner = learner_of(algorithm, job.source.spec, SIZE * len(there), LENGTH)
         state = jax.jit(learner.init)(jax.random.key(0))
         state = state._replace(variables=state.variables._replace(params=perturbed(state.variables.params)))
@@ -503,10 +505,10 @@ def test_rollouts_go_straight_to_the_devices_of_their_environments(actors: int, 
     mesh, none = make_mesh(devices), EpisodeStats(*np.zeros(5))
     rollouts = [random_rollout(job.algorithm, job.source.spec, LENGTH, 4, seed) for seed in range(actors)]
     samples = [
-        Sample(actor, 0, sender(home)(cast(Any, None), rollout, np.int32(0)), none, 0)
+        Sample(actor, 0, sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)), none, 0)
         for actor, (home, rollout) in enumerate(zip(homes(mesh, actors), rollouts, strict=True))
     ]
-    join = joiner(mesh, actors)
+    join = joiner(mesh, actors, [meshes.ROLLOUT])
     (joined,) = join(samples)
     axes = Rollout._make([1] * 7 + [0] * 2)
     for axis, name in zip(axes, Rollout._fields, strict=True):
@@ -534,7 +536,7 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
     job = make(num_actors=2, max_lag=0, gather=2)
     fake: Any = type("Pool", (), {"streams": flow.Parallel([samples(0), samples(1)], in_flight=3)})
     tally = Tally(make(max_lag=0), fake, Store(), 1)  # type: ignore[arg-type]
-    (found,) = rounds(job, fake, tally)
+    (found,) = rounds(job, fake, tally, lambda: False)
     assert found[0] is None and found[1] is not None and found[1].version == 3
     assert tally.env_steps == 5 * 7 and tally._dropped == 5
     tally.learn(found)
@@ -628,7 +630,7 @@ def test_a_restart_is_a_step_that_is_not_valid() -> None:
     """Its observation is the first of the new environments, as of any reset, and the step before has its successor."""
     job, on = base("impala", 1), make_mesh(1)
     env = restarting(breaks(("MainThread", 3)), 1)
-    programs = host.compile_acting(job.algorithm, on, LENGTH, jax.random.key(0))
+    programs = compile_acting(job.algorithm, env.spec, on, LENGTH, jax.random.key(0))
     actor = host.HostActor(job.algorithm, env, on, LENGTH, programs)
     variables = meshes.put(jax.jit(job.algorithm.init)(jax.random.key(0)), on, meshes.REPLICATED)
     zero = np.int32(0), jax.numpy.zeros(())

@@ -21,6 +21,7 @@ from jaxrl_dist import Train, cli
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.groups import agents_of
 from jaxrl_dist.envs.source import find
@@ -89,6 +90,36 @@ def test_each_policy_learns_what_it_learns_alone(policy: str) -> None:
             if name != "replay/ratio":
                 expected = value if value is None else pytest.approx(value, rel=1e-4, abs=1e-5)
                 assert ours.metrics[f"{policy}/{name}"] == expected, name
+
+
+@pytest.mark.parametrize("plan", ["synchronous", "asynchronous"])
+def test_on_the_host_they_learn_what_they_learn_in_one_program(plan: str) -> None:
+    """Actors that wait for each update act with the newest policies, as the other plans do."""
+    uniform = dataclasses.replace(DQN_, priority_exponent=None, importance_exponent=DQN().importance_exponent)
+    how = {"lockstep": True, "lag": 0, "num_actors": 2} if plan == "asynchronous" else {}
+    algorithms = THREE if plan == "synchronous" else {**THREE, "b": uniform}
+    expected = three()[0] if plan == "synchronous" else train(algorithms, policies=OF_THREE)
+    reports = train(algorithms, policies=OF_THREE, plan=plan, **how)
+    for ours, theirs in zip(reports, expected, strict=True):
+        for name, value in timeless(theirs).items():
+            near = value if value is None else pytest.approx(value, rel=1e-4, abs=1e-5)
+            assert ours.metrics[name] == near, name
+    assert reports[-1].evaluation == expected[-1].evaluation
+
+
+@pytest.mark.parametrize("plan", ["synchronous", "asynchronous"])
+def test_a_run_on_the_host_is_resumed(plan: str, tmp_path: Path) -> None:
+    """With replay, priorities and a pool of copies."""
+    how = {"lockstep": True, "lag": 0} if plan == "asynchronous" else {}
+    config = Train(
+        {"a": PPO_, "b": DQN_, "c": "copy(b,4,2)"}, env=team.CartPoles(3), plan=plan, **how,
+        policies={"a": "pole_0", "b": "pole_1", "c": "pole_2"}, run_dir=str(tmp_path / "run"),
+        **{**SIZES, "evaluation_episodes": 0},
+    )  # fmt: skip
+    first = list(itertools.islice(jaxrl_dist.train(config), 2))
+    *_, last = jaxrl_dist.resume(tmp_path / "run", env=team.CartPoles(3))
+    assert last.env_steps >= 960 > first[-1].env_steps and last.iteration > first[-1].iteration
+    assert last.metrics["b/elo"] is not None and last.metrics["a/loss/policy"] is not None
 
 
 def test_counts_and_returns_are_of_all_policies() -> None:
@@ -171,6 +202,23 @@ def test_members_of_a_population_are_their_lone_runs() -> None:
         *_, alone = train(algorithms, policies=BOTH, seed=seed)
         for name, value in timeless(alone).items():
             assert member.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+def test_hyperparameters_of_policies_vary_in_one_program(plan: str, tmp_path: Path) -> None:
+    algorithms, vary = {"a": PPO_, "b": DQN_}, {"a.learning-rate": "1e-3,1e-2", "b.discount": "0.9,0.5"}
+    run_dir = tmp_path / "all"
+    *_, both = train(algorithms, policies=BOTH, vary=vary, zip=True, run_dir=str(run_dir), plan=plan)
+    assert len(list((run_dir / "members").iterdir())) == 2
+    second = {"a": dataclasses.replace(PPO_, learning_rate=1e-2), "b": dataclasses.replace(DQN_, discount=0.5)}
+    *_, alone = train(second, policies=BOTH)
+    for name, value in timeless(alone).items():
+        assert both.members[1].metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    config = runs.read_json(run_dir / "members" / "001" / "config.json")["hyperparameters"]
+    assert config["a"]["hyperparameters"]["learning_rate"] == 1e-2 and config["b"]["hyperparameters"]["discount"] == 0.5
+    assert plot([run_dir], tmp_path / "curves.png", metric="*/episode/return").startswith("wrote")
+    caption = (tmp_path / "curves.caption.txt").read_text()
+    assert "a (ppo) a.learning_rate=0.01 b.discount=0.5:" in caption and "b (dqn) a.learning_rate=0.001 b" in caption
 
 
 @pytest.mark.parametrize("every", [1, 3, 10**6])
@@ -286,12 +334,17 @@ WRONG = {
     "--policy a=ppo:short --policy b=ppo:long_* --b.num-envs 1": "--b.num-envs: all policies share --num-envs",
     "--policy a=es:short --policy b=ppo:long_*": "policy a: es restarts all environments",
     "--policy a=td3:short --policy b=ppo:long_*": "policy a: td3 needs actions that are vectors of numbers",
-    "--policy a=ppo:short --policy b=ppo:long_* --plan synchronous": "several policies need --plan on_device",
+    "--policy a=ppo:short --policy b=ppo:long_* --plan gradients": "--plan gradients trains one policy, .* on_device, ",
+    "--policy a=ppo:short --policy b=dqn:long_* --plan asynchronous --free-running": "--free-running is for one policy",
+    "--policy a=ppo:short --policy b=ppo:long_* --plan own_pace --lockstep": "--lockstep makes policies wait, ",
+    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b):long_2 --plan own_pace": "policy c: .* none waits f",
     "--policy a=ppo:short --policy b=random:long_* --b.discount 1": "--b.discount: random does not train",
     "--policy a=ppo:short --policy b=fixed(nowhere):long_*": "policy b: nowhere is no run directory",
     "--policy a=random:short --policy b=random:long_*": "no policy trains",
-    "--policy a=ppo:short --policy b=ppo:long_* --vary a.learning-rate=1": "only num_envs and rollout_length can vary",
-    "--policy a=ppo:short --policy b=ppo:long_* --vary scale-rewards=True": "only num_envs and rollout_length can vary",
+    "--policy a=ppo:short --policy b=ppo:long_* --vary a.learning-rat=1": "no policy .*mean 'a.learning_rate'",
+    "--policy a=ppo:short --policy b=ppo:long_* --vary scale-rewards=True": "belongs to .* a.scale_rewards=",
+    "--policy a=ppo:short --policy b=random:long_* --vary b.every=1": "--vary b.every: no policy that trains has such",
+    "--policy a=ppo:short --policy b=ppo:long_* --vary a.discount=0.9,2": "policy a: --discount must be",
     "--policy a=ppo:short --policy b=copy(a):long_*": "policy b: it is a copy of a, whose agents have the observation",
     "--policy a=ppo:short --policy b=copy(d):long_*": "policy b: it is a copy of d, and there is no such policy",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,x):long_2": "'copy.b,x.' is no policy; copy.PO",

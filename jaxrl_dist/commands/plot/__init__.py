@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import warnings
-from collections.abc import Sequence
-from typing import Annotated, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -21,6 +21,7 @@ from jaxrl_dist.commands.plot.reading import (
     Middle,
     NoValueError,
     group,
+    metrics_of,
     middle,
     read_config,
     read_curve,
@@ -58,7 +59,8 @@ class Plot:
     kind: Kind = "curve"
     """Learning curves; or of final scores the performance profile, the probability of improvement, or a table."""
     metric: str = "episode/return"
-    """A metric of metrics.jsonl. The final score of a run is its mean over the last tenth of the run."""
+    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's. The final score of a run is the
+    mean over its last tenth."""
     x: Literal["steps", "time"] = "steps"
     """Horizontal axis of curves: environment steps or seconds."""
     smooth: int = 1
@@ -121,17 +123,22 @@ def plot(
     if not run_dirs:
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves: dict[str, Curve] = {}
+    configs: dict[str, Mapping[str, Any]] = {}
     without: list[NoValueError] = []
-    for run_dir in with_members(run_dirs):
-        try:
-            curves[run_dir] = read_curve(pathlib.Path(run_dir), metric, x)
-        except NoValueError as error:
-            without.append(error)
+    for run_dir in map(pathlib.Path, with_members(run_dirs)):
+        for policy, name in metrics_of(run_dir, metric).items():
+            curve = f"{run_dir}: {policy}" if policy else str(run_dir)
+            try:
+                curves[curve] = read_curve(run_dir, name, x)
+            except NoValueError as error:
+                without.append(error)
+            else:
+                config = read_config(run_dir)
+                configs[curve] = {**config, "algorithm": policy or config["algorithm"]}
     if not curves:
         raise without[0]
     for reason in without:
         warnings.warn(f"{reason.with_flags}; this run is left out", ConfigWarning, stacklevel=2)
-    configs = {run_dir: read_config(pathlib.Path(run_dir)) for run_dir in curves}
     groups = group(configs)
 
     from jaxrl_dist.commands.plot import drawing, tables

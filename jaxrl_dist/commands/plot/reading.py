@@ -27,6 +27,8 @@ POINTS = 200
 """Points of the axis on which the curves of several seeds are aggregated."""
 FINAL = 0.1
 """Last part of a curve whose mean is the run's final score."""
+SEVERAL = "Policies"
+"""What ``config.json`` has as the algorithm of several policies."""
 _MAX_METRICS = 2**31  # bytes
 
 
@@ -205,8 +207,28 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
+def metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
+    """Returns the metrics that a run's curves show: of ``*/NAME``, that of each policy, by what names the policy.
+
+    Raises:
+      ConfigError: the run has one policy.
+    """
+    if not metric.startswith("*/"):
+        return {"": metric}
+    config = read_config(run_dir)
+    if config["algorithm"] != SEVERAL:
+        raise ConfigError(f"{run_dir} has one policy, whose metric is {metric[2:]}; * stands for each of several")
+    settings = ((*name.partition("."), value) for name, value in config["hyperparameters"].items())
+    return {
+        f"{policy} ({value})": f"{policy}/{metric[2:]}" for policy, _, name, value in settings if name == "algorithm"
+    }
+
+
 def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
-    """Reads a run's ``config.json``, and checks that it has every entry that ``group`` needs."""
+    """Reads a run's ``config.json``, and checks that it has every entry that ``group`` needs.
+
+    Hyperparameters of several policies are named as in ``--vary prey.learning-rate=...``.
+    """
     from jaxrl_dist.run.text import read_json
 
     path = run_dir / CONFIG_FILE
@@ -217,4 +239,14 @@ def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
             raise ConfigError(f"{path} is damaged: {part} is missing")
     if not isinstance(config["run"].get("env"), str):
         raise ConfigError(f"{path} is damaged: env is missing")
-    return config
+    if config["algorithm"] != SEVERAL:
+        return config
+    settings = {
+        f"{policy}.{name}": value
+        for policy, part in config["hyperparameters"].items()
+        if isinstance(part, dict)
+        for fields in (part, part.get("hyperparameters"))
+        for name, value in (fields or {}).items()
+        if name != "hyperparameters"
+    }
+    return {**config, "hyperparameters": settings}

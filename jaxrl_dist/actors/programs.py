@@ -1,0 +1,218 @@
+"""The compiled programs of acting on host environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist import rng
+from jaxrl_dist.actors.step import (
+    act,
+    after_step,
+    behave,
+    blank_rollout,
+    by_parts,
+    indices,
+    keys_of,
+    num_parts,
+    num_rows,
+    rollout_context,
+    step_numbers,
+)
+from jaxrl_dist.memory import frames
+from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+
+
+class Programs(NamedTuple):
+    """The compiled programs of acting; ``act`` donates the buffer, the policy state and the stacks."""
+
+    allocate: meshes.Program
+    """``(variables, stacks, obs, core, iteration, env_step) -> buffer, own, core``, with ``own`` as in ``step.act``."""
+    act: meshes.Program
+    """``(t, first, variables, own, buffer, core, stacks, initial_core, obs, outcome, iteration, env_step) -> ...,
+    action``; ``first`` is the index of the actor's first environment within the run."""
+    close_rollout: meshes.Program  # (buffer, core, stacks, initial_core, obs, outcome) -> rollout, core
+
+
+def compile_acting(
+    algorithm: Algorithms, spec: EnvSpec, mesh: Mesh, rollout_length: int, act_key: jax.Array
+) -> Programs:
+    """Compiles the programs of acting, once for all actors on a mesh.
+
+    In the programs, ``outcome`` is ``[4, B]`` float32: reward, terminated, truncated and valid of the previous step.
+    ``obs`` is the observation as the environment returns it, and ``stacks`` are the stacks without it. Of several
+    policies, all that belongs to a policy is a dict by policy.
+    """
+    return _compiled(acting(algorithm, spec, rollout_length, act_key), spec, mesh)
+
+
+def compile_members(variant: Callable[[Any], Algorithms], spec: EnvSpec, mesh: Mesh, rollout_length: int) -> Programs:
+    """As ``compile_acting``, for the members of a population: all arrays have a leading axis of them.
+
+    The programs take one more argument, before the arrays: the members' keys ``[M]`` and hyperparameters ``[M]``, for
+    which ``variant`` returns the algorithm.
+    """
+
+    def over(at: int, *whole: Any) -> Callable[..., Any]:
+        def of_member(who: Any, *arrays: Any) -> Any:
+            key, hyper = who
+            return acting(variant(hyper), spec, rollout_length, key)[at](*whole, *arrays)
+
+        return meshes.over_members(of_member)
+
+    functions = over(0), lambda t, first, *arrays: over(1, t, first)(*arrays), over(2)
+    return _compiled(functions, spec, mesh, meshes.of_members(meshes.REPLICATED))
+
+
+def acting(
+    algorithm: Algorithms, spec: EnvSpec, rollout_length: int, act_key: jax.Array
+) -> tuple[Callable[..., Any], ...]:
+    """Returns the functions of ``Programs``, of a device's environments."""
+    keys = keys_of(algorithm, act_key)
+
+    def allocate(
+        variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree, iteration: jax.Array, env_step: jax.Array
+    ) -> tuple[Rollout, PyTree, PyTree]:
+        _, obs = frames.push(stacks, obs)
+
+        def of_policy(algorithm: Algorithm, key: jax.Array, *acting: PyTree) -> tuple[Rollout, PyTree, PyTree]:
+            variables, obs, core, env_step = acting
+            own, core = behave(algorithm, variables, core, rollout_context(key, iteration, env_step))
+            if num_parts(algorithm, variables, _size(obs)) > 1:  # ``_choose`` makes them again
+                own = ()
+            return blank_rollout(algorithm, variables, obs, core, rollout_length), own, core
+
+        begun: tuple[Rollout, PyTree, PyTree]
+        begun = over_policies(of_policy, 3)(algorithm, keys, variables, obs, core, env_step)
+        return begun
+
+    def act_once(
+        t: jax.Array,
+        first: jax.Array,
+        variables: Variables,
+        own: PyTree,
+        buffer: Rollout,
+        core: PyTree,
+        stacks: PyTree,
+        initial_core: PyTree,
+        obs: PyTree,
+        outcome: PyTree,
+        iteration: jax.Array,
+        env_step: jax.Array,
+    ) -> tuple[Rollout, PyTree, PyTree, PyTree]:
+        stacks, obs = frames.push(stacks, obs)
+        buffer, core = over_policies(partial(_record, t=t), 2)(algorithm, buffer, core, initial_core, obs, outcome)
+        step = step_numbers(iteration, rollout_length)[t]
+        index = indices(algorithm, spec, first + meshes.global_index(num_rows(algorithm, obs)))
+
+        def of_policy(
+            algorithm: Algorithm, key: jax.Array, index: jax.Array, buffer: Rollout, env_step: jax.Array, *acting: Any
+        ) -> tuple[Rollout, PyTree, PyTree]:
+            now = Context(rng.per_index(jax.random.fold_in(key, step), index), env_step)
+            begun, (variables, own, obs, core) = rollout_context(key, iteration, env_step), acting
+            action, core, extras = _choose(algorithm, variables, own, obs, core, buffer.core, begun, now)
+            taken = jax.tree.map(lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras))
+            return buffer._replace(action=taken[0], extras=taken[1]), core, action
+
+        acting = variables, own, obs, core
+        buffer, core, action = over_policies(of_policy, 3)(algorithm, keys, index, buffer, env_step, *acting)
+        return buffer, core, stacks, action
+
+    def close_rollout(
+        buffer: Rollout, core: PyTree, stacks: PyTree, initial_core: PyTree, obs: PyTree, outcome: PyTree
+    ) -> tuple[Rollout, PyTree]:
+        # The pushed stacks are discarded: the next rollout begins with this observation and pushes it again.
+        _, obs = frames.push(stacks, obs)
+
+        def of_policy(algorithm: Algorithm, buffer: Rollout, *last: PyTree) -> tuple[Rollout, PyTree]:
+            core, start, obs, outcome = last
+            buffer, core = _record(algorithm, buffer, core, start, obs, outcome, jnp.int32(rollout_length))
+            return buffer._replace(final_core=core), jax.tree.map(jnp.copy, start if algorithm.episodic else core)
+
+        closed: tuple[Rollout, PyTree]
+        closed = over_policies(of_policy, 2)(algorithm, buffer, core, initial_core, obs, outcome)
+        return closed
+
+    return allocate, act_once, close_rollout
+
+
+def _size(obs: PyTree) -> int:
+    return len(jax.tree.leaves(obs)[0])
+
+
+def _choose(
+    algorithm: Algorithm,
+    variables: Variables,
+    own: PyTree,
+    obs: PyTree,
+    core: PyTree,
+    start: PyTree,
+    begun: Context,
+    now: Context,
+) -> Acted:
+    """Chooses the actions of a policy; ``start`` and ``begun`` are the core and context at the start of the rollout."""
+    parts = num_parts(algorithm, variables, _size(obs))
+    if parts == 1:
+        return act(algorithm, variables, own, obs, core, now)
+
+    def part(envs: tuple[PyTree, PyTree, PyTree, jax.Array]) -> Acted:
+        start, obs, core, keys = envs
+        own, _ = behave(algorithm, variables, start, begun)
+        return act(algorithm, variables, own, obs, core, now._replace(keys=keys))
+
+    return by_parts(part, parts, (start, obs, core, now.keys))
+
+
+def _record(
+    algorithm: Algorithm,
+    buffer: Rollout,
+    core: PyTree,
+    initial_core: PyTree,
+    obs: PyTree,
+    outcome: jax.Array,
+    t: jax.Array,
+) -> tuple[Rollout, PyTree]:
+    """Stores the observation of step ``t``, and the outcome of step ``t - 1`` if it belongs to this rollout."""
+    last = jnp.maximum(t - 1, 0)
+    reward, *flags = outcome
+    terminated, truncated, valid = (flag > 0 for flag in flags)
+    step = Timestep(obs, reward, terminated, truncated, valid)
+    action = jax.tree.map(lambda x: x[last], buffer.action)
+    after = after_step(algorithm, core, initial_core, action, step)
+    core = jax.tree.map(lambda new, old: jnp.where(t > 0, new, old), after, core)
+    # At t = 0 this writes the last outcome of the previous rollout to row 0; the next call overwrites it.
+    buffer = buffer._replace(
+        obs=jax.tree.map(lambda xs, x: xs.at[t].set(x), buffer.obs, obs),
+        reward=buffer.reward.at[last].set(reward),
+        terminated=buffer.terminated.at[last].set(terminated),
+        truncated=buffer.truncated.at[last].set(truncated),
+        valid=buffer.valid.at[last].set(valid),
+    )
+    return buffer, core
+
+
+def _compiled(functions: Sequence[Callable[..., Any]], spec: EnvSpec, mesh: Mesh, *who: Any) -> Programs:
+    """Compiles the functions of ``Programs``; ``who`` is the placement of what members' programs take, if they do."""
+    one, batch, packed = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH
+    rollout = meshes.rollout_specs(spec.policies or spec)
+    begin, begun = (one, batch, batch, batch, one, one), (rollout, batch, batch)
+    step, stepped = (one, batch, rollout, batch, batch, batch, batch, packed, one, one), (rollout, batch, batch, batch)
+    last, closed = (rollout, batch, batch, batch, batch, packed), (rollout, batch)
+    if who:
+        begin, begun, step, stepped, last, closed = map(meshes.of_members, (begin, begun, step, stepped, last, closed))
+    program, more = partial(meshes.Program, mesh=mesh, mapped=meshes.acting), len(who)
+    allocate, act_once, close_rollout = functions
+    return Programs(
+        allocate=program(allocate, in_specs=(*who, *begin), out_specs=begun),
+        act=program(
+            act_once, in_specs=(one, one, *who, *step), out_specs=stepped, donate=(4 + more, 5 + more, 6 + more)
+        ),
+        close_rollout=program(close_rollout, in_specs=(*who, *last), out_specs=closed, donate=(more, 1 + more)),
+    )

@@ -1,0 +1,62 @@
+"""The wall time of a run, and its share of set-up and compilation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_dist import mesh as meshes
+from jaxrl_dist.types import Checkpoint
+
+
+class Clock:
+    """Measures the run's wall time in seconds, and its share of set-up and compilation.
+
+    Excludes the time between sessions and the time of evaluations. ``actors.step.Stages`` divides a thread's time.
+    """
+
+    def __init__(self, resumed: Checkpoint | None, away: Callable[[], float]) -> None:
+        """``away`` is the job's."""
+        self._away = away
+        kept = {} if resumed is None else resumed.progress
+        self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)
+        self._compiled_before = kept.get("compile_s", 0.0)
+        self._programs: tuple[meshes.Program, ...] = ()
+        self._setup_began, self._setup_seconds = self.wall_time(), 0.0
+        self._reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
+
+    def ready(self, *programs: meshes.Program) -> None:
+        """Ends the set-up; ``programs`` compile later, at their first call."""
+        self._programs = programs
+        self._setup_seconds = self.wall_time() - self._setup_began
+
+    def wall_time(self) -> float:
+        """Returns the seconds since the run began."""
+        return time.perf_counter() - self._began - self._away()
+
+    def _compile_seconds(self) -> float:
+        return self._compiled_before + self._setup_seconds + sum(program.compile_seconds for program in self._programs)
+
+    def rates(self, env_steps: int, updates: int) -> dict[str, float | None]:
+        """Returns a report's times and rates; rates cover the interval since the last report, without compilation."""
+        compile_seconds, last = self._compile_seconds(), self._reported
+        steps, made = env_steps - last["env_steps"], updates - last["updates"]
+        return {
+            "time/env_steps_per_second": steps / max(self.wall_time() - compile_seconds - last["seconds"], 1e-9),
+            "time/compile_s": compile_seconds,
+            "replay/ratio": made / steps if steps else None,
+        }
+
+    def reported(self, iteration: int, env_steps: int, updates: int) -> None:
+        """Begins the next interval."""
+        seconds = self.wall_time() - self._compile_seconds()
+        self._reported = {"iteration": iteration, "env_steps": env_steps, "updates": updates, "seconds": seconds}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the checkpoint's JSON."""
+        return {
+            "wall_time_s": self.wall_time(),
+            "compile_s": self._compile_seconds(),
+            "reported": self._reported,
+        }
