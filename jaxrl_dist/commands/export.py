@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -16,12 +16,14 @@ from jaxrl_dist.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """Writes the trained policy of a run as a StableHLO file, which JAX runs without this package."""
+    """Writes the trained policy of a run as a file that runs without this package: StableHLO for JAX, or ONNX."""
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
     """Directory of the run, such as runs/NAME."""
     out: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
-    """The file to write; None: policy.stablehlo in the run directory."""
+    """The file to write; None: policy.stablehlo or policy.onnx in the run directory."""
+    format: Literal["stablehlo", "onnx"] = "stablehlo"
+    """What to write: StableHLO runs wherever JAX does, ONNX wherever a runtime of that format does."""
     batch: int | None = None
     """Number of environments that the file acts in at once; None: any number."""
     platforms: tuple[str, ...] = ()
@@ -42,12 +44,14 @@ def run(args: Sequence[str]) -> int:
     for platform in asked.platforms:
         if platform not in known:
             raise ConfigError(f"--platforms {platform} is none of {', '.join(known)}")
+    if asked.platforms and asked.format == "onnx":
+        raise ConfigError("--platforms is of StableHLO; a runtime chooses where it runs an ONNX file")
     policy = evaluate.asked_policy(evaluate.Evaluate(asked.run_dir, env=asked.env, algorithm=asked.algorithm))
 
     from jaxrl_dist.play.export import export
 
-    out = pathlib.Path(asked.out or pathlib.Path(asked.run_dir, "policy.stablehlo"))
-    done = export(policy, out, batch=asked.batch, platforms=asked.platforms)
+    out = pathlib.Path(asked.out or pathlib.Path(asked.run_dir, f"policy.{asked.format}"))
+    done = export(policy, out, batch=asked.batch, platforms=asked.platforms, format=asked.format)
     print(f"wrote {out}: {done.bytes:,} bytes")
     print(f"a function of obs, core and start, {', '.join(done.inputs)}, to action and core, {', '.join(done.outputs)}")
     if done.parts:

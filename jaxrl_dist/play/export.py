@@ -1,11 +1,11 @@
-"""Exports a trained policy as StableHLO, to be used without this package."""
+"""Exports a trained policy as StableHLO or ONNX, to be used without this package."""
 
 from __future__ import annotations
 
 import importlib.util
 import pathlib
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,12 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.play import onnx
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.spaces import Part
 from jaxrl_dist.types import PyTree
+
+FORMATS = ("stablehlo", "onnx")
 
 
 class Exported(NamedTuple):
@@ -31,26 +34,38 @@ class Exported(NamedTuple):
 
 
 def export(
-    policy: Policy, out: str | pathlib.Path, *, batch: int | None = None, platforms: tuple[str, ...] = ()
+    policy: Policy,
+    out: str | pathlib.Path,
+    *,
+    batch: int | None = None,
+    platforms: tuple[str, ...] = (),
+    format: str = "stablehlo",
 ) -> Exported:
     """Writes a policy as a function ``(obs [B, ...], core, start [B]) -> (action [B, ...], core)``.
 
     Actions are greedy, and within the environment's bounds. ``start`` (bool) marks the environments whose episode
     begins: their rows of ``core`` are ignored, so the first call may pass zeros. The trained variables are part of the
-    file. ``jax.export.deserialize(content).call(obs, core, start)`` runs it; it needs JAX, and not this package.
+    file.
+
+    - StableHLO: ``jax.export.deserialize(content).call(obs, core, start)`` runs it; it needs JAX, and not this package.
+    - ONNX: any runtime of that format runs it. Inputs are ``obs``, or ``obs/<path>`` for each part of an observation,
+      then ``core/<number>`` for each array of the core, and ``start``. Outputs are ``action``, or ``action/<path>``,
+      and ``next_core/<number>``.
 
     An action mask is bool for JAX environments, and int8, as Gymnasium has it, for environments on the host.
 
     Args:
       out: the file to write.
       batch: the number of environments B; None: any number.
-      platforms: where it is to run, such as ``("cpu", "cuda")``; empty: the platform of this machine.
+      platforms: where it is to run, such as ``("cpu", "cuda")``; empty: the platform of this machine. Of StableHLO
+        only.
+      format: one of ``FORMATS``.
 
     Raises:
-      ConfigError: the package flatbuffers is missing, the file cannot be written, or the policy cannot be exported for
-        any number of environments or for these platforms.
+      ConfigError: a package is missing, the file cannot be written, or the policy cannot be exported for any number of
+        environments or for these platforms.
     """
-    if importlib.util.find_spec("flatbuffers") is None:
+    if format == "stablehlo" and importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError("an export needs a package that is not installed: pip install flatbuffers")
     from jax import export as jax_export
 
@@ -76,9 +91,16 @@ def export(
         obs = jax.tree.map(given, spaces.paths(observation), observation)
         core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), jax.tree.leaves(obs)[0])
         start = jax.ShapeDtypeStruct((size,), jnp.bool_)
-        chosen = platforms or (jax.local_devices()[0].platform,)
-        exported = jax_export.export(jax.jit(act), platforms=chosen)(obs, core, start)
-        content = exported.serialize()
+        args = obs, core, start
+        if format == "onnx":
+            content = _onnx(act, args, batch)
+            results = jax.eval_shape(act, *args)
+        else:
+            chosen = platforms or (jax.local_devices()[0].platform,)
+            exported = jax_export.export(jax.jit(act), platforms=chosen)(*args)
+            content, results = bytes(exported.serialize()), exported.out_avals
+    except ConfigError:
+        raise
     except Exception as error:
         hint = "; --batch N exports for N environments" if batch is None else ""
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -87,6 +109,28 @@ def export(
         pathlib.Path(out).write_bytes(content)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
-    inputs, outputs = (tuple(aval.str_short() for aval in avals) for avals in (exported.in_avals, exported.out_avals))
-    parts = {path: f"{x.dtype}[{','.join(map(str, x.shape))}]" for path, x in spaces.leaves(obs).items() if path}
+    inputs, outputs = (tuple(map(_kind, jax.tree.leaves(avals))) for avals in (args, results))
+    parts = {path: _kind(x) for path, x in spaces.leaves(obs).items() if path}
     return Exported(len(content), inputs, outputs, parts)
+
+
+def _kind(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _onnx(act: Callable[..., Any], args: tuple[PyTree, ...], batch: int | None) -> bytes:
+    """Returns the ONNX model of a function of ``(obs, core, start)``, in whose shapes ``b`` is a dimension's name."""
+    tree = jax.tree.structure(args)
+
+    def flat(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(act(*jax.tree.unflatten(tree, leaves)))
+
+    def names(whole: str, tree: PyTree, memory: str, core: PyTree) -> list[str]:
+        paths = [f"{whole}/{path}".rstrip("/") for path in spaces.leaves(tree)]
+        return [*paths, *(f"{memory}/{number}" for number in range(len(jax.tree.leaves(core))))]
+
+    sizes: tuple[Any, ...] = ("b",) if batch is None else (batch,)
+    specs = [jax.ShapeDtypeStruct((*sizes, *leaf.shape[1:]), leaf.dtype) for leaf in jax.tree.leaves(args)]
+    action, core = jax.eval_shape(act, *args)
+    inputs = [*names("obs", args[0], "core", args[1]), "start"]
+    return onnx.converted(flat, specs, inputs, names("action", action, "next_core", core))

@@ -64,6 +64,37 @@ def test_an_exported_policy_acts_the_same_without_this_package(
         np.testing.assert_allclose(np.load(tmp_path / "out.npy"), np.stack(expected), rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [runs.CARTPOLE, runs.RECURRENT, "sac --env Pendulum-v1 --hidden-sizes 8", "ppo --env Breakout-MinAtar"],
+    ids=["feed-forward", "recurrent", "continuous", "image"],
+)
+def test_an_onnx_file_acts_the_same_in_another_runtime(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("jax2onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run_dir, out = tmp_path / "run", tmp_path / "policy.onnx"
+    sizes = "--total-env-steps 512 --evaluation-episodes 0 --num-devices 1 --quiet --run-dir"
+    if command in (runs.CARTPOLE, runs.RECURRENT):
+        run_dir = runs.finished(command)
+    else:
+        assert cli.main(["train", *command.split(), *sizes.split(), str(run_dir)]) == 0
+    assert cli.main(["export", str(run_dir), "--format", "onnx", "-o", str(out)]) == 0
+    session = onnxruntime.InferenceSession(out.read_bytes())
+    policy = jaxrl_dist.load_policy(run_dir)
+    rng, shape = np.random.default_rng(0), policy.source.spec.observation.shape
+    for count in (1, 5):
+        core = [np.asarray(x) for x in jax.tree.leaves(policy.initial_core(count))]
+        names = [f"core/{number}" for number in range(len(core))]
+        mine = policy.initial_core(count)
+        for step in range(4):
+            obs = rng.normal(size=(count, *shape)).astype(np.float32)
+            feeds = {"obs": obs, **dict(zip(names, core, strict=True)), "start": np.full(count, step == 0)}
+            action, *core = session.run(["action", *(f"next_{name}" for name in names)], feeds)
+            expected, mine = policy(obs, mine)
+            np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
@@ -71,6 +102,8 @@ def test_an_exported_policy_acts_the_same_without_this_package(
         ("{runs}/nothing", "is no run directory"),
         ("{run} --platforms gpu", "--platforms gpu is none of cpu, cuda, rocm, tpu"),
         ("{run} --batch 0", "--batch must be >= 1"),
+        ("{run} --format onnx --platforms cpu", "--platforms is of StableHLO"),
+        ("{run} --format tflite", "tflite"),
         ("{run} -o {runs}/nowhere/x", "nowhere/x cannot be written: No such file or directory"),
     ],
 )
@@ -80,6 +113,14 @@ def test_what_cannot_be_exported(args: str, message: str, tmp_path: Path, capsys
     command = ["export", *args.format(runs=tmp_path, run=runs.finished(runs.CARTPOLE)).split()]
     assert cli.main(command) == 2
     assert message in (err := capsys.readouterr().err) and err.count("\n") == 1
+
+
+def test_without_jax2onnx_a_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
+    assert cli.main(["export", str(runs.finished(runs.CARTPOLE)), "--format", "onnx"]) == 2
+    assert "not installed: pip install 'jaxrl-dist[onnx]'" in capsys.readouterr().err
 
 
 def test_without_flatbuffers_a_line_says_what_to_install(

@@ -1,0 +1,77 @@
+"""A trained policy in the Open Neural Network Exchange format, by jax2onnx."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from jaxrl_dist.errors import ConfigError
+
+
+def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[str], outputs: list[str]) -> bytes:
+    """Returns a model that computes ``function``.
+
+    Args:
+      function: takes and returns flat lists of arrays.
+      specs: a shape and dtype for each argument; a dimension may be a name, such as ``("B", 4)``.
+      inputs, outputs: names of the arguments and results.
+
+    Raises:
+      ConfigError: the package jax2onnx is not installed.
+      Exception: it cannot convert the function.
+    """
+    if importlib.util.find_spec("jax2onnx") is None:
+        raise ConfigError("--format onnx needs a package that is not installed: pip install 'jaxrl-dist[onnx]'")
+    import jax2onnx
+
+    model = jax2onnx.to_onnx(_inlined(function), specs, model_name="policy", input_names=inputs, output_names=outputs)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function without calls and without branches by platform, which jax2onnx lacks; the CPU's stay."""
+
+    def run(*args: Any) -> list[Any]:
+        return _evaluate(jax.make_jaxpr(function)(*args), *args)
+
+    return run
+
+
+def _evaluate(program: jex.ClosedJaxpr, *args: Any) -> list[Any]:
+    """Evaluates a program as https://docs.jax.dev/en/latest/notebooks/Writing_custom_interpreters_in_Jax.html does."""
+    known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    known |= dict(zip(program.jaxpr.invars, args, strict=True))
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, jex.Literal) else known[variable]
+
+    for equation in program.jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        values = [read(variable) for variable in equation.invars]
+        called = None if name in ("scan", "while") else params.get("jaxpr", params.get("call_jaxpr"))
+        if name == "platform_index":
+            out = [
+                np.int32(next(at for at, names in enumerate(params["platforms"]) if names is None or "cpu" in names))
+            ]
+        elif name == "cond" and not isinstance(values[0], jax.core.Tracer):
+            out = _evaluate(params["branches"][int(values[0])], *values[1:])
+        elif called is not None:
+            out = _evaluate(called if hasattr(called, "consts") else jex.ClosedJaxpr(called, ()), *values)
+        else:
+            scalar = equation.outvars[0].aval.shape == () and not any(isinstance(x, jax.core.Tracer) for x in values)
+            out = _constant(equation, values) if values and scalar else equation.primitive.bind(*values, **params)
+            out = out if equation.primitive.multiple_results else [out]
+        known |= dict(zip(equation.outvars, out, strict=True))
+    return [read(variable) for variable in program.jaxpr.outvars]
+
+
+def _constant(equation: jex.JaxprEqn, values: Sequence[Any]) -> Any:
+    """Evaluates at once what does not depend on the arguments, such as the number of a platform's branch."""
+    with jax.ensure_compile_time_eval():
+        return equation.primitive.bind(*values, **equation.params)
