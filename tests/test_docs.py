@@ -15,6 +15,7 @@ import sys
 import tomllib
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import jax
@@ -403,7 +404,8 @@ class Own:
 
 def test_flags_are_read_from_the_dataclass() -> None:
     hook = runpy.run_path(str(runs.ROOT / "scripts" / "docs.py"))
-    text = hook["on_page_markdown"](f"before\n\n{{{{ fields {__name__}.Own }}}}\n\nafter")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="own.md"), meta={})
+    text = hook["on_page_markdown"](f"before\n\n{{{{ fields {__name__}.Own }}}}\n\nafter", page)
     assert text.splitlines() == [
         "before",
         "",
@@ -417,4 +419,6 @@ def test_flags_are_read_from_the_dataclass() -> None:
         "after",
     ]
     with pytest.raises(KeyError, match="nothing"):
-        hook["on_page_markdown"]("{{ nothing }}")
+        hook["on_page_markdown"]("{{ nothing }}", page)
+    formula = hook["on_page_markdown"]("```math\nx^2\n```", page)
+    assert formula.startswith('<div class="formula"><math') and "<msup><mi>x</mi><mn>2</mn></msup>" in formula
