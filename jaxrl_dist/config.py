@@ -120,7 +120,7 @@ PLANS = {
     "synchronous": "environments stepped from the host; act, update, act ... (any backend)",
     "asynchronous": "actor threads send experience while the learner updates (any backend)",
     "own_pace": "as asynchronous, and each of several policies learns at its own pace (any backend)",
-    "gradients": "actor threads send gradients of their own experience (any backend)",
+    "gradients": "actor threads send gradients of what they experience (any backend)",
 }
 """The plans, and what each does; ``plans.PLANS`` has their code."""
 

@@ -17,7 +17,7 @@ import optax
 from jaxrl_dist.types import PyTree
 
 LARGEST = 2**20
-"""Bytes of an array that is left alone: a kernel of its own takes longer than it takes to start."""
+"""Bytes of an array that is left alone: a separate kernel for it takes longer than it takes to start."""
 
 
 def pays_on(device: jax.Device) -> bool:
@@ -81,7 +81,7 @@ def scan(
 ) -> tuple[PyTree, PyTree]:
     """Does what ``jax.lax.scan`` does; if ``packed``, with small arrays of 32 bits packed into one.
 
-    The numbers are equal, but for the rounding of sums that XLA forms in another order.
+    The numbers are equal, except for the rounding of sums that XLA forms in another order.
     """
     if not packed:
         return jax.lax.scan(body, carry, xs)

@@ -58,7 +58,7 @@ PLACES = ("env_step", "update", "iteration")
 
 
 def compiled(run: str, target: str) -> dict[str, Any]:
-    """Returns what ``jaxrl-dist doctor --compile-for`` says of a run, in a process of its own.
+    """Returns what ``jaxrl-dist doctor --compile-for`` says of a run, in a separate process.
 
     Raises:
       RuntimeError: it has failed.

@@ -78,7 +78,7 @@ class Task(NamedTuple):
 
     name: str
     run: Callable[[Sizes, pathlib.Path], Any]
-    """``(sizes, folder of its own) -> result``, which JSON can hold."""
+    """``(sizes, folder for its files) -> result``, which JSON can hold."""
     goes_on: bool = False
     """Whether it uses all time that is left, and goes on in the next call until its result says ``done``."""
 
@@ -333,7 +333,7 @@ TASKS = (
 
 
 def in_process(task: Task, sizes: Sizes, out: pathlib.Path, seconds: float) -> Any:
-    """Runs a task in a process of its own, for so many seconds at most.
+    """Runs a task in a separate process, for so many seconds at most.
 
     Raises:
       RuntimeError: it has failed, or was stopped.

@@ -96,7 +96,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "value_clip_epsilon": 0.1, "report_interval": 1024, "evaluation_episodes": 10, "scale_rewards": False,
         },
         "image": {
-            # Atari's, but for rewards of any size.
+            # Atari's, with rewards of any size.
             "num_envs": 8, "rollout_length": 128, "learning_rate": 2.5e-4, "scale_rewards": True,
         },
         "bsuite": {

@@ -1,7 +1,7 @@
 """Environments of several agents: each agent is a row of the batch of its policy.
 
 Rows are environment-major, ``[B * k]`` for ``B`` environments of ``k`` agents. So a device holds whole environments,
-and a learner sees nothing new. With several policies, each has the rows of its own agents. An agent whose episode has
+and a learner sees nothing new. With several policies, each has the rows of its agents. An agent whose episode has
 ended while the others go on has ``valid`` False until the environment resets.
 """
 

@@ -22,7 +22,7 @@ class Launch:
     """Processes that make one run together. It describes how a run is started, and no number of the run."""
 
     coordinator: str | None = None
-    """Address HOST:PORT of process 0, for a run over several processes; give each process the same command, but for
+    """Address HOST:PORT of process 0, for a run over several processes; give each process the same command, except for
     --process. Sizes then count over all processes."""
     processes: int | None = None
     """Processes of the run; 1: this one alone, also where SLURM, Open MPI or a TPU pod has started several."""

@@ -1,6 +1,6 @@
 """The learners of several policies in one environment, as one learner; and that of a policy that does not train.
 
-The fields of its state are dicts by policy, but for the iteration, which all share; its experience and its metrics are
+The fields of its state are dicts by policy, except the iteration, which all share; its experience and its metrics are
 dicts by policy, too. So a plan runs several policies as it runs one, and each learner is what it is alone.
 """
 

@@ -20,7 +20,7 @@ DECOUPLED = ("adamw", "lamb", "lion", "muon", "nadamw")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Inherits):
-    """Flags of the optimiser; ``learning_rate`` is a field of the algorithm, with a default of its own."""
+    """Flags of the optimiser; ``learning_rate`` is a field of the algorithm, which has the default."""
 
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How step sizes change: not at all, or to zero over `--learning-rate-steps`, linearly or as half a cosine wave

@@ -1,4 +1,4 @@
-"""Actor threads compute gradients of their own experience, and one learner applies them in order of arrival.
+"""Each actor thread computes gradients of its experience, and one learner applies them in order of arrival.
 
 Sources: A3C (Mnih et al. 2016, https://arxiv.org/abs/1602.01783, section 4) and RLlib's AsyncGradients optimizer (Liang
 et al. 2018, https://arxiv.org/abs/1712.09381, section 5). An iteration is one actor's gradient.

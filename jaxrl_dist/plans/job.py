@@ -121,7 +121,7 @@ class Job(NamedTuple):
         return state._replace(memory=cut(state.memory))
 
     def with_init_variables(self, state: TrainState, spec: PartitionSpec) -> TrainState:
-        """Returns a new state with ``init_variables``, if there are any, in the shape and sharding of its own."""
+        """Returns a new state with ``init_variables``, if there are any, in the shapes and shardings that it has."""
         if self.init_variables is None:
             return state
         given = [isinstance(x, np.ndarray) for x in jax.tree.leaves(self.init_variables)]

@@ -67,7 +67,7 @@ class Population(abc.ABC):
         self._started = False
 
     def reports(self, member: int, job: Job) -> Iterator[Report]:
-        """Yields the reports of a member; ``job`` is its job, with functions of its own run.
+        """Yields the reports of a member; ``job`` is its job, with the functions of its run.
 
         The members advance together: the caller takes the next report of every member before it takes a second one of
         any. Those of members that are done stay valid.

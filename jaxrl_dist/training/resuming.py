@@ -43,7 +43,7 @@ def prepare_resume(
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {can_change(name)}")
     with contextlib.ExitStack() as files:
         file = None
-        if peers.first():  # of the processes of this run; a run of its own might resume it, too
+        if peers.first():  # of the processes of this run; another run might resume it, too
             file = files.enter_context(run_files.lock(str(run_dir)))
         config = dataclasses.replace(config, run_dir=str(run_dir))
         initial: dict[str, Any] = {name: getattr(config, name) for name in ("init_from", "init_parts")}

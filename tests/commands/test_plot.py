@@ -285,17 +285,32 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 # --- Pictures -------------------------------------------------------------------------------------------
 
-PICTURES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+SWEEP = "a population"
+PICTURES: dict[str, tuple[Sequence[str] | str, dict[str, Any]]] = {
     "algorithms": (["CartPole-v1"], {}),
     "column": (["CartPole-v1"], {"width": "one", "smooth": 5}),
     "environments": (["Acrobot-v1", "CartPole-v1", "Breakout-MinAtar"], {}),
     "profile": (["Acrobot-v1", "CartPole-v1"], {"kind": "profile"}),
     "improvement": (["Acrobot-v1", "CartPole-v1"], {"kind": "improvement"}),
+    "population": (SWEEP, {}),
 }
 REDUCED = (230, 150)
 """Pictures are compared at this size: letters then differ little between versions of matplotlib and its fonts."""
 TOLERANCE = 6.0
 """Root mean square difference of brightness, of 255."""
+
+
+def pictured(folder: Path, what: Sequence[str] | str) -> list[Path]:
+    """Runs that compare two algorithms on these environments, or a population that varies the step size."""
+    if what != SWEEP:
+        return compared(folder, what)
+    rng, x = np.random.default_rng(0), np.linspace(-6, 6, 60)
+    population = make_run(folder, "population", [9.0])
+    for number, (rate, seed) in enumerate(itertools.product((1e-4, 1e-3, 1e-2), range(4))):
+        top = {1e-4: 200.0, 1e-3: 480.0, 1e-2: 120.0}[rate]
+        curve = top * (0.8 + 0.2 * rng.random()) / (1 + np.exp(-x)) + rng.normal(0, 10, len(x))
+        make_run(population / "members", f"{number:03d}", curve.tolist(), seed, learning_rate=rate)
+    return [population]
 
 
 def reduced(path: Path) -> np.ndarray:
@@ -305,16 +320,16 @@ def reduced(path: Path) -> np.ndarray:
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_look_as_they_did(name: str, tmp_path: Path) -> None:
     """``JAXRL_DRAW=1`` keeps them as they now are: look at them before you do."""
-    envs, options = PICTURES[name]
+    what, options = PICTURES[name]
     out = tmp_path / f"{name}.png"
-    plot.plot(compared(tmp_path, envs), out, **options)
+    plot.plot(pictured(tmp_path, what), out, **options)
     kept = Path(__file__).parent / "pictures" / out.name
     if os.environ.get("JAXRL_DRAW"):
         Image.fromarray(reduced(out).astype(np.uint8)).quantize(64).save(kept)
     before, now = reduced(kept), reduced(out)
     assert np.sqrt(np.mean((now - before) ** 2)) < TOLERANCE
     other = PICTURES["column" if name == "algorithms" else "algorithms"]
-    plot.plot(compared(tmp_path / "other", other[0]), tmp_path / "other.png", **other[1])
+    plot.plot(pictured(tmp_path / "other", other[0]), tmp_path / "other.png", **other[1])
     assert np.sqrt(np.mean((reduced(tmp_path / "other.png") - before) ** 2)) > TOLERANCE, "the tolerance is too wide"
 
 
