@@ -138,7 +138,7 @@ def group_of(
         one_hot = space_of(PlainSpace("Box", (len(agents),), "float32", 0.0, 1.0), name, "indices")
         observation = {**in_parts(observation), AGENT: one_hot}
     if joint:
-        observation, action = _joined(name, observation, action, len(agents), mask)
+        observation, action = joined(name, observation, action, len(agents), mask)
     observation, mask_part = masks.with_mask(observation, action, mask)
     if team.shows_state or joint:
         shape = jax.eval_shape(lambda obs: whole_state(obs, list(env.agents)), first)
@@ -156,7 +156,7 @@ def in_parts(observation: Any) -> dict[str, Any]:
     return observation if isinstance(observation, dict) else {"observation": observation}
 
 
-def _joined(name: str, observation: Any, action: Any, count: int, mask: Mask) -> tuple[Any, Any]:
+def joined(name: str, observation: Any, action: Any, count: int, mask: Mask) -> tuple[Any, Any]:
     """Returns the spaces of agents that act as one: all their observations, and an action for each.
 
     Raises:

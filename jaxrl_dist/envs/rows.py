@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_dist.checks import flag
-from jaxrl_dist.envs import gymnasium
-from jaxrl_dist.envs.base import UNWRAPPED, DrawnEnv, Wrappers
+from jaxrl_dist.envs import gymnasium, masks
+from jaxrl_dist.envs.base import UNWRAPPED, DrawnEnv, Wrappers, space_of
 from jaxrl_dist.envs.episodes import EpisodeCounter
-from jaxrl_dist.envs.groups import AGENT, agents_of, check_same, in_parts
+from jaxrl_dist.envs.groups import AGENT, AGENTS, STATE, agents_of, check_same, in_parts, joined
 from jaxrl_dist.envs.masks import PART
 from jaxrl_dist.envs.native import Description, Mask, alike
 from jaxrl_dist.envs.parallel import FLAGS, OBS, THERE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.spaces import Box, MultiDiscrete, Space
+from jaxrl_dist.spaces import Box, MultiDiscrete, Space, leaves
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 FROM_INFO = Mask("info", PART)
@@ -33,8 +34,12 @@ class Group(NamedTuple):
     spec: EnvSpec
     native: Space
     """What each of them sees without the parts that are added here."""
+    action: Space
+    """What each of them does."""
     from_info: bool
     """Whether legal actions are one of these parts."""
+    joint: bool
+    """Whether they act as one, a row of the batch."""
 
 
 class Team(NamedTuple):
@@ -63,10 +68,8 @@ def team(env_id: str, made: Description, wrappers: Wrappers) -> Team:
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
             raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")
-    if wrappers.joint:
-        raise ConfigError(f"a team as one agent works for JAX environments, and {name} runs on the host")
     groups = {
-        policy: _group(env_id, made, own, wrappers)
+        policy: _group(env_id, made, own, wrappers, joint=policy in wrappers.joint)
         for policy, own in agents_of(wrappers.policies, agents, name).items()
     }
     policies = {policy: group.spec for policy, group in groups.items()} if wrappers.policies else {}
@@ -75,8 +78,8 @@ def team(env_id: str, made: Description, wrappers: Wrappers) -> Team:
         observation, action = ({x: getattr(policies[x], kind) for x in policies} for kind in ("observation", "action"))
         unread = next((each.unread_mask for each in policies.values() if each.unread_mask), "")
         spec = dataclasses.replace(
-            spec, observation=observation, action=action, num_agents=len(agents), policies=policies, mask=None,
-            unread_mask=unread,
+            spec, observation=observation, action=action, policies=policies, mask=None, unread_mask=unread,
+            num_agents=sum(each.num_agents for each in policies.values()),
         )  # fmt: skip
     of_agents = [(agent, group) for group in groups.values() for agent in group.agents]
     reward = np.full(len(agents), np.inf, np.float32)
@@ -85,14 +88,21 @@ def team(env_id: str, made: Description, wrappers: Wrappers) -> Team:
         "reward": Box((len(agents),), reward.dtype, -reward, reward),
         **{flag: MultiDiscrete((2,) * len(agents)) for flag in (THERE, *FLAGS)},
     }
-    if legal := {agent: group.spec.observation[PART] for agent, group in of_agents if group.from_info}:  # type: ignore[index]
+    if legal := {agent: _flags(group.action) for agent, group in of_agents if group.from_info}:
         parts[PART] = legal
-    actions: Space = {agent: group.spec.action for agent, group in of_agents}
+    actions: Space = {agent: group.action for agent, group in of_agents}
     whole = dataclasses.replace(spec, observation=parts, action=actions, num_agents=1, mask=None, policies={})
     return Team(spec, whole, agents, groups, wrappers.agent_ids)
 
 
-def _group(env_id: str, made: Description, agents: Sequence[str], wrappers: Wrappers) -> Group:
+def _flags(action: Space) -> Space:
+    """Returns the space of legal actions."""
+    parts, _ = masks.with_mask({}, action, FROM_INFO)
+    assert isinstance(parts, dict)
+    return parts[PART]
+
+
+def _group(env_id: str, made: Description, agents: Sequence[str], wrappers: Wrappers, *, joint: bool) -> Group:
     """Returns what one policy sees and does for its agents.
 
     Raises:
@@ -106,18 +116,29 @@ def _group(env_id: str, made: Description, agents: Sequence[str], wrappers: Wrap
     one = made._replace(
         observation=made.observation.parts[first], action=made.action.parts[first], mask=made.agents[first], agents={}
     )
-    spec = gymnasium.spec(env_id, one, wrappers)
-    native = gymnasium.spec(env_id, one._replace(mask=Mask()), wrappers).observation
-    if wrappers.agent_ids:
-        zeros = np.zeros(len(agents), np.float32)
-        one_hot = Box(zeros.shape, zeros.dtype, zeros, zeros + 1)
-        spec = dataclasses.replace(spec, observation={**in_parts(spec.observation), AGENT: one_hot})
-    spec = dataclasses.replace(spec, num_agents=len(agents))
-    return Group(agents, spec, native, from_info=made.agents[first] == FROM_INFO)
+    mask, from_info = made.agents[first], made.agents[first] == FROM_INFO
+    plain = gymnasium.spec(env_id, one._replace(mask=Mask()), wrappers)
+    native, action = plain.observation, plain.action
+    zeros = np.zeros(len(agents), np.float32)
+    ids = {AGENT: Box(zeros.shape, zeros.dtype, zeros, zeros + 1)}
+    if not joint:
+        spec = gymnasium.spec(env_id, one, wrappers)
+        if wrappers.agent_ids:
+            spec = dataclasses.replace(spec, observation={**in_parts(spec.observation), **ids})
+        return Group(agents, dataclasses.replace(spec, num_agents=len(agents)), native, action, from_info, joint)
+    team, actions = joined(name, {**in_parts(native), **ids}, action, len(agents), mask)
+    seen, part = masks.with_mask(team, actions, mask)
+    sizes = [math.prod(space.shape) for space in leaves(space_of(made.observation, name, "observations")).values()]
+    bound = np.full(sum(sizes), np.inf, np.float32)
+    seen = {**in_parts(seen), STATE: Box(bound.shape, bound.dtype, -bound, bound)}
+    spec = dataclasses.replace(plain, observation=seen, action=actions, mask=part, unread_mask=mask.unread)
+    return Group(agents, spec, native, action, from_info, joint)
 
 
 class Rows:
     """A ``HostEnv`` whose rows are the agents of environments, environment by environment: ``[B * k]``.
+
+    Agents that act as one are one row, ``[B]``, as in ``agents.from_team``: their reward is the mean of theirs.
 
     Of several policies, actions, observations, time steps and episodes are dicts by policy, and the rows of a policy
     are its agents. An agent that is not there has ``valid`` False: it has not joined yet, or its episode has ended
@@ -127,14 +148,19 @@ class Rows:
 
     def __init__(self, env: DrawnEnv, team: Team) -> None:
         """``env`` has the spec ``team.whole``."""
-        self.spec, self.num_envs = team.spec, env.num_envs * len(team.agents)
+        self.spec, self.num_envs = team.spec, env.num_envs * team.spec.num_agents
         self._env, self._team = env, team
         self._groups = dict(team.groups) if team.spec.policies else team.groups[""]
-        self._episodes = EpisodeCounter(self.num_envs)
+        self._begin()
+
+    def _begin(self) -> None:
+        size, groups = self._env.num_envs, self._team.groups.values()
+        self._episodes = {group.agents[0]: EpisodeCounter(size * group.spec.num_agents) for group in groups}
+        self._gone = np.zeros((size, len(self._team.agents)), bool)
 
     def reset(self) -> PyTree:
         obs = self._env.reset()
-        self._episodes = EpisodeCounter(self.num_envs)
+        self._begin()
         return over_policies(lambda group: self._seen(group, obs))(self._groups)
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
@@ -142,7 +168,8 @@ class Rows:
         for policy, group in self._team.groups.items():
             for at, agent in enumerate(group.agents):
                 own = slice(at, None, len(group.agents))
-                joint[agent] = jax.tree.map(lambda x, own=own: np.asarray(x)[own], chosen[policy])
+                flat = np.ravel if group.joint else np.asarray
+                joint[agent] = jax.tree.map(lambda x, own=own, flat=flat: flat(x)[own], chosen[policy])
         step, _ = self._env.step(joint)
         there, terminated, truncated = (step.obs[name].astype(bool) for name in (THERE, *FLAGS))
         valid = there & step.valid[:, None]
@@ -150,22 +177,26 @@ class Rows:
         cut = np.asarray(step.truncated) | np.asarray(step.terminated)  # also those that leave without a flag
         truncated = (truncated | cut[:, None]) & valid & ~terminated
         reward = np.where(valid, step.obs["reward"], 0).astype(np.float32)
-        flags = terminated, truncated, valid
-        episodes = self._episodes.add(reward.reshape(-1), valid.reshape(-1), (terminated | truncated).reshape(-1))
+        self._gone = (self._gone & step.valid[:, None]) | terminated | truncated
 
         def of_group(group: Group) -> tuple[Timestep, EpisodeStats]:
             places = [self._team.agents.index(agent) for agent in group.agents]
-
-            def rows(x: np.ndarray) -> np.ndarray:
-                return x.reshape(len(there), -1)[:, places].reshape(-1)
-
-            return Timestep(self._seen(group, step.obs), *map(rows, (reward, *flags))), jax.tree.map(rows, episodes)
+            paid: np.ndarray = reward[:, places]
+            flags: list[Any] = [flag[:, places] for flag in (terminated, truncated, valid)]
+            if group.joint:
+                here = flags[2].any(axis=1)
+                over = here & (cut | self._gone[:, places].all(axis=1))  # the last agents' episodes end
+                late = over & flags[1].any(axis=1)
+                paid, flags = paid.mean(axis=1), [over & ~late, late, here]
+            paid, flags = paid.reshape(-1), [flag.reshape(-1) for flag in flags]
+            episodes = self._episodes[group.agents[0]].add(paid, flags[2], flags[0] | flags[1])
+            return Timestep(self._seen(group, step.obs), paid, *flags), episodes
 
         stepped: tuple[Timestep, EpisodeStats] = over_policies(of_group, 2)(self._groups)
         return stepped
 
     def render(self, index: int) -> np.ndarray:
-        return self._env.render(index // len(self._team.agents))
+        return self._env.render(index // self.spec.num_agents)
 
     def close(self) -> None:
         self._env.close()
@@ -177,10 +208,13 @@ class Rows:
             each = [obs[part][agent] for agent in group.agents]
             return jax.tree.map(lambda *x: np.stack(x, axis=1).reshape(-1, *x[0].shape[1:]), *each)
 
-        seen = rows(OBS)
-        if group.from_info:
-            seen = {**in_parts(seen), PART: rows(PART)}
-        if self._team.agent_ids:
-            one_hot = np.tile(np.eye(len(group.agents), dtype=np.float32), (self._env.num_envs, 1))
-            seen = {**in_parts(seen), AGENT: one_hot}
-        return seen
+        seen, size = rows(OBS), self._env.num_envs
+        legal = {PART: rows(PART)} if group.from_info else {}
+        one_hot = {AGENT: np.tile(np.eye(len(group.agents), dtype=np.float32), (size, 1))}
+        if not group.joint:
+            extra = {**legal, **(one_hot if self._team.agent_ids else {})}
+            return {**in_parts(seen), **extra} if extra else seen
+        each = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), {**in_parts(seen), **one_hot})
+        everything = [part for agent in self._team.agents for part in jax.tree.leaves(obs[OBS][agent])]
+        state = np.concatenate([x.reshape(size, -1).astype(np.float32) for x in everything], axis=1)
+        return {AGENTS: each, STATE: state, **{part: x.reshape(size, -1) for part, x in legal.items()}}

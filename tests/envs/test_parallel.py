@@ -116,6 +116,33 @@ def test_rows_of_a_policy_are_its_agents() -> None:
     assert [spec.action.n for spec in unequal.spec.policies.values()] == [3, 4]
 
 
+def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
+    """Against the rows of its agents; its episode ends with that of the last of them."""
+    whole, joint = find("flock:Flock"), find("flock:Flock", wrappers=Wrappers(joint=("",)))
+    assert joint.spec.num_agents == 1 and describe(joint.spec.action) == "MultiDiscrete(3, 3, 3)"
+    rng, ended = np.random.default_rng(2), 0
+    with closing(whole.host(9, 3)) as one, closing(joint.host(3, 3)) as other:
+        obs, seen, total = one.reset(), other.reset(), np.zeros(9)
+        for _ in range(40):
+            np.testing.assert_array_equal(seen["agents"]["observation"], obs["observation"].reshape(3, 3, 2))
+            np.testing.assert_array_equal(seen["state"], obs["observation"].reshape(3, 6))
+            np.testing.assert_array_equal(seen["mask"], obs["mask"].reshape(3, 9))
+            action = rng.integers(0, 3, 9)
+            step, _ = one.step(action)
+            team, episodes = other.step(action.reshape(3, 3))
+            total += step.reward
+            np.testing.assert_allclose(team.reward, step.reward.reshape(3, 3).mean(axis=1), rtol=1e-6)
+            assert team.valid.tolist() == step.valid.reshape(3, 3).any(axis=1).tolist()
+            for index in np.flatnonzero(episodes.episodes):
+                mean = total.reshape(3, 3)[index].mean()
+                assert episodes.return_sum[index] == pytest.approx(mean, abs=1e-5)
+                assert team.terminated[index] != team.truncated[index]
+                total.reshape(3, 3)[index] = 0.0
+                ended += 1
+            obs, seen = step.obs, team.obs
+    assert ended > 10
+
+
 def test_masks_and_observations_of_several_kinds() -> None:
     part = find("flock:Flock", {"masks": "part"}).spec
     assert (
@@ -137,8 +164,6 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
         find("flock:Unequal")
     with pytest.raises(ConfigError, match=r"action_repeat works for environments with one agent, and .* has 3"):
         find("flock:Flock", wrappers=Wrappers(action_repeat=2))
-    with pytest.raises(ConfigError, match=r"a team as one agent works for JAX environments, and .* runs on the host"):
-        find("flock:Flock", wrappers=Wrappers(joint=("",)))
     with pytest.raises(ConfigError, match="observations of bird_0 and late have other bounds; one policy needs equal"):
         find("flock:Bounded")
     with pytest.raises(
@@ -165,7 +190,12 @@ def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
 TINY = "--num-envs 4 --rollout-length 16 --total-env-steps 600 --report-interval 200 --hidden-sizes 8 --num-devices 1"
 
 
-@pytest.mark.parametrize("how", ["ppo --plan synchronous", pytest.param("impala", marks=pytest.mark.slow)])
+TEAM = "qmix --learning-starts 32 --batch-size 8 --replay-capacity 1024 --replay-ratio 0.0625"
+
+
+@pytest.mark.parametrize(
+    "how", ["ppo --plan synchronous", *(pytest.param(x, marks=pytest.mark.slow) for x in ("impala", TEAM))]
+)
 def test_a_run_trains_is_evaluated_and_resumed(how: str, tmp_path: Path) -> None:
     run = runs.train(f"{how} --env flock:Flock {TINY} --evaluation-episodes 6", tmp_path / "run")
     assert runs.read_json(run / "summary.json")["evaluation"]["episodes"] == 6
