@@ -1,7 +1,7 @@
 """Times a run that no profile takes apart: ``FLAGS of train [--seconds S]``; a part of ``scripts/benchmark.py``.
 
 Without seconds the run goes to its end, as it must over several processes: each has a clock. Prints JSON: env steps per
-second from the first report on, which comes after compiling.
+second, and per second of CPU time, from the first report on, which comes after compiling.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ def main() -> None:
     config = dataclasses.replace(config, evaluation_episodes=0)
     if seconds is not None:
         config = dataclasses.replace(config, total_env_steps=10**9)
-    first, now = None, (0.0, 0)
+    first, now = None, (0.0, 0, 0.0)
     for report in jaxrl_dist.train(config):
-        now = time.perf_counter(), report.env_steps
+        now = time.perf_counter(), report.env_steps, time.process_time()
         first = first or now
         if seconds is not None and now[0] - first[0] >= float(seconds):
             break
     assert first is not None, "a run has a report"
-    print(json.dumps({"rate": (now[1] - first[1]) / (now[0] - first[0])}))
+    steps = now[1] - first[1]
+    print(json.dumps({"rate": steps / (now[0] - first[0]), "cpu_rate": steps / (now[2] - first[2])}))
 
 
 if __name__ == "__main__":

@@ -165,11 +165,16 @@ def any_member(condition: jax.Array) -> jax.Array:
 
     The result is one for all of them, so a ``lax.cond`` on it stays a branch, where ``vmap`` would compute both.
     """
+    return jax.lax.pmax(condition.astype(jnp.int32), MEMBER) > 0 if among_members() else condition
+
+
+def among_members() -> bool:
+    """Returns whether what is traced is computed for several members at once."""
     try:
         jax.lax.axis_size(MEMBER)
-    except NameError:  # the device has one member
-        return condition
-    return jax.lax.pmax(condition.astype(jnp.int32), MEMBER) > 0
+    except NameError:
+        return False
+    return True
 
 
 def whole(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
