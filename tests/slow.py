@@ -495,5 +495,7 @@ CASES = {
         "envs/test_parallel.py::test_several_policies_train_are_evaluated_and_resumed"
     ),
     "plans/test_own_pace.py::test_a_run_trains_and_is_resumed": "test_no_policy_waits_for_another",
-    "training/test_policies.py::test_hyperparameters_of_policies_vary_in_one_program[synchronous]": "on_device",
+    "training/test_policies.py::test_hyperparameters_of_policies_vary_in_one_program": (
+        "training/test_population.py, and what is refused in test_what_is_wrong_exits_2_in_one_line"
+    ),
 }
