@@ -110,14 +110,14 @@ def test_one_process_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_launch_files_can_be_read() -> None:
     folder = runs.ROOT / "scripts" / "launch"
-    files = {path.name for path in folder.iterdir()}
-    assert files == {"slurm.sbatch", "tpu_pod.sh", "skypilot.yaml", "jobset.yaml"}
+    files = {path.name for path in folder.iterdir() if path.is_file()}
+    assert files == {"slurm.sbatch", "tpu_pod.sh", "skypilot.yaml", "jobset.yaml", "ray_run.py"}
     for name in ("slurm.sbatch", "tpu_pod.sh"):
         subprocess.run(["bash", "-n", str(folder / name)], check=True, timeout=60)
     for name in ("skypilot.yaml", "jobset.yaml"):
         assert list(yaml.safe_load_all((folder / name).read_text(encoding="utf-8")))
     text = "".join((folder / name).read_text(encoding="utf-8") for name in files)
-    assert text.count("--resume-or-start") == 4
+    assert text.count("--resume-or-start") == 5
 
 
 # --- What processes tell each other -------------------------------------------------------------------

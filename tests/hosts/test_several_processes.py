@@ -289,3 +289,37 @@ def test_an_environment_that_fails_in_one_process_ends_all_saved(
     first, second = (process.err.splitlines()[-1] for process in done)
     assert "a plug was pulled" in second and "process 1" in first and "a plug was pulled" in first, done
     arrays(tmp_path / "run")
+
+
+ON_RAY = """
+import runpy, sys
+import ray
+from ray.cluster_utils import Cluster
+cluster = Cluster()
+for _ in range(2):
+    cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address)
+script = runpy.run_path(sys.argv[1])
+print("codes", *script["run"](sys.argv[2:], 2, 1, 0, "STRICT_SPREAD"))
+"""
+
+
+@pytest.mark.slow
+def test_ray_places_the_processes_of_a_run_on_its_nodes(tmp_path: Path) -> None:
+    """Two nodes of a cluster on this machine; the same command again finds the run finished."""
+    pytest.importorskip("ray")
+    words = [*COMMANDS["ppo"].split(), "--run-dir", str(tmp_path / "run"), "--quiet"]
+    command = [sys.executable, "-c", ON_RAY, str(runs.ROOT / "scripts" / "launch" / "ray_run.py"), *words]
+    environment = {**os.environ, "PYTHONPATH": str(runs.ROOT), "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    for _ in range(2):
+        done = subprocess.run(
+            command,
+            env={**environment, "RAY_USAGE_STATS_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "2 processes on 2 nodes" in done.stdout and "codes 0 0" in done.stdout
+    alone("ppo", tmp_path / "alone")
+    assert_alike(tmp_path / "alone", tmp_path / "run")
