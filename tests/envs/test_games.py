@@ -205,8 +205,7 @@ SELF_PLAY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("how", SELF_PLAY)
+@pytest.mark.parametrize("how, seed", [("shared", 0), ("shared", 1), ("shared", 2), ("copy", 0)])
 def test_self_play_never_loses_to_a_perfect_player(how: str, seed: int, tmp_path: Path) -> None:
     needs("pgx")
     flags, name = SELF_PLAY[how]

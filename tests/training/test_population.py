@@ -207,6 +207,7 @@ def test_every_other_float_varies_within_a_program(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_members_of_every_algorithm_are_their_lone_runs(name: str, plan: str) -> None:
