@@ -92,7 +92,7 @@ SYNONYMS: dict[str, str] = {
     "hidden_sizes": "net_arch hidden_size hidden_dim hidden_dims hidden_units hidden_layers hiddens fcnet_hiddens "
     "layers encoder_mlp_layers",
     "activation": "activation_fn fcnet_activation nonlinearity",
-    "torso": "policy network policy_network encoder",
+    "torso": "network policy_network encoder",
     "core core_size": "lstm use_lstm gru use_rnn rnn recurrent recurrence rnn_type",
     "core_size": "rnn_size rnn_hidden_size lstm_cell_size lstm_hidden_size",
 }
@@ -108,6 +108,7 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
     **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` goes on with a run"),
+    "policy": "{torso} chooses a network; several policies are {policy} NAME=ALGO:AGENTS, in the algorithm's place",
     "torch_deterministic": "a seed gives the same numbers without it",
 }
 """Sentences for other names; ``{field}`` stands for a flag."""
@@ -132,7 +133,9 @@ def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str
     if ours := next((field for field in meant if field in known), None):
         return f"; it is {flag(ours)} here"
     if plain in INSTEAD:
-        return "; " + INSTEAD[plain].format(**{name: flag(name) for name in ("env", "num_devices", "optimizer")})
+        return "; " + INSTEAD[plain].format(
+            **{name: flag(name) for name in ("env", "num_devices", "optimizer", "policy", "torso")}
+        )
     for field in (plain, *meant):
         if having := others(field):
             called = "" if field == plain else f"it is {flag(field)} here, and "

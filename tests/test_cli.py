@@ -193,11 +193,12 @@ BAD = {
     PONG + "--env-options stack_nm=2": "did you mean 'stack_num'?",
     PONG + "--env-options num_envs=2": "has no option 'num_envs'",
     # actors in threads
-    CARTPOLE + "--actor-devices 0": "--actor-devices does nothing without --plan asynchronous or gradients",
-    CARTPOLE + "--max-lag 1": "--max-lag does nothing without --plan asynchronous or gradients",
-    CARTPOLE + "--lockstep": "--lockstep does nothing without --plan asynchronous or gradients",
-    CARTPOLE + "--gather 1": "--gather does nothing without --plan asynchronous or gradients",
-    CARTPOLE + "--on-actor-error restart": "--on-actor-error does nothing without --plan asynchronous or gradients",
+    CARTPOLE + "--actor-devices 0": "--actor-devices does nothing without --plan asynchronous, own_pace or gradients",
+    CARTPOLE + "--max-lag 1": "--max-lag does nothing without --plan asynchronous, own_pace or gradients",
+    CARTPOLE + "--lockstep": "--lockstep does nothing without --plan asynchronous, own_pace or gradients",
+    CARTPOLE + "--gather 1": "--gather does nothing without --plan asynchronous, own_pace or gradients",
+    CARTPOLE
+    + "--on-actor-error restart": "--on-actor-error does nothing without --plan asynchronous, own_pace or gradients",
     IMPALA + "--actor-devices 0,0": "--actor-devices 0,0 names a device twice",
     IMPALA + "--actor-devices 2-4,3": "names a device twice",
     IMPALA + "--actor-devices 3-1": "must be device numbers such as 0,1 or 2-7, not '3-1'",

@@ -81,7 +81,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no precision": ({"precision": 32}, "precision must be one of float32, bfloat16, not 32"),
     "no torso": ({"torso": "bogus"}, "torso must be one of auto, mlp, minatar, nature, impala, not 'bogus'"),
     "nothing for a torso": ({"torso": None}, "torso must be one of"),
-    "no plan": ({"plan": "fast"}, "plan must be one of on_device, synchronous, asynchronous, gradients, not 'fast'"),
+    "no plan": (
+        {"plan": "fast"},
+        "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients, not 'fast'",
+    ),
     "nothing": ({"env_timeout": None}, "env_timeout must be a number, not None"),
     "nothing for options": ({"env_options": None}, "env_options must be a dictionary of names and values, not None"),
     "a list as an option": ({"env_options": {"a": [1]}}, "env_options a must be text or a number, not [1]"),

@@ -61,8 +61,8 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def asked_policy(asked: Evaluate) -> Policy:
-    """Loads the policy of the run that the user named.
+def asked_policy(asked: Evaluate, name: str | None = None) -> Policy:
+    """Loads the policy of the run that the user named, or of several policies the one of this name.
 
     Raises:
       ConfigError: the directory is no run, or has no policy.
@@ -76,4 +76,4 @@ def asked_policy(asked: Evaluate) -> Policy:
 
     from jaxrl_dist.play.policy import load_policy
 
-    return load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None)
+    return load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None, policy=name)

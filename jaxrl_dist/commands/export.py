@@ -28,6 +28,8 @@ class Export:
     """Number of environments that the file acts in at once; None: any number."""
     platforms: tuple[str, ...] = ()
     """Platforms that the file is to run on, such as cpu cuda tpu; none: the one of this machine."""
+    policy: str | None = None
+    """Name of the policy, of a run with several."""
     env: str | None = None
     """The run's environment, if it has the form my_module:make."""
     algorithm: str | None = None
@@ -46,7 +48,8 @@ def run(args: Sequence[str]) -> int:
             raise ConfigError(f"--platforms {platform} is none of {', '.join(known)}")
     if asked.platforms and asked.format == "onnx":
         raise ConfigError("--platforms is of StableHLO; a runtime chooses where it runs an ONNX file")
-    policy = evaluate.asked_policy(evaluate.Evaluate(asked.run_dir, env=asked.env, algorithm=asked.algorithm))
+    whose = evaluate.Evaluate(asked.run_dir, env=asked.env, algorithm=asked.algorithm)
+    policy = evaluate.asked_policy(whose, asked.policy)
 
     from jaxrl_dist.play.export import export
 

@@ -77,7 +77,8 @@ def pool_options(
       ConfigError: flags do not fit the plan, the algorithm or each other.
     """
     plan = PLANS[config.plan]
-    needed = f"--plan {' or '.join(name for name, other in PLANS.items() if other.threaded)}"
+    *first, last = (name for name, other in PLANS.items() if other.threaded)
+    needed = f"--plan {', '.join(first)} or {last}"
     fields = ("actor_devices", "max_lag", "lockstep", "gather", "on_actor_error")
     check_used(config, *fields, there=plan.threaded, needed=needed)
     check_used(config, "lag", there=config.lockstep, needed="--lockstep")

@@ -65,6 +65,10 @@ def export(
       ConfigError: a package is missing, the file cannot be written, or the policy cannot be exported for any number of
         environments or for these platforms.
     """
+    if isinstance(policy.algorithm, dict):
+        names = ", ".join(policy.algorithm)
+        one = next(iter(policy.algorithm))
+        raise ConfigError(f"a file acts as one policy, and the run has {names}; name one, as in --policy {one}")
     if format == "stablehlo" and importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError("an export needs a package that is not installed: pip install flatbuffers")
     from jax import export as jax_export

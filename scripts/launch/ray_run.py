@@ -11,7 +11,6 @@ this machine.
 from __future__ import annotations
 
 import argparse
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,10 +24,8 @@ class Process:
     """A process of the run. It starts another: a lost run ends its process at once, and Ray's is to tell of it."""
 
     def address(self) -> str:
-        """Returns this node's address, with a port that is free now."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+        """Returns this node's address."""
+        return str(ray.util.get_node_ip_address())
 
     def node(self) -> str:
         """Returns the node's number in the cluster."""
@@ -39,12 +36,15 @@ class Process:
         return subprocess.run([sys.executable, "-m", "jaxrl_dist.cli", "train", *words]).returncode
 
 
-def run(words: Sequence[str], processes: int, cpus: float, gpus: float, strategy: str = "SPREAD") -> list[int]:
+def run(
+    words: Sequence[str], processes: int, cpus: float, gpus: float, port: int = 9876, strategy: str = "SPREAD"
+) -> list[int]:
     """Trains, and returns the exit code of each process.
 
     Args:
       words: ``ALGO --env ID [FLAGS]``.
       cpus, gpus: of each process.
+      port: one that is free on the node of process 0.
       strategy: Ray's for placing the processes; ``STRICT_SPREAD`` refuses two on one node.
     """
     group = placement_group([{"CPU": cpus, "GPU": gpus}] * processes, strategy=strategy)
@@ -56,7 +56,7 @@ def run(words: Sequence[str], processes: int, cpus: float, gpus: float, strategy
         ).remote()
         for number in range(processes)
     ]
-    address = ray.get(actors[0].address.remote())
+    address = f"{ray.get(actors[0].address.remote())}:{port}"
     joined = ["--coordinator", address, "--processes", str(processes), "--resume-or-start"]
     print(f"{processes} processes on {len(set(ray.get([actor.node.remote() for actor in actors])))} nodes")
     trained = [actor.train.remote([*words, *joined, "--process", str(n)]) for n, actor in enumerate(actors)]
@@ -68,7 +68,8 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--cpus", type=float, default=1, help="of each process")
     parser.add_argument("--gpus", type=float, default=0, help="of each process")
+    parser.add_argument("--port", type=int, default=9876, help="one that is free on the node of process 0")
     parser.add_argument("words", nargs="+", metavar="ALGO --env ID --run-dir DIR", help="as for jaxrl-dist train")
     asked = parser.parse_args()
     ray.init(log_to_driver=True)
-    sys.exit(max(run(asked.words, asked.processes, asked.cpus, asked.gpus)))
+    sys.exit(max(run(asked.words, asked.processes, asked.cpus, asked.gpus, asked.port)))

@@ -60,7 +60,10 @@ def test_a_word_stands_for_flags_and_given_ones_win(command: str, expected: dict
         ("ppo --average-every 5", "--average-every does nothing without members: --seeds or --vary"),
         ("ppo --seeds 2 --average-every 0", "--average-every must be >= 1"),
         ("ppo --seeds 2 --average-every 5 --evolve pbt", "--average-every makes all members one, and --evolve"),
-        ("a2c --seeds 2 --average-every 5 --plan synchronous", "--average-every needs --plan on_device"),
+        (
+            "a2c --seeds 2 --average-every 5 --plan asynchronous",
+            "--average-every needs --plan on_device or synchronous",
+        ),
         (
             "ppo --vary num-epochs=1,2 --average-every 5",
             "--average-every needs all members in one program, and values of num_epochs need a program each",

@@ -232,6 +232,22 @@ def test_smoothing_is_the_mean_of_the_newest_reports() -> None:
 def test_the_final_score_is_the_mean_over_the_last_tenth() -> None:
     assert Curve(np.arange(101.0), np.arange(101.0)).final() == 95
     assert Curve(np.array([7.0]), np.array([3.0])).final() == 3
+    assert (
+        Curve(np.arange(101.0), np.arange(101.0), np.r_[np.ones(100), 10.0]).final() == np.r_[90:101, [100] * 9].mean()
+    )
+
+
+def test_a_last_report_of_one_episode_counts_as_one_episode(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, "run", [])
+    lines = [
+        {"env_steps": 9_804, "wall_time_s": 1.0, "episode/return": 47.0, "episode/count": 180},
+        {"env_steps": 9_990, "wall_time_s": 1.1, "episode/return": 53.0, "episode/count": 2},
+        {"env_steps": 10_027, "wall_time_s": 1.2, "episode/return": 400.0, "episode/count": 1},
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = plot.read_curve(run_dir, "episode/return")
+    assert curve.weight.tolist() == [180, 2, 1]
+    assert curve._replace(x=np.zeros(3)).final() == pytest.approx((180 * 47 + 2 * 53 + 400) / 183)
 
 
 def test_statistics_are_those_of_the_paper() -> None:

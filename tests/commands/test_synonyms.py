@@ -58,7 +58,7 @@ CALLS = {
     PPO_ON + "--max-grad-norm 0.5": "it is --max-gradient-norm here",
     PPO_ON + "--batch-size 64": "it is --num-minibatches here",
     PPO_ON + "--normalize-advantage": "it is --normalize-advantages here",
-    PPO_ON + "--policy MlpPolicy": "it is --torso here",
+    PPO_ON + "--policy MlpPolicy": "--torso chooses a network; several policies are --policy NAME=ALGO:AGENTS",
     PPO_ON + "--policy-kwargs x": "unknown flag --policy-kwargs",
     PPO_ON + "--eval-freq 1000": "it is --evaluation-interval here",
     PPO_ON + "--n-eval-episodes 5": "it is --evaluation-episodes here",
@@ -146,7 +146,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "lr": (lambda: preset(lr=1e-3), "neither Train nor ppo has a field 'lr'; it is learning_rate here"),
     "gamma": (lambda: preset(gamma=0.9), "it is discount here"),
     "n_envs": (lambda: preset(n_envs=8), "it is num_envs here"),
-    "policy": (lambda: preset(policy="MlpPolicy"), "it is torso here"),
+    "policy": (lambda: preset(policy="MlpPolicy"), "torso chooses a network"),
     "device": (lambda: preset(device="cuda"), "num_devices N uses fewer, and JAX_PLATFORMS=cpu none"),
     "text": (lambda: preset(learning_rate="1e-3"), "learning_rate must be a number, not '1e-3'"),
     "a core of pqn": (
@@ -174,11 +174,14 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no run": (lambda: jaxrl_dist.load_policy("nothing"), "nothing is no run directory: it does not exist"),
     "no run to resume": (lambda: jaxrl_dist.resume("nothing"), "nothing is no run directory: it does not exist"),
-    "a plan": (lambda: preset(plan="ondevice"), "plan must be one of on_device, synchronous, asynchronous, gradients"),
+    "a plan": (
+        lambda: preset(plan="ondevice"),
+        "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients",
+    ),
     "devices": (lambda: jaxrl_dist.train(preset(num_envs=12)), "num_envs 12 does not divide over 8 devices"),
     "threads": (
         lambda: jaxrl_dist.train(preset(lockstep=True)),
-        "lockstep does nothing without plan asynchronous or gradients",
+        "lockstep does nothing without plan asynchronous, own_pace or gradients",
     ),
 }
 

@@ -300,7 +300,7 @@ for _ in range(2):
     cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address)
 script = runpy.run_path(sys.argv[1])
-print("codes", *script["run"](sys.argv[2:], 2, 1, 0, "STRICT_SPREAD"))
+print("codes", *script["run"](sys.argv[2:], 2, 1, 0, strategy="STRICT_SPREAD"))
 """
 
 

@@ -37,6 +37,7 @@ class Curve(NamedTuple):
 
     x: np.ndarray  # [N] float64, ascending
     y: np.ndarray  # [N] float64, finite
+    weight: np.ndarray | float = 1.0  # [N] float64, positive: the episodes of which each value is the mean
 
     def smoothed(self, reports: int) -> Curve:
         """Returns the trailing moving average over so many reports, of fewer at the start."""
@@ -48,9 +49,11 @@ class Curve(NamedTuple):
         return self._replace(y=(sums[ends] - sums[starts]) / (ends - starts))
 
     def final(self) -> float:
-        """Returns the run's final score: the mean of what the last tenth of its axis holds."""
-        start = self.x[-1] - FINAL * (self.x[-1] - self.x[0])
-        return float(self.y[self.x >= start].mean())
+        """Returns the run's final score: the mean of what the last tenth of its axis holds, by ``weight``."""
+        import numpy as np
+
+        last = self.x >= self.x[-1] - FINAL * (self.x[-1] - self.x[0])
+        return float(np.average(self.y[last], weights=np.broadcast_to(self.weight, self.y.shape)[last]))
 
 
 class Middle(NamedTuple):
@@ -103,7 +106,7 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     except ConfigError as error:
         raise ConfigError(f"{run_dir} is no run directory: {error.with_flags}") from None
     names: set[str] = set()
-    points: list[tuple[float, float]] = []
+    points: list[tuple[float, float, float]] = []
     for number, line in _lines(path, content):
         names |= line.keys()
         at: Any = line.get(field)
@@ -116,7 +119,8 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
             continue
         if not _can_draw(value):
             raise ConfigError(f"{path}: {metric} of line {number} is {_shown(value)}, which cannot be drawn")
-        points.append((at, value))
+        episodes: Any = line.get("episode/count") if metric.startswith("episode/") else 1
+        points.append((at, value, episodes if _can_draw(episodes) and episodes > 0 else 1))
     if not names:
         raise NoValueError(f"{path} has no reports yet")
     if metric not in names:
