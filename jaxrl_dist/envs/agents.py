@@ -16,13 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh
-from jaxrl_dist.checks import flag
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers, clipped, restarted, rows_where
+from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, restarted, rows_where
 from jaxrl_dist.envs.episodes import ended_episodes
-from jaxrl_dist.envs.groups import AGENT, AGENTS, STATE, Group, Team, agents_of, group_of, in_parts, whole_state
+from jaxrl_dist.envs.groups import (
+    AGENT,
+    AGENTS,
+    STATE,
+    Group,
+    Team,
+    agents_of,
+    check_wrappers,
+    group_of,
+    in_parts,
+    whole_state,
+)
 from jaxrl_dist.envs.native import named, unnamed
-from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import EpisodeStats, PyTree, Timestep
 
 
@@ -49,13 +58,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
         policy, or several; or a policy has no agent.
     """
     env, agents, name = team.env, list(team.env.agents), f"{backend}:{env_id}"
-    for field in ("action_repeat", "info"):
-        if getattr(wrappers, field) != getattr(UNWRAPPED, field):
-            said = flag(field if field != "info" else "info_metrics")
-            raise ConfigError(f"{said} works for environments with one agent, and {name} has {len(agents)}")
-    for field in ("hide", "frame_stack") if wrappers.policies else ():
-        if getattr(wrappers, field) is not None:
-            raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")
+    check_wrappers(wrappers, agents, name)
     key, limit = jax.eval_shape(lambda: jax.random.key(0)), wrappers.limit(team.time_limit)
     shapes = jax.eval_shape(lambda key: env.reset(_plain(key)), key)
     several = agents_of(wrappers.policies, agents, name)

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.base import Wrappers, space_of
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, space_of
 from jaxrl_dist.envs.native import Mask, PlainSpace, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, describe
@@ -62,6 +62,21 @@ class Group(NamedTuple):
     def rows(self) -> int:
         """Rows of the batch in each environment."""
         return 1 if self.joint else len(self.agents)
+
+
+def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None:
+    """Checks that environments with several agents, and several policies, have what a run asks for.
+
+    Raises:
+      ConfigError: naming the flag that works for one agent or one policy only.
+    """
+    for field in ("action_repeat", "info"):
+        if getattr(wrappers, field) != getattr(UNWRAPPED, field):
+            said = flag(field if field != "info" else "info_metrics")
+            raise ConfigError(f"{said} works for environments with one agent, and {name} has {len(agents)}")
+    for field in ("hide", "frame_stack") if wrappers.policies else ():
+        if getattr(wrappers, field) is not None:
+            raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")
 
 
 def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> dict[str, list[Any]]:

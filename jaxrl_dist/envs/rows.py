@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_dist.checks import flag
 from jaxrl_dist.envs import gymnasium, masks
-from jaxrl_dist.envs.base import UNWRAPPED, DrawnEnv, Wrappers, space_of
+from jaxrl_dist.envs.base import DrawnEnv, Wrappers, space_of
 from jaxrl_dist.envs.episodes import EpisodeCounter
-from jaxrl_dist.envs.groups import AGENT, AGENTS, STATE, agents_of, check_same, in_parts, joined
+from jaxrl_dist.envs.groups import AGENT, AGENTS, STATE, agents_of, check_same, check_wrappers, in_parts, joined
 from jaxrl_dist.envs.masks import PART
 from jaxrl_dist.envs.native import Description, Mask, alike
 from jaxrl_dist.envs.parallel import FLAGS, OBS, THERE
@@ -61,13 +60,7 @@ def team(env_id: str, made: Description, wrappers: Wrappers) -> Team:
       ConfigError: as ``agents.from_team``.
     """
     name, agents = f"gymnasium:{env_id}", list(made.agents)
-    for field in ("action_repeat", "info"):
-        if getattr(wrappers, field) != getattr(UNWRAPPED, field):
-            said = flag(field if field != "info" else "info_metrics")
-            raise ConfigError(f"{said} works for environments with one agent, and {name} has {len(agents)}")
-    for field in ("hide", "frame_stack") if wrappers.policies else ():
-        if getattr(wrappers, field) is not None:
-            raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")
+    check_wrappers(wrappers, agents, name)
     groups = {
         policy: _group(env_id, made, own, wrappers, joint=policy in wrappers.joint)
         for policy, own in agents_of(wrappers.policies, agents, name).items()

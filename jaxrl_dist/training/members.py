@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 from jaxrl_dist.algorithms import name_of
-from jaxrl_dist.checks import flag
+from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import MEMBERS
@@ -93,7 +93,7 @@ def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
     if name in {field.name for field in dataclasses.fields(Train)}:
         return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"
     if several(algorithm):
-        return f"--vary {name}: no policy that trains has such a field{hint(name, known)}"
+        return f"--vary {name}: no policy that trains has such a field{did_you_mean(name, known)}"
     return f"--vary {name}: {name_of(type(algorithm))} has no such hyperparameter{hint(name, known)}"
 
 
