@@ -46,8 +46,6 @@ def run(args: Sequence[str]) -> int:
     for platform in asked.platforms:
         if platform not in known:
             raise ConfigError(f"--platforms {platform} is none of {', '.join(known)}")
-    if asked.platforms and asked.format == "onnx":
-        raise ConfigError("--platforms is of StableHLO; a runtime chooses where it runs an ONNX file")
     whose = evaluate.Evaluate(asked.run_dir, env=asked.env, algorithm=asked.algorithm)
     policy = evaluate.asked_policy(whose, asked.policy)
 

@@ -65,6 +65,10 @@ def export(
       ConfigError: a package is missing, the file cannot be written, or the policy cannot be exported for any number of
         environments or for these platforms.
     """
+    if format not in FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    if platforms and format == "onnx":
+        raise ConfigError("--platforms is of StableHLO; a runtime chooses where it runs an ONNX file")
     if isinstance(policy.algorithm, dict):
         names = ", ".join(policy.algorithm)
         one = next(iter(policy.algorithm))

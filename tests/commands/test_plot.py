@@ -247,6 +247,9 @@ def test_a_last_report_of_one_episode_counts_as_one_episode(tmp_path: Path) -> N
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = plot.read_curve(run_dir, "episode/return")
     assert curve.weight.tolist() == [180, 2, 1]
+    of_a_policy = [{name.replace("episode", "a/episode"): value for name, value in line.items()} for line in lines]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in of_a_policy))
+    assert plot.read_curve(run_dir, "a/episode/return").weight.tolist() == [180, 2, 1]
     assert curve._replace(x=np.zeros(3)).final() == pytest.approx((180 * 47 + 2 * 53 + 400) / 183)
 
 

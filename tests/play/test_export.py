@@ -6,6 +6,8 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli
+from jaxrl_dist.play.export import export
 
 WITHOUT_THE_PACKAGE = """
 import pathlib, sys
@@ -113,6 +116,21 @@ def test_what_cannot_be_exported(args: str, message: str, tmp_path: Path, capsys
     command = ["export", *args.format(runs=tmp_path, run=runs.finished(runs.CARTPOLE)).split()]
     assert cli.main(command) == 2
     assert message in (err := capsys.readouterr().err) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "algorithm, options, message",
+    [
+        ({"a": None, "b": None}, {}, "the run has a, b; name one, as in --policy a"),
+        (None, {"format": "tflite"}, "format must be one of stablehlo, onnx, not 'tflite'"),
+        (None, {"format": "onnx", "platforms": ("cpu",)}, "platforms is of StableHLO"),
+    ],
+)
+def test_python_refuses_as_the_command_does(algorithm: Any, options: Any, message: str, tmp_path: Path) -> None:
+    policy: Any = SimpleNamespace(algorithm=algorithm)
+    with pytest.raises(jaxrl_dist.ConfigError) as error:
+        export(policy, tmp_path / "policy", **options)
+    assert message in error.value.with_flags and not (tmp_path / "policy").exists()
 
 
 def test_without_jax2onnx_a_line_says_what_to_install(

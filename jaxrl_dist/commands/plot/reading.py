@@ -106,6 +106,7 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     except ConfigError as error:
         raise ConfigError(f"{run_dir} is no run directory: {error.with_flags}") from None
     names: set[str] = set()
+    whose, of_episodes, _ = metric.partition("episode/")  # of several policies: NAME/episode/return
     points: list[tuple[float, float, float]] = []
     for number, line in _lines(path, content):
         names |= line.keys()
@@ -119,7 +120,7 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
             continue
         if not _can_draw(value):
             raise ConfigError(f"{path}: {metric} of line {number} is {_shown(value)}, which cannot be drawn")
-        episodes: Any = line.get("episode/count") if metric.startswith("episode/") else 1
+        episodes: Any = line.get(f"{whose}episode/count") if of_episodes else 1
         points.append((at, value, episodes if _can_draw(episodes) and episodes > 0 else 1))
     if not names:
         raise NoValueError(f"{path} has no reports yet")
