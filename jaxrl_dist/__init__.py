@@ -9,6 +9,7 @@ for report in jaxrl_dist.train(jaxrl_dist.Train("ppo", env="CartPole-v1", total_
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ __all__ = sorted(_PUBLIC)
 
 def __getattr__(name: str) -> Any:
     # Imported when first used, so that `import jaxrl_dist` and `--help` stay fast.
+    if name == "__version__":
+        try:
+            return importlib.metadata.version("jaxrl-dist")
+        except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+            return "0+unknown"
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)

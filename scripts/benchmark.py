@@ -16,6 +16,7 @@ when they are first needed. A further call adds rounds: ``OUT/results.json`` hol
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -35,13 +36,13 @@ OURS = "jaxrl_dist"
 WAITS = "waiting for"
 REST = "rest"
 REQUIREMENTS = {
-    "rejax": ("rejax==0.1.3", "gymnax<1"),
+    "rejax": ("rejax==0.1.3", "gymnax<1", "jax=={jax}"),
     "SBX": ("sbx-rl==0.28.0", "gymnasium[classic-control]"),
     "SB3": ("stable-baselines3==2.9.2", "gymnasium[classic-control]"),
     # Python 3.11 gets torch's CPU build if pip is configured for it; any other build runs on the CPU too.
     "Sample Factory": ("sample-factory==2.1.1", "torch==2.13.0", "envpool==1.2.5", "setuptools<81", "psutil"),
 }
-"""What to install for each peer, in its virtual environment."""
+"""What to install for each peer, in its virtual environment; ``{jax}`` is the version that we measure with."""
 
 
 class Row(NamedTuple):
@@ -74,9 +75,10 @@ _SAC_REJAX = {
     "num_envs": 1,
     "batch_size": 256,
     "buffer_size": 100_000,
-    "fill_buffer": 1000,
+    "fill_buffer": 256,
     "num_epochs": 1,
-    "agent_kwargs": {"hidden_layer_sizes": [256, 256], "activation": "relu"},
+    "hidden_layer_sizes": [256, 256],
+    "agent_kwargs": {"activation": "relu"},
 }
 _SAC_SB3 = {"batch_size": 256, "learning_starts": 1000, "policy_kwargs": {"net_arch": [256, 256]}}
 
@@ -85,7 +87,7 @@ def _ppo(env: str, num_envs: int, steps: int, suites: str = "cpu gpu tpu") -> Ro
     """Returns PPO with the sizes that PureJaxRL and rejax made usual."""
     peer = {"rejax": ("ppo", env, steps, {**_PPO_PEER, "num_envs": num_envs})}
     name = f"ppo {env} {num_envs}"
-    return Row(name, suites, f"ppo --env gymnax:{env} --num-envs {num_envs} {_PPO_PLAIN}", peer)
+    return Row(name, suites, f"ppo --env gymnax:{env} --num-envs {num_envs} --torso mlp {_PPO_PLAIN}", peer)
 
 
 ROWS = (
@@ -210,7 +212,8 @@ def command(peer: str, arguments: Sequence[Any]) -> list[Any]:
     if not (folder / "installed").exists():
         print(f"installing {peer} in {folder}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([folder / "bin" / "pip", "install", "-q", *REQUIREMENTS[peer]], check=True)
+        packages = [package.format(jax=importlib.metadata.version("jax")) for package in REQUIREMENTS[peer]]
+        subprocess.run([folder / "bin" / "pip", "install", "-q", *packages], check=True)
         (folder / "installed").touch()
     script = {"rejax": "of_rejax.py", "Sample Factory": "of_sample_factory.py"}.get(peer, "of_sb3.py")
     told = [json.dumps(value) if isinstance(value, dict) else value for value in arguments]

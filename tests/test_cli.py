@@ -126,6 +126,9 @@ BAD = {
     CARTPOLE + "--evaluation-episodes -1": "--evaluation-episodes must be >= 0",
     CARTPOLE + "--evaluation-interval 0": "--evaluation-interval must be >= 1",
     CARTPOLE + "--evaluation-max-steps 0": "--evaluation-max-steps must be >= 1",
+    CARTPOLE + "--core-size 8": "--core-size does nothing without --core",
+    CARTPOLE + "--learning-rate 1e-3 --vary learning-rate=1,2": "--vary learning-rate contradicts --learning-rate: the "
+    "members' values are those of --vary",
     CARTPOLE + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval does nothing without "
     "--evaluation-episodes",
     CARTPOLE + "--num-devices 99": "--num-devices 99, but there are 8 cpu devices",

@@ -29,7 +29,10 @@ def run(target: str | None, args: Sequence[str]) -> int:
         from jaxrl_dist.training import targets
 
         raise ConfigError(f"--compile-for which accelerator? Such as {targets.EXAMPLES}")
-    asked = train.asked([arg for arg in args if arg != "--json"])
+    args = [arg for arg in args if arg != "--json"]
+    if not args:
+        raise ConfigError(f"which run? Such as: jaxrl-dist doctor --compile-for {target} ppo --env CartPole-v1")
+    asked = train.asked(args)
     if asked is not None:
         found = report(target, asked)
         print(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))

@@ -57,4 +57,6 @@ def run(args: Sequence[str]) -> int:
     print(f"a function of obs, core and start, {', '.join(done.inputs)}, to action and core, {', '.join(done.outputs)}")
     if done.parts:
         print(f"the parts of obs: {', '.join(f'{path} {kind}' for path, kind in done.parts.items())}")
+    if done.core and asked.format == "stablehlo":
+        print(f"the layout of core: {done.core}")
     return 0

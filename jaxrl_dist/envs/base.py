@@ -27,6 +27,8 @@ class DeviceEnv(NamedTuple):
     step: Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Timestep, EpisodeStats]]
     """``(state, action [B, ...], keys [B]) -> (state, step, episodes)``; the statistics have an entry per environment,
     ``[B]``, and their count ``episodes`` is 1 where an episode ended in this step."""
+    render: Callable[[PyTree], Any] | None = None
+    """Draws one environment from its native state, ``[H, W, 3]`` uint8; None: it has no such function."""
 
 
 class Wrappers(NamedTuple):

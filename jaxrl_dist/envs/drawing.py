@@ -1,12 +1,14 @@
-"""Draws gymnax environments, which have no renderer, from their states or from observations that are images."""
+"""Draws JAX environments by their own renderer, from their states or from observations that are images."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from jaxrl_dist.envs.native import picture
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import channels_first, leaves
 from jaxrl_dist.types import EnvSpec, PyTree
@@ -18,16 +20,32 @@ SIDE = 240
 _BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 160, 160)
 
 
-def draw(spec: EnvSpec, state: Any, obs: PyTree) -> np.ndarray:
+def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
+    """Returns the ``render(state, *params)`` of a user's environment; gymnax's own return figures, and do not count."""
+    own = getattr(type(env), "render", None)
+    if own is None or own.__module__.startswith("gymnax."):
+        return None
+    return lambda state: env.render(state, *params)
+
+
+def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | None = None) -> np.ndarray:
     """Draws one environment, ``[H, W, 3]`` uint8; of an observation with several parts, the first image.
 
     Args:
       state: gymnax's state of the environment.
       obs: the observation; a single frame if policies see stacks.
+      own: the environment's own function, of the state.
 
     Raises:
-      ConfigError: the environment is not of classic control, and its observations are no images.
+      ConfigError: ``own`` fails or returns no such array; or there is none, the environment is not of classic control,
+        and its observations are no images.
     """
+    if own is not None:
+        try:
+            return picture(own(state))
+        except Exception as error:
+            line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ConfigError(f"{spec.backend}:{spec.id} cannot be drawn: {line}") from error
     if spec.family == "classic_control":
         for fields, picture in _PICTURES.items():
             if all(hasattr(state, field) for field in fields):
@@ -35,8 +53,8 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree) -> np.ndarray:
     images = [part for part in leaves(obs).values() if part.ndim in (2, 3)]
     if not images:
         raise ConfigError(
-            f"{spec.backend}:{spec.id} cannot be drawn: its observations are no images, and of gymnax's environments "
-            "only classic control is drawn otherwise"
+            f"{spec.backend}:{spec.id} cannot be drawn: its observations are no images; an environment of your own is "
+            "drawn by its render(state, params), which returns an array [H, W, 3] of uint8"
         )
     return _image(images[0])
 

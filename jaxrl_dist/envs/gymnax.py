@@ -29,7 +29,7 @@ from jaxrl_dist.envs.base import (
     rows_where,
     space_of,
 )
-from jaxrl_dist.envs.drawing import draw
+from jaxrl_dist.envs.drawing import draw, own_render
 from jaxrl_dist.envs.groups import Team
 from jaxrl_dist.envs.native import PlainSpace, is_team, named, plain, unnamed
 from jaxrl_dist.errors import ConfigError, EnvError
@@ -136,7 +136,7 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
             team = Team(env, **options)
             found = agents.from_team(team, env_id, "gymnax", wrappers)
             _trace(found)
-        return found
+        return found._replace(render=own_render(env))
     with _compiling(f"gymnax:{env_id}"):
         params = env.default_params if params is None else params
         found = from_gymnax(env, params, env_id, _family(env), wrappers)
@@ -145,7 +145,7 @@ def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
             one = jax.tree.map(lambda x: x[0], unnamed(env.action_space(params), zeros(found.spec.action, 1)))
             late = masks.of_info(env, params, one)
             found = found._replace(spec=dataclasses.replace(found.spec, unread_mask=late.unread))
-    return found
+    return found._replace(render=own_render(env, params))
 
 
 def _trace(env: DeviceEnv) -> None:
@@ -300,7 +300,7 @@ class HostGymnax:
           key: the key of the environment stream; of several runs side by side, an array of theirs.
           first: the index of the first environment within the run.
         """
-        self.spec, self.num_envs = env.spec, num_envs
+        self.spec, self.num_envs, self._draw = env.spec, num_envs, env.render
         self._steps = self._resets = 0
         self._key, self._first = key, np.int32(first)
         self._reset, self._step = _programs(env.reset, env.step, num_envs)
@@ -327,7 +327,7 @@ class HostGymnax:
         env_state = jax.tree.map(lambda x: np.asarray(x[place]), state.env)
         rows = over_policies(lambda spec: place * spec.num_agents)(self.spec.policies or self.spec)
         obs = over_policies(lambda row, seen: jax.tree.map(lambda x: np.asarray(x[row]), seen))(rows, state.obs)
-        return draw(self.spec, env_state, obs)
+        return draw(self.spec, env_state, obs, self._draw)
 
     def close(self) -> None:
         self._state = None

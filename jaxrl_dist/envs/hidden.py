@@ -68,7 +68,7 @@ def hidden(env: EnvSpec | DeviceEnv, hide: str) -> EnvSpec | DeviceEnv:
         state, timestep, episodes = inner.step(state, action, keys)
         return state, timestep._replace(obs=timestep.obs[:, kept]), episodes
 
-    return DeviceEnv(_spec(env.spec, kept), reset, step)
+    return DeviceEnv(_spec(env.spec, kept), reset, step, inner.render)
 
 
 def _spec(spec: EnvSpec, kept: np.ndarray) -> EnvSpec:

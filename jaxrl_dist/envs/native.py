@@ -192,6 +192,19 @@ def describe(made: Any) -> Description:
     return Description(kind, True, False, observation, action, _family(made), limit)
 
 
+def picture(drawn: Any) -> np.ndarray:
+    """Returns what an environment's ``render`` returned, if it is a picture, ``[H, W, 3]`` uint8.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    image = np.asarray(drawn) if hasattr(drawn, "shape") else None  # an array of numpy or JAX
+    if image is None or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        shape = "" if image is None else list(image.shape)
+        raise TypeError(f"render() gave a {type(drawn).__name__}{shape} and not an array [H, W, 3] of uint8")
+    return image
+
+
 def is_gymnax(made: Any) -> bool:
     """Returns True if an object is a gymnax-style environment, a pair ``(env, params)``, or one of several agents."""
     env = made[0] if isinstance(made, tuple) and len(made) == 2 else made

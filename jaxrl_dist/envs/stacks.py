@@ -76,7 +76,7 @@ def _pure(env: DeviceEnv, spec: EnvSpec) -> DeviceEnv:
         stacks, obs = frames.push(stacks, Frame(timestep.obs, ~timestep.valid))
         return (state, stacks), timestep._replace(obs=obs), episodes
 
-    return DeviceEnv(spec, reset, step)
+    return DeviceEnv(spec, reset, step, env.render)
 
 
 class Stacked:

@@ -27,6 +27,7 @@ from jaxrl_dist.envs.native import (
     describe,
     named,
     named_spaces,
+    picture,
     unnamed,
 )
 from jaxrl_dist.envs.records import Records, open_records
@@ -137,10 +138,7 @@ class _Env:
           TypeError: the environment draws something else.
           Exception: any error that the environment raises.
         """
-        drawn = self._env.render()
-        if not (isinstance(drawn, np.ndarray) and drawn.dtype == np.uint8 and drawn.shape[2:] == (3,)):
-            shape = list(drawn.shape) if isinstance(drawn, np.ndarray) else ""
-            raise TypeError(f"render() gave a {type(drawn).__name__}{shape} and not an array [H, W, 3] of uint8")
+        drawn = picture(self._env.render())
         return json.dumps({"shape": drawn.shape}).encode() + b"\n" + drawn.tobytes()
 
     def _native(self, index: int) -> Any:

@@ -70,7 +70,7 @@ class CoreConfig(TorsoConfig):
         super().validate()
         check_range(self, "core_size", "core_window", low=1, high=MAX_SIZE)
         check_used(self, "core_window", there=self.core == "attention", needed="--core attention")
-        check_used(self, "core_inputs", there=self.core != "none", needed="--core")
+        check_used(self, "core_size", "core_inputs", there=self.core != "none", needed="--core")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Compiled(Population):
 
     def inputs(self, count: int) -> tuple[Any, ...]:
         """Returns the arguments with which ``program`` makes ``count`` iterations; it uses up the first three."""
-        limit = meshes.put(np.int32(count), self._jobs[0].mesh, meshes.REPLICATED)
+        limit = self._placed("count", np.int32(count), meshes.REPLICATED)
         return self._state, self._actor, self._since, self._keys, self._hyper, self._goes_on(), limit
 
     def _iterate(self, running: Sequence[int]) -> int:

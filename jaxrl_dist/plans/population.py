@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.envs.base import HostEnv
@@ -62,6 +63,7 @@ class Population(abc.ABC):
         self.halved: set[int] = set()
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
+        self._small: dict[str, tuple[Any, jax.Array]] = {}
         kept = range(len(jobs)) if training is None else training
         self._done = [at not in kept or bool(job.ended_by(job.env_steps, job.score)) for at, job in enumerate(jobs)]
         self._started = False
@@ -117,8 +119,13 @@ class Population(abc.ABC):
 
     def _goes_on(self) -> jax.Array:
         """Returns whether the members of the programs are not done, ``[M]`` bool on the mesh."""
-        running = np.array([not self._done[member] for member in self._rows])
-        return meshes.put(running, self._jobs[0].mesh, compiled.MEMBERS)
+        return self._placed("running", [not self._done[member] for member in self._rows], compiled.MEMBERS)
+
+    def _placed(self, name: str, value: Any, spec: PartitionSpec) -> jax.Array:
+        """Returns a small value on the mesh, placed only when it has changed: placing takes as long as a dispatch."""
+        if name not in self._small or self._small[name][0] != value:
+            self._small[name] = value, meshes.put(np.asarray(value), self._jobs[0].mesh, spec)
+        return self._small[name][1]
 
     def _advance(self) -> None:
         """Makes some iterations, and the reports that are due after them."""

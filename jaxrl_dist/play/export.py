@@ -31,6 +31,8 @@ class Exported(NamedTuple):
     parts: Mapping[str, str] = {}
     """Types and shapes of the parts of ``obs`` by their path, such as ``{"camera/left": "uint8[b,64,64,3]"}``; of an
     observation without parts, none."""
+    core: str = ""
+    """The nested tuples of the core with types and shapes, as a StableHLO file takes them; empty: it has no arrays."""
 
 
 def export(
@@ -119,7 +121,8 @@ def export(
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
     inputs, outputs = (tuple(map(_kind, jax.tree.leaves(avals))) for avals in (args, results))
     parts = {path: _kind(x) for path, x in spaces.leaves(obs).items() if path}
-    return Exported(len(content), inputs, outputs, parts)
+    layout = str(jax.tree.map(_kind, core)).replace("'", "") if jax.tree.leaves(core) else ""
+    return Exported(len(content), inputs, outputs, parts, layout)
 
 
 def _kind(array: Any) -> str:

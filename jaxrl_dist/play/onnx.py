@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +11,9 @@ import numpy as np
 from jax.extend import core as jex
 
 from jaxrl_dist.errors import ConfigError
+
+OLDEST = (0, 17)
+"""Version of jax2onnx from which it knows the operations of a policy."""
 
 
 def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[str], outputs: list[str]) -> bytes:
@@ -25,8 +28,13 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
       ConfigError: the package jax2onnx is not installed.
       Exception: it cannot convert the function.
     """
-    if importlib.util.find_spec("jax2onnx") is None:
-        raise ConfigError("--format onnx needs a package that is not installed: pip install 'jaxrl-dist[onnx]'")
+    try:
+        there = importlib.metadata.version("jax2onnx")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError("--format onnx needs a package that is not installed: pip install 'jaxrl-dist[onnx]'") from None
+    if tuple(map(int, there.split(".")[:2])) < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        raise ConfigError(f"--format onnx needs jax2onnx {least}, and {there} is installed: pip install -U jax2onnx")
     import jax2onnx
 
     model = jax2onnx.to_onnx(_inlined(function), specs, model_name="policy", input_names=inputs, output_names=outputs)

@@ -36,6 +36,8 @@ COLUMNS = {
     "async/lag": "lag",
 }
 """Metrics that the table shows if a run has them, and their titles."""
+_RETURN = "/episode/return"
+"""Ends the name of the metric that the table shows for each of several policies."""
 
 
 def discard_output() -> None:
@@ -64,7 +66,13 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
 
 
 def played(evaluation: Mapping[str, float | int]) -> str:
-    """Formats an evaluation as one line."""
+    """Formats an evaluation as one line; of several policies, as one for each."""
+    if policies := _policies(evaluation, "/return_mean"):
+        own = {
+            policy: {name.removeprefix(f"{policy}/"): x for name, x in evaluation.items() if name.startswith(f"{policy}/")}
+            for policy in policies
+        }
+        return "\n".join(f"{policy}: {played(numbers)}" for policy, numbers in own.items())
     kind = "sampled" if evaluation.get("sampled") else "greedy"
     cut = f", {evaluation['cut']} of them cut before they had ended" if evaluation["cut"] else ""
     return (
@@ -72,6 +80,11 @@ def played(evaluation: Mapping[str, float | int]) -> str:
         f"(mean and standard deviation of {evaluation['episodes']} {kind} episodes{cut})"
         + "".join(f", {name} {value:.4g}" for name, value in evaluation.items() if name.startswith("info/"))
     )
+
+
+def _policies(numbers: Iterable[str], number: str) -> list[str]:
+    """Returns the policies that have a number of this name, such as ``/return_mean``; of a run with one, none."""
+    return [name.removesuffix(number) for name in numbers if name.endswith(number)]
 
 
 class _Console(Console):
@@ -140,6 +153,7 @@ class Display:
         rate = metrics.get("time/env_steps_per_second") or 0.0
         cells = {"env steps": f"{report.env_steps:,}"}
         cells |= {title: _number(metrics[name]) for name, title in COLUMNS.items() if name in metrics}
+        cells |= {policy: _number(metrics[f"{policy}{_RETURN}"]) for policy in _policies(metrics, _RETURN)}
         steps = max(total_env_steps - report.env_steps, 0)
         seconds = 0.0 if not steps else steps / rate if rate else None
         cells |= {"steps/s": f"{rate:,.0f}", "left": _duration(seconds)}
@@ -172,7 +186,9 @@ class Display:
     def _extras(self, report: Report) -> str:
         """Formats what only some reports have: the newest evaluation, and restarts of environments."""
         if report.evaluation:
-            self._evaluated = f"  evaluation {report.evaluation['return_mean']:.4g}"
+            of = [f"{policy}/" for policy in _policies(report.evaluation, "/return_mean")] or [""]
+            shown = (f"{policy.replace('/', ' ')}{report.evaluation[f'{policy}return_mean']:.4g}" for policy in of)
+            self._evaluated = f"  evaluation {', '.join(shown)}"
         restarts = int(report.metrics.get("async/restarts") or 0)
         return self._evaluated + (f"  {counted(restarts, 'restart')}" if restarts else "")
 

@@ -60,6 +60,8 @@ LEAST_SECONDS, MOST_CALLS = 0.02, 64
 """Time for which a part is called, and how often at most."""
 ROUNDS = 5
 """Least number of times that each stage is timed; its median counts."""
+STRETCH = 1.0
+"""Seconds of the run at least between two rounds: short intervals would start with caches that the stages have filled."""
 
 
 class Profile(NamedTuple):
@@ -139,14 +141,15 @@ def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: f
     """Times a run for some seconds, from a report after its first updates on, and its parts; ends the run.
 
     Args:
-      in_turn: after each report the parts run once, so that a machine's drift slows all alike. It is for runs that
-        stand still meanwhile; others are timed before their parts.
+      in_turn: after each stretch of the run the parts run once, so that a machine's drift slows all alike. It is for
+        runs that stand still meanwhile; others are timed before their parts.
 
     Raises:
       ConfigError: the run is too short.
     """
     taken: dict[str, list[float]] = {name: [] for name in made}
     first, spent, last = next(reports, None), 0.0, None
+    stretch = min(STRETCH, seconds / ROUNDS)
     while first is not None and (last is None or spent < seconds or (in_turn and _rounds(taken) < ROUNDS)):
         began = time.perf_counter()
         last = next(reports, None)
@@ -158,7 +161,7 @@ def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: f
         spent += time.perf_counter() - began
         if not first.updates:
             first, spent, last = last, 0.0, None
-        elif in_turn:
+        elif in_turn and spent >= stretch * (1 + _rounds(taken)):
             _time_each(made, taken)
     while _rounds(taken) < ROUNDS:
         _time_each(made, taken)

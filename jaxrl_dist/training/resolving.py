@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import published
-from jaxrl_dist.checks import shown
+from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.config import RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.synonyms import hint
@@ -53,6 +53,9 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
         if name not in RUN_FIELDS and name not in hyperparameters:
             instead = hint(name, [*RUN_FIELDS, *hyperparameters], algorithms.having)
             raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
+    for name in changes.get("vary") or ():
+        if (field := name.replace("-", "_")) in changes:
+            raise ConfigError(f"--vary {name} contradicts {flag(field)}: the members' values are those of --vary")
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
 

@@ -82,7 +82,7 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
         ("v5e", RUN, "no target 'v5e'"),
         ("h200x0", RUN, "no target 'h200x0'"),
         ("", "", "--compile-for which accelerator? Such as here, h200"),
-        ("h200", "", "which algorithm?"),
+        ("h200", "", "which run? Such as: jaxrl-dist doctor --compile-for h200 ppo --env CartPole-v1"),
         ("h200x2", "ppo --env CartPole-v1 --plan synchronous", "this one is under synchronous"),
         ("h200x2", f"{RUN} --seeds 2", "leave out --seeds and --vary"),
         ("h200x2", f"{RUN} --num-devices 1", "--num-devices names devices of this machine"),

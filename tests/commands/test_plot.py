@@ -171,6 +171,18 @@ def test_runs_without_a_value_are_left_out_with_a_warning(tmp_path: Path, capsys
         assert line.startswith("jaxrl-dist: warning: ") and text in line and line.endswith("; this run is left out")
 
 
+def test_final_scores_of_different_ages_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, reports in (("short", 5), ("long", 10), ("nearly", 9)):
+        make_run(tmp_path, name, [1.0] * reports)
+    folders = {name: str(tmp_path / name) for name in ("short", "long", "nearly")}
+    assert cli.main(["plot", *folders.values(), "--kind", "table"]) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert "runs end between 500 and 1,000 env steps, so their final scores are of different ages" in line
+    assert cli.main(["plot", folders["long"], folders["nearly"], "--kind", "table"]) == 0
+    assert cli.main(["plot", *folders.values(), "-o", str(tmp_path / "x.png")]) == 0  # a curve shows where it ends
+    assert capsys.readouterr().err == ""
+
+
 def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
     import matplotlib
 

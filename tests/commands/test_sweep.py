@@ -75,6 +75,7 @@ def test_stop_ends_the_processes_in_order(tmp_path: pathlib.Path) -> None:
         ("--seeds 2 --jobs x", "--jobs must be a whole number, not x"),
         ("--seeds 2 --jobs 0", "--jobs must be >= 1"),
         ("--seeds 2 --evolve pbt", "not selected by --evolve"),
+        ("--seeds 2 --plan-memory here", "--plan-memory is of train"),
     ],
 )
 def test_refusals(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import cli
+from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
 
 WITHOUT_THE_PACKAGE = """
@@ -43,6 +46,7 @@ def test_an_exported_policy_acts_the_same_without_this_package(
     run_dir, out = runs.finished(command), tmp_path / "policy.stablehlo"
     assert cli.main(["export", str(run_dir), "-o", str(out)]) == 0
     assert f"wrote {out}" in (said := capsys.readouterr().out) and "float32[b," in said
+    assert ("the layout of core: (" in said) == (command == runs.RECURRENT)
     policy = jaxrl_dist.load_policy(run_dir)
     rng, shape = np.random.default_rng(0), policy.source.spec.observation.shape
     for count in (1, 5):  # any number of environments
@@ -133,12 +137,17 @@ def test_python_refuses_as_the_command_does(algorithm: Any, options: Any, messag
     assert message in error.value.with_flags and not (tmp_path / "policy").exists()
 
 
-def test_without_jax2onnx_a_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
-    assert cli.main(["export", str(runs.finished(runs.CARTPOLE)), "--format", "onnx"]) == 2
-    assert "not installed: pip install 'jaxrl-dist[onnx]'" in capsys.readouterr().err
+def test_without_a_jax2onnx_that_works_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    for version, message in (
+        (missing, "not installed: pip install 'jaxrl-dist[onnx]'"),
+        (lambda name: "0.9.1", "needs jax2onnx 0.17, and 0.9.1 is installed: pip install -U jax2onnx"),
+    ):
+        monkeypatch.setattr(onnx.importlib.metadata, "version", version)
+        with pytest.raises(jaxrl_dist.ConfigError, match=re.escape(message)):
+            onnx.converted(lambda: [], [], [], [])
 
 
 def test_without_flatbuffers_a_line_says_what_to_install(

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import jax
 import numpy as np
+import own
 import pytest
 import runs
 from PIL import Image
@@ -76,6 +77,20 @@ def pictures(path: Path) -> tuple[list[np.ndarray], list[int]]:
     return list(images), list(times)
 
 
+class Drawn(own.Walk):
+    """Draws its place as a colour, from its state and its parameters."""
+
+    def render(self, state: own.WalkState, params: int) -> np.ndarray:
+        return np.full((params, 4, 3), 100 + 30 * int(state.place), np.uint8)
+
+
+class Misdrawn(own.Walk):
+    """Draws in grey."""
+
+    def render(self, state: own.WalkState, params: int) -> np.ndarray:
+        return np.zeros((5, 4), np.uint8)
+
+
 CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "gymnax:CartPole-v1": ({"frame_stack": 2}, (200, 300)),
     "gymnax:Breakout-MinAtar": ({}, (240, 240)),
@@ -110,9 +125,20 @@ def test_each_step_has_its_picture(tmp_path: Path) -> None:
     assert times == [100] * 14
 
 
+@pytest.mark.parametrize("frame_stack", [1, 2])
+def test_an_environment_of_the_users_draws_itself(frame_stack: int, tmp_path: Path) -> None:
+    played, count = record(untrained("test_video:Drawn", frame_stack=frame_stack), tmp_path / "film.gif", 1, 0, 10)
+    images, _ = pictures(tmp_path / "film.gif")
+    assert count == played.lengths[0] + 1 and {image.shape for image in images} == {(7, 4, 3)}
+    places = [(int(image[0, 0, 0]) - 100) // 30 for image in images]
+    assert places[0] == 0 and all(abs(one - other) == 1 for one, other in itertools.pairwise(places))
+
+
 @pytest.mark.parametrize(
     "env, message",
     [
+        ("test_video:Misdrawn", r"cannot be drawn: TypeError: render\(\) gave a ndarray\[5, 4\] and not an array"),
+        ("own:Walk", r"own:Walk cannot be drawn: .* is drawn by its render\(state, params\)"),
         ("envpool:Taxi-v3", "envpool:Taxi-v3 cannot be drawn: render not implemented for this environment"),
         ("gymnax:MemoryChain-bsuite", "gymnax:MemoryChain-bsuite cannot be drawn: its observations are no images"),
         (

@@ -47,6 +47,23 @@ def test_reports_are_rows_of_a_table(capsys: pytest.CaptureFixture[str], monkeyp
     assert ends[0] == ends[1], "titles end where their numbers do"
 
 
+def test_each_of_several_policies_has_its_return(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "ROW_SECONDS", -1.0)
+    returns = {"prey/episode/return": -3.25, "hunter/episode/return": 7.0}
+    own = {"episodes": 2, "return_mean": 4.5, "return_std": 1.0, "cut": 0}
+    evaluation = {**own, **{f"{policy}/{name}": x for policy in ("prey", "hunter") for name, x in own.items()}}
+    evaluation["hunter/return_mean"] = 6.5
+    lines = shown([report(10_000, evaluation, **returns)], capsys)
+    assert lines[1].split()[-4:] == ["prey", "hunter", "steps/s", "left"]
+    assert lines[2].split()[-9:-5] == ["-3.25", "7", "200", "0"]
+    assert lines[2].endswith("evaluation prey 4.5, hunter 6.5")
+    about = "(mean and standard deviation of 2 greedy episodes)"
+    assert console.played(evaluation).splitlines() == [f"prey: return 4.5 +- 1 {about}", f"hunter: return 6.5 +- 1 {about}"]
+    assert console.played(own) == f"return 4.5 +- 1 {about}"
+
+
 def test_the_head_comes_again_and_rows_do_not_come_too_often(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from jaxrl_dist.checks import check_range, did_you_mean
 from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.plot.reading import (
     AXES,
+    FINAL,
     POINTS,
     SAME_CURVE,
     Curve,
@@ -140,6 +141,11 @@ def plot(
     for reason in without:
         warnings.warn(f"{reason.with_flags}; this run is left out", ConfigWarning, stacklevel=2)
     groups = group(configs)
+    for each in groups if kind != "curve" and x == "steps" else ():
+        ends = [float(curves[name].x[-1]) for name in each.runs]
+        if min(ends) < (1 - FINAL) * max(ends):
+            text = f"{each.env}, {each.label}: runs end between {min(ends):,.0f} and {max(ends):,.0f} env steps"
+            warnings.warn(f"{text}, so their final scores are of different ages", ConfigWarning, stacklevel=2)
 
     from jaxrl_dist.commands.plot import drawing, tables
 
