@@ -128,7 +128,7 @@ def check_one_policy(given: Mapping[str, Any]) -> None:
       ConfigError: it is.
     """
     if given.get("placement") is not None:
-        raise ConfigError("--placement is for runs with one policy; several run under --plan on_device")
+        raise ConfigError("--placement is for runs with one policy; name the flags that it stands for (jaxrl-dist list placements)")
 
 
 def spelled() -> list[str]:
