@@ -37,7 +37,7 @@ LIBRARIES = ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx", "playgroun
 
 
 OBJECT = "object"
-"""Replaces the module in the name of an environment object from Python, which no name can load."""
+"""Stands for the module in the name of an environment object from Python, which cannot be loaded by name."""
 
 
 def env_name(env: Any) -> str:
@@ -52,9 +52,9 @@ def env_name(env: Any) -> str:
 
 
 def named_env(env: Any) -> Any:
-    """Returns ``MODULE:NAME`` of a function or class that its module has under that name, else ``env`` unchanged.
+    """Returns ``MODULE:NAME`` for a function or class that its module has under that name, else ``env`` unchanged.
 
-    With the name, processes and resumed runs find it again. Lambdas and functions inside functions have no such name.
+    Other processes and resumed runs find it by this name. Lambdas and nested functions have no such name.
     """
     module, name = (str(getattr(env, field, "")) for field in ("__module__", "__name__"))
     found = callable(env) and getattr(sys.modules.get(module), name, None) is env
@@ -63,7 +63,7 @@ def named_env(env: Any) -> Any:
 
 def split_env(env: str) -> tuple[str | None, str | None, str]:
     """Splits ``--env`` into backend, module and name: ``[BACKEND:]ID`` or ``[gymnax:|gymnasium:]MODULE:NAME``;
-    ``pettingzoo:FAMILY/NAME`` is short for one of the latter.
+    ``pettingzoo:FAMILY/NAME`` is short for a ``MODULE:NAME``.
 
     Raises:
       ConfigError: ``env`` has neither form.
@@ -102,7 +102,7 @@ Config = TypeVar("Config")
 
 
 PRESET: Any = None
-"""Default of the fields below that the algorithm's preset for the environment fills in, else ``RUN_DEFAULTS``."""
+"""Default of fields that the algorithm's preset for the environment fills in, or else ``RUN_DEFAULTS``."""
 
 RUN_DEFAULTS: dict[str, Any] = {
     "num_envs": 8,
@@ -138,8 +138,8 @@ class Train(Named, Launch, Generic[Config]):
     """A training run. Fields that are left out come from the algorithm's preset for the environment."""
 
     algorithm: Config
-    """The algorithm's hyperparameters; in Python also its name or config class, to use its preset. Of several policies,
-    a dict of these by policy; a value may be a ``Train`` that also says how to normalise and to clip."""
+    """The algorithm's hyperparameters; in Python also its name or config class, to use its preset. With several
+    policies, a dict of these keyed by policy; a value may be a ``Train`` that also sets normalisation and clipping."""
     env: Any = ""
     """Environment: a name, as on the command line, a gymnax-style environment object or a tuple ``(env, params)``, or a
     function that returns an environment."""
@@ -158,18 +158,18 @@ class Train(Named, Launch, Generic[Config]):
     time_limit: int | None = None
     """Env steps after which an episode is truncated; None: only the environment's own limit, which always applies."""
     hide: str | None = None
-    """Numbers of a vector observation that policies do not see, by indices such as 1,3; 'velocities' knows those of
+    """Entries of a vector observation to hide from policies, by index, such as 1,3; 'velocities' hides those of
     classic control."""
     info_metrics: str | None = None
-    """Numbers of the environment's info to report, such as success,score: their means over episodes of the last value,
-    or with :sum, as in fuel:sum, of the sum."""
+    """Numbers in the environment's info to report, such as success,score: the mean over episodes of the last value, or
+    with :sum, as in fuel:sum, of the sum."""
     clip_rewards: str | None = None
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
     policies: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Agents of each policy, such as prey=agent_0 hunter=adversary_*, where --policy does not name them; none: all
+    """Agents of each policy, such as prey=agent_0 hunter=adversary_*, if --policy does not name them; none: all
     agents share one policy."""
     agent_ids: bool = False
-    """Show each agent of several which of its policy's it is, as a one-hot part of its observation."""
+    """Add to each agent's observation a one-hot part that says which of its policy's agents it is."""
     num_envs: int = PRESET
     """Environments stepped together, in total over all devices."""
     rollout_length: int = PRESET
@@ -179,7 +179,7 @@ class Train(Named, Launch, Generic[Config]):
     total_env_steps: int = 1_000_000
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
     stop_at_return: float | None = None
-    """End earlier, with the first report whose mean episode return is at least this; of a population, each member."""
+    """End earlier with the first report whose mean episode return is at least this; members end one by one."""
     seed: int = 0
     """Seed of everything random in the run."""
     seeds: int = 1
@@ -187,14 +187,14 @@ class Train(Named, Launch, Generic[Config]):
     vary: dict[str, str] = dataclasses.field(default_factory=dict)
     """Values of hyperparameters, such as learning-rate=1e-4,3e-4: a population with every combination of them."""
     zip: bool = False
-    """Combine the first values of all varied hyperparameters, then the second ones, instead of all with all."""
+    """Combine the first values of all varied hyperparameters, then the second ones, and so on, not all with all."""
     evolve: Literal["pbt", "halving"] | None = None
     """Select among the members: population-based training, or successive halving; see --evolve-interval."""
     evolve_interval: int | None = None
-    """Env steps of a member between two selections; of halving to the first one, each rung then takes twice as many.
-    None: 20 selections, or as many as halve the members to one."""
+    """Env steps of a member between two selections; with halving up to the first one, and each rung then takes twice as
+    many. None: 20 selections, or with halving as many as leave one member."""
     average_every: int | None = None
-    """Rollouts after which the networks of all members become their mean (local SGD); all begin as the first one."""
+    """Rollouts between two averagings of all members' networks (local SGD); all begin with the first one's network."""
     plan: PlanName = PRESET
     """How to execute the algorithm; see jaxrl-dist list plans."""
     normalize_observations: bool = PRESET
@@ -208,7 +208,7 @@ class Train(Named, Launch, Generic[Config]):
     evaluation_episodes: int = PRESET
     """Episodes of each evaluation, at the end and at the evaluation interval; 0: none."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
-    """Actions of evaluations: the best ones, or drawn as in training where schedules of exploration have ended."""
+    """Actions in evaluations: the best ones, or sampled as in training after all exploration schedules have ended."""
     evaluation_interval: int | None = None
     """Environment steps between two evaluations, each run with the next report; None: only at the end."""
     evaluation_max_steps: int | None = None
@@ -224,9 +224,9 @@ class Train(Named, Launch, Generic[Config]):
     keep_checkpoints: int = 2
     """Number of newest checkpoints to keep, besides the one with the highest return."""
     checkpoint_replay: bool | None = None
-    """Save the replay memory in checkpoints, otherwise it fills again on resume; None: if it is smaller than 2 GB."""
+    """Save the replay memory in checkpoints, otherwise a resumed run refills it; None: if it is smaller than 2 GB."""
     num_devices: int | None = None
-    """Devices to train on, of all processes together; None: all there are."""
+    """Devices to train on, counted over all processes; None: all."""
     mem_fraction: float | None = None
     """Fraction of a GPU's memory to reserve at the start; None: JAX's default (0.75)."""
     compile_cache: bool = True
@@ -234,7 +234,7 @@ class Train(Named, Launch, Generic[Config]):
     init_from: str | None = None
     """Run directory with the trained variables to start from."""
     init_parts: str | None = None
-    """Parts of its networks to take, such as torso,core; other parts begin untrained. None: all variables."""
+    """Parts of those networks to load, such as torso,core; other parts begin untrained. None: all variables."""
     num_actors: int | None = PRESET
     """Actor threads of the plans 'asynchronous' and 'gradients', which share the environments; presets: 2 or 4."""
     actor_devices: str | None = None
@@ -325,7 +325,7 @@ class Train(Named, Launch, Generic[Config]):
 
 
 def _texts(vary: Any) -> Any:
-    """Returns ``vary`` with lists of values as the command line has them: ``{"learning_rate": "0.0001,0.0003"}``."""
+    """Returns ``vary`` with lists of values written as on the command line: ``{"learning_rate": "0.0001,0.0003"}``."""
 
     def text(values: Any) -> Any:
         values = values.tolist() if hasattr(values, "tolist") else values  # an array

@@ -1,6 +1,6 @@
 """Errors and warnings for the user; each message is one line.
 
-Those about settings name them by their flags, such as ``--num-envs``. The command line prints ``with_flags``; in
+Messages about settings name them by their flags, such as ``--num-envs``. The command line prints ``with_flags``; in
 Python, where settings are fields, ``str(error)`` says ``num_envs``.
 """
 
@@ -36,7 +36,7 @@ class ConfigError(_Message, ValueError):
 
 
 class UnusedError(ConfigError):
-    """A field has a value that does nothing beside the others; ``field`` names it."""
+    """A field has a value that has no effect, given the others; ``field`` names it."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class ProcessError(RuntimeError):
     """Another process of the run has failed; the message is one line."""
 
     exit_code = 1
-    """That of the process that has failed."""
+    """Exit code of the failed process."""
 
 
 class FileWarning(UserWarning):

@@ -22,7 +22,7 @@ class _Module(types.ModuleType):
 
 @contextlib.contextmanager
 def postponed(*names: str) -> Iterator[None]:
-    """While the block imports a library, the modules ``names`` that it imports at its top wait for their first use."""
+    """Delays imports: the modules ``names`` that a library imports while the block runs are loaded on first use."""
     waiting = {name: _Module(name) for name in names if name not in sys.modules}
     sys.modules.update(waiting)
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from jaxrl_dist.checks import flag, nearest
 
 SYNONYMS: dict[str, str] = {
-    # our fields, of which the first that the command or algorithm has is meant: their names
+    # our fields, and their names elsewhere; of several fields, the first that the command or algorithm has counts
     "env": "env_id env_name environment gym_id task game",
     "env_options": "env_kwargs env_config env_args",
     "frame_stack": "n_stack num_stack framestack env_framestack",
@@ -102,7 +102,7 @@ _OPTIMIZER = "{optimizer} takes optax's defaults; an algorithm file of yours can
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo {env} CartPole-v1`"
 INSTEAD: dict[str, str] = {
-    # what takes the place of a setting that we do not have
+    # replacements for settings that we do not have
     **dict.fromkeys(("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR),
     **dict.fromkeys(("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER),
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
@@ -111,12 +111,12 @@ INSTEAD: dict[str, str] = {
     "policy": "{torso} chooses a network; several policies are {policy} NAME=ALGO:AGENTS, in the algorithm's place",
     "torch_deterministic": "a seed gives the same numbers without it",
 }
-"""Sentences for other names; ``{field}`` stands for a flag."""
+"""Hints for names without a field of ours; ``{field}`` stands for a flag."""
 
 MEANT: dict[str, tuple[str, ...]] = {
     name: tuple(fields.split()) for fields, names in SYNONYMS.items() for name in names.split()
 }
-"""Fields that are meant by a name of another library, in order of preference."""
+"""Fields that another library's name may mean, in order of preference."""
 
 
 def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str]] = lambda field: ()) -> str:

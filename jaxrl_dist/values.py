@@ -27,7 +27,7 @@ def plain(config: Fields) -> Fields:
 
     Scalars of numpy and JAX become Python numbers, lists and arrays become tuples, and paths become text. A text field
     also takes a number, and an integer field a float such as 1e6. So every config can be written to ``config.json`` and
-    read again. Fields with other types than numbers, switches, text, choices, and tuples and dictionaries of these stay
+    read again. Fields of other types (not numbers, switches, text, choices, or tuples and dictionaries of these) stay
     unchanged, and so do fields that still have their default.
 
     Raises:
@@ -143,7 +143,7 @@ def from_text(name: str, text: str, hint: Any) -> Any:
     """Reads a value of the type ``hint`` from the text of a flag.
 
     Raises:
-      ConfigError: the text is no such value, or no text can be.
+      ConfigError: the text is not such a value, or the type cannot be written as text.
     """
     origin, args = get_origin(hint), [kind for kind in get_args(hint) if kind is not type(None)]
     if origin in (Union, types.UnionType) or origin is Annotated:
@@ -162,7 +162,7 @@ def from_text(name: str, text: str, hint: Any) -> Any:
 
 
 class Named:
-    """A dataclass that refuses unknown fields with a ``ConfigError`` that says what is meant."""
+    """A dataclass that refuses unknown fields with a ``ConfigError`` that suggests what to use instead."""
 
     def __new__(cls, *values: Any, **fields: Any) -> Any:
         known = getattr(cls, "__dataclass_fields__", fields)
@@ -187,7 +187,7 @@ class Inherits(Named):
         """Raises ``ConfigError`` if a value is out of range; subclasses check their fields and call this."""
 
     def __init_subclass__(cls, **defaults: Any) -> None:
-        """Raises ``TypeError`` if there is no such field."""
+        """Raises ``TypeError`` if a default names no inherited field."""
         super().__init_subclass__()
         hints: dict[str, Any] = {}  # those of the bases: the class's own fields are added later
         for base in reversed(cls.__bases__) if defaults else ():
@@ -201,14 +201,14 @@ class Inherits(Named):
 
 
 def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:
-    """Returns hyperparameters with other values; those of several policies are named ``POLICY.FIELD``."""
+    """Returns hyperparameters with other values; with several policies, names are ``POLICY.FIELD``."""
     if not hasattr(algorithm, "parts"):
         return dataclasses.replace(algorithm, **values)
     parts = dict(algorithm.parts)
     for name, value in values.items():
         policy, _, field = name.partition(".")
         part = parts[policy]
-        own = {field: value}  # of the algorithm, or of how the policy sees
+        own = {field: value}  # a field of the algorithm, or of the policy's normalisation and clipping
         if field in {each.name for each in dataclasses.fields(part.algorithm)}:
             own = {"algorithm": dataclasses.replace(part.algorithm, **own)}
         parts[policy] = dataclasses.replace(part, **own)

@@ -37,7 +37,7 @@ class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig):
 
     @staticmethod
     def recurrent_preset() -> dict[str, Any]:
-        """Flags of a run with a recurrent core, unless the preset for the environment has others.
+        """Returns flags for a run with a recurrent core; the environment's preset takes precedence.
 
         Policy and value share the core, and the gradient of large values would drown the policy's: measured on CartPole
         without velocities.

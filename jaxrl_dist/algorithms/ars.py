@@ -33,11 +33,11 @@ class ARS(ES, hidden_sizes=(), learning_rate=0.02, noise_std=0.03, weight_decay=
     def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
         """As ``ES.weigh``: the difference of a pair's returns over the standard deviation of those that count.
 
-        Algorithm 2, lines 6 and 7: of N / 2 directions, those with the largest return of either sign.
+        Algorithm 2, lines 6 and 7: the directions with the largest returns of either sign count.
         """
         pairs = fitness.reshape(-1, 2)
         best = pairs.max(axis=1)
-        rank = jnp.argsort(jnp.argsort(-best))  # stable: of equal ones the first
+        rank = jnp.argsort(jnp.argsort(-best))  # stable: the first of equals wins
         used = jnp.repeat(rank < jnp.ceil(self.top_fraction * len(pairs)), 2)
         count = jnp.sum(used, dtype=jnp.float32)
         mean = jnp.sum(jnp.where(used, fitness, 0.0)) / count

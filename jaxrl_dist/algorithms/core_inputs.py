@@ -10,21 +10,21 @@ from jaxrl_dist.types import EnvSpec, PyTree, Timestep
 
 
 class CoreInputs(NamedTuple):
-    """What ``CoreConfig.core_inputs`` names, as numbers; both are 0 at the start of an episode.
+    """The inputs that ``CoreConfig.core_inputs`` names, as numbers; they are 0 at the start of an episode.
 
     The policy's state is then a dict: the core's state as ``memory``, and each input as float32 ``[B, size]``. Without
-    inputs it is the core's state alone. Sources: Kapturowski et al. (2019), section 2.3; Ni et al. (2022),
+    inputs it is only the core's state. Sources: Kapturowski et al. (2019), section 2.3; Ni et al. (2022),
     https://arxiv.org/abs/2110.05038, section 4.
     """
 
     sizes: dict[str, int]
-    """The numbers of each input; empty: the core reads none."""
+    """Size of each input; empty: the core reads none."""
     actions: Any
     """The space of actions."""
 
     @classmethod
     def of(cls, config: CoreConfig, spec: EnvSpec) -> CoreInputs:
-        """Returns the inputs of a config; actions are read as observations of the same space are, without a scale."""
+        """Returns the inputs of a config; actions are encoded like observations of the same space, without scaling."""
         sizes = {}
         if "action" in config.core_inputs:
             sizes["action"] = jax.eval_shape(lambda: _encoded(spec.action, spaces.zeros(spec.action, 1))).shape[1]
@@ -34,7 +34,7 @@ class CoreInputs(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The numbers that the core reads beside the features."""
+        """Number of values that the core reads beside the features."""
         return sum(self.sizes.values())
 
     def initial(self, memory: PyTree, num_envs: int) -> PyTree:
@@ -47,11 +47,11 @@ class CoreInputs(NamedTuple):
         return core["memory"] if self.sizes else core
 
     def read(self, core: PyTree) -> jax.Array | None:
-        """Returns what the core reads beside the features, float32 ``[B, size]``; None: nothing."""
+        """Returns the core's inputs beside the features, float32 ``[B, size]``; None: it has none."""
         return jnp.concatenate([core[name] for name in self.sizes], axis=-1) if self.sizes else None
 
     def acted(self, core: PyTree, memory: PyTree, action: PyTree) -> PyTree:
-        """Returns the policy's state after an action: the next step reads it."""
+        """Returns the policy's state after an action, which the next step reads."""
         if not self.sizes:
             return memory
         new = {"action": _encoded(self.actions, action)} if "action" in self.sizes else {}

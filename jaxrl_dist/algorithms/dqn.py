@@ -158,14 +158,14 @@ class DQN(
             return sequences.sequences(self, spec, algorithm, {"q": network}, lambda params: {"q": params})
 
         def divergence(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
-            """That of the values' softmax (Plappert et al. 2018, appendix C.1)."""
+            """KL divergence of the values' softmax (Plappert et al. 2018, appendix C.1)."""
             legal = observations.legal(spec, obs)
             both = (observations.masked(values(network.apply(each, obs, None)), legal) for each in (params, perturbed))
             plain, noisy = map(jax.nn.log_softmax, both)
             return jnp.sum(jnp.exp(plain) * (plain - noisy), axis=-1)
 
         def limit(env_step: jax.Array) -> jax.Array:
-            """The divergence of a greedy policy from an epsilon-greedy one (the same)."""
+            """The divergence of a greedy policy from an epsilon-greedy one (same source)."""
             epsilon = schedule(env_step)
             return -jnp.log(1.0 - epsilon + epsilon / size)
 

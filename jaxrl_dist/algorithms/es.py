@@ -25,9 +25,9 @@ class ES(TorsoConfig, OptimizerConfig):
     learning_rate: float = 0.01
     """Step size of the optimiser (the authors' code, configurations/humanoid.json)."""
     noise_std: float = 0.02
-    """Standard deviation of the noise on the parameters (the same)."""
+    """Standard deviation of the noise on the parameters (same source)."""
     weight_decay: float | None = 0.005
-    """Multiple of the parameters that is added to the gradient before Adam (the same)."""
+    """Multiple of the parameters that is added to the gradient before Adam (same source)."""
 
     def validate(self) -> None:
         super().validate()
@@ -39,7 +39,7 @@ class ES(TorsoConfig, OptimizerConfig):
         return presets.row("es", spec) | {"rollout_length": horizon(spec)}
 
     def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the weights of the noise ``[N]`` for the returns of all environments, and which count, ``[N]`` bool.
+        """Returns the weights ``[N]`` of the environments' noise, given their returns, and which count, ``[N]`` bool.
 
         Equation 1 of the paper with centred ranks in place of the returns (section 2.1).
         """
@@ -78,9 +78,9 @@ class ES(TorsoConfig, OptimizerConfig):
             }
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            """A surrogate that is linear in the parameters: its value says nothing, its gradient is the paper's."""
+            """A surrogate that is linear in the parameters: only its gradient matters, which is the paper's."""
 
-            @jax.checkpoint  # draws the noise once more for the gradient, instead of keeping that of all examples
+            @jax.checkpoint  # draws the noise again for the gradient, instead of storing it for all examples
             def surrogate(example: tuple[jax.Array, jax.Array]) -> jax.Array:
                 data, weight = example
                 direction = perturbation.noise(variables.params, jax.random.wrap_key_data(data))

@@ -50,14 +50,14 @@ def parameter_noise(
 ) -> Algorithm:
     """Lets each environment act with normal noise on the parameters, which stays the same until its episode ends.
 
-    An episode that starts within a rollout first acts with the last episode's noise, until the next rollout. The
-    standard deviation adapts after each rollout, such that perturbed and plain actions differ by about ``limit``.
+    An episode that starts within a rollout keeps the last episode's noise until the next rollout. The standard
+    deviation adapts after each rollout, so that perturbed and plain actions differ by about ``limit``.
 
     Source: Plappert et al. (2018), "Parameter Space Noise for Exploration", section 3, https://arxiv.org/abs/1706.01905.
 
     Args:
       acting: ``(params) -> params``: the part of the parameters that ``algorithm.policy`` needs.
-      distance: ``(params, perturbed, obs [N, ...]) -> [N]``: how far the actions of two such parts are apart.
+      distance: ``(params, perturbed, obs [N, ...]) -> [N]``: how far apart their actions are.
       limit: ``(env_step) -> []``: the mean distance to keep.
       std: the standard deviation at the start.
     """

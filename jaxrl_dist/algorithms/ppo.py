@@ -22,7 +22,7 @@ class PPO(ActorCriticConfig):
     num_epochs: int = 4
     """Passes over each rollout."""
     num_minibatches: int = 4
-    """Minibatches, and so updates, of each pass."""
+    """Minibatches of each pass; each makes one update."""
     clip_epsilon: float = 0.2
     """Clip range of the probability ratio around 1 (equation 7)."""
     value_clip_epsilon: float | None = None

@@ -30,7 +30,7 @@ class PQN(TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="rel
     num_epochs: int = 4
     """Passes over each rollout."""
     num_minibatches: int = 4
-    """Minibatches, and so updates, of each pass."""
+    """Minibatches of each pass; each makes one update."""
     epsilon_start: float = 1.0
     """Probability of a random action at the start."""
     epsilon_end: float = 0.05

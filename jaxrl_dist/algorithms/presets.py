@@ -105,8 +105,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "num_envs": 32, "scale_rewards": False,
         },
         "game": {
-            # Measured, in self-play. A policy that keeps to few lines of play is lost where another leaves them, so
-            # entropy counts for much. Advantages keep their size, which falls as the players become equals.
+            # Measured, in self-play. A policy that knows only a few lines of play fails where an opponent leaves them,
+            # so entropy gets a large weight. Advantages keep their size, which falls as the players become equals.
             "num_envs": 64, "rollout_length": 64, "num_minibatches": 8, "torso": "mlp", "entropy_coefficient": 0.1,
             "normalize_advantages": False,
         },
@@ -139,7 +139,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "classic_control/continuous": {"discount": 0.95},  # PPO's
     },
     "impala": {
-        # Both gradients are clipped together, and that of large values would drown the policy's.
+        # The gradients of policy and value are clipped together, and that of large values would drown the policy's.
         "any": {"plan": "asynchronous", "num_envs": 16, "rollout_length": 16, "scale_rewards": True},
         "atari": {
             # Espeholt et al. (2018), table G.1, with fewer environments; rewards are clipped.
@@ -153,7 +153,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "any": {"num_envs": 8, "rollout_length": 4},
         "classic_control": {
             # CartPole, five seeds of 500k steps: a memory with only the latest steps forgets how episodes end once the
-            # policy never fails, and then it fails again (four of five seeds); a last epsilon of 0.1 learns later.
+            # policy never fails, and then it fails again (four of five seeds); a final epsilon of 0.1 learns later.
             "replay_capacity": 1_000_000, "replay_ratio": 0.25, "target_period": 500, "epsilon_end": 0.05,
         },
         "minatar": {
@@ -163,7 +163,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         },
         "atari": {
             # Mnih et al. (2015), extended data table 1, with Adam's step size, the target's period (1,000 steps) and
-            # the last epsilon of CleanRL's dqn_atari. The memory is a tenth of the paper's 1M steps, which take 7 GB.
+            # the final epsilon of CleanRL's dqn_atari. The memory is a tenth of the paper's 1M steps, which take 7 GB.
             "batch_size": 32, "replay_ratio": 0.25, "learning_starts": 50_000, "learning_rate": 1e-4,
             "epsilon_steps": 1_000_000, "td_loss": "huber", "evaluation_episodes": 10,
         },
@@ -181,7 +181,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "pqn": {
         "any": {"num_envs": 32, "rollout_length": 32},
-        # Both are of the authors' purejaxql, without annealing the step size.
+        # Both are from the authors' purejaxql, without annealing the step size.
         "minatar": {
             "num_envs": 128, "num_epochs": 2, "num_minibatches": 32, "q_lambda": 0.65, "epsilon_steps": 1_000_000,
         },

@@ -1,7 +1,7 @@
-"""Published hyperparameters: what ``--published`` takes in place of the presets for kinds of tasks.
+"""Published hyperparameters, which ``--published`` uses in place of the presets for kinds of tasks.
 
-A row is of a paper, or of the authors of an environment. It has their values in the units of the flags here: an Atari
-step is 4 of a paper's frames, and losses are means where papers sum. A comment names what has no flag.
+A row comes from a paper, or from the authors of an environment. Its values are in the units of the flags here: an Atari
+step is 4 of a paper's frames, and losses are means where papers sum. A comment names settings without a flag.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "rainbow": {
         "atari": {
-            # Hessel et al. (2018), tables 1 and 2. The importance exponent stays at its first value, where the paper
-            # raises it to 1. The memory takes 7 GB.
+            # Hessel et al. (2018), tables 1 and 2. The importance exponent is constant; the paper raises it to 1. The
+            # memory takes 7 GB.
             "learning_starts": 20_000, "learning_rate": 6.25e-5, "epsilon_start": 0.0, "epsilon_end": 0.0,
             "target_period": 2_000, "priority_exponent": 0.5, "importance_exponent": 0.4, "n_step": 3,
             "num_atoms": 51, "value_min": -10.0, "value_max": 10.0, "discount": 0.99, "batch_size": 32,
@@ -65,8 +65,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "impala": {
         "atari": {
-            # Espeholt et al. (2018), table G.1, with its deep network. Adam takes the place of RMSProp. The norm of
-            # gradients is that of means over the 32 x 20 steps of a batch, which the paper sums.
+            # Espeholt et al. (2018), table G.1, with its deep network. Adam replaces RMSProp. The limit of the gradient
+            # norm is divided by the 32 x 20 steps of a batch, because the paper sums over them.
             "num_envs": 32, "rollout_length": 20, "discount": 0.99, "value_coefficient": 0.5,
             "entropy_coefficient": 0.01, "learning_rate": 6e-4, "learning_rate_schedule": "linear",
             "learning_rate_steps": 50_000_000, "max_gradient_norm": 40 / (32 * 20), "frame_stack": 4,
@@ -75,8 +75,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "ppo": {
         "atari": {
-            # Schulman et al. (2017), table 5. Its value loss has no factor of 1/2. The clip range, which the paper
-            # anneals with the step size, stays.
+            # Schulman et al. (2017), table 5. Its value loss has no factor of 1/2. The clip range stays constant; in the
+            # paper it is annealed.
             "rollout_length": 128, "learning_rate": 2.5e-4, "learning_rate_schedule": "linear",
             "learning_rate_steps": 10_000_000, "num_epochs": 3, "num_minibatches": 4, "discount": 0.99,
             "gae_lambda": 0.95, "num_envs": 8, "clip_epsilon": 0.1, "value_coefficient": 2.0,

@@ -17,15 +17,15 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 @dataclasses.dataclass(frozen=True)
 class QMIX(DQN, n_step=1):
-    """Deep Q-learning for a team that is paid together (Rashid et al. 2018, https://arxiv.org/abs/1803.11485).
+    """Deep Q-learning for a team with a shared reward (Rashid et al. 2018, https://arxiv.org/abs/1803.11485).
 
-    The agents share a network for their values, which also reads who they are. A mixing network, whose weights are made
-    from the state of the whole environment and not negative, joins the values of the chosen actions. So each agent's
-    best action is the team's, and agents act without each other. The reward is the mean of the agents'.
+    The agents share a value network, which also reads the agent's id. A mixing network combines the values of the
+    chosen actions; its weights depend on the state of the whole environment and are not negative. So each agent's best
+    action is also the team's, and agents act independently. The reward is the mean of the agents' rewards.
     """
 
     mixer: Literal["qmix", "vdn"] = "qmix"
-    """How values of agents become the team's: by a mixing network, or as their sum (VDN, Sunehag et al. 2017)."""
+    """How to combine agents' values into the team's: a mixing network, or their sum (VDN, Sunehag et al. 2017)."""
     mixing_size: int = 32
     """Units of the mixing network (Rashid et al. 2018, appendix C)."""
 
@@ -99,7 +99,7 @@ class QMIX(DQN, n_step=1):
 
 
 class _Team(NamedTuple):
-    """How a team of ``k`` agents sees and acts."""
+    """Observations and actions of a team of ``k`` agents."""
 
     size: int  # k
     num_actions: int

@@ -129,7 +129,7 @@ class ActionScale(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of an action's components."""
+        """Number of components of an action."""
         return len(self.low)
 
     def to_env(self, action: jax.Array) -> jax.Array:

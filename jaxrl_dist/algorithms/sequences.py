@@ -13,7 +13,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 def recurrence(config: ReplayConfig, spec: EnvSpec) -> Any:
-    """Returns the ``nn.views.Recurrence`` of a config; None: it has no core."""
+    """Returns the ``nn.views.Recurrence`` of a config; None if it has no core."""
     if config.core == "none":
         return None
     core = cores.make_core(config, jnp.dtype(config.precision))
@@ -21,16 +21,16 @@ def recurrence(config: ReplayConfig, spec: EnvSpec) -> Any:
 
 
 def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:
-    """Returns a window's steps, the core before them, and what the core reads beside each observation ``[T, N, I]``."""
+    """Returns a window's steps, the core before them, and the core's inputs beside each observation ``[T, N, I]``."""
     first = jax.tree.map(lambda x: x[0], rollout.extras["core"])
     steps, read = rollout._replace(extras=(), core=(), final_core=()), rollout.extras.get("core_inputs")
-    if read is not None:  # the last step says what comes with its observation
+    if read is not None:  # the last step only supplies the inputs of its observation
         steps = jax.tree.map(lambda x: x[:-1], steps)
     return steps, first, read
 
 
 def window(config: ReplayConfig) -> int:
-    """Returns the steps of a window: burn-in, training steps, and what the last return and its bootstrap need."""
+    """Returns a window's length: burn-in, training steps, and the steps that the last return's bootstrap needs."""
     return config.burn_in + config.sequence_length + config.n_step - 1 + (config.core_inputs != "none")
 
 

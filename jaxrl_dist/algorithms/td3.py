@@ -75,7 +75,7 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
             action = best_action(variables.params, obs)
             if context.keys is None:
                 return scale.to_env(action), core, {}
-            if self.noise == "parameter":  # the parameters have it
+            if self.noise == "parameter":  # the parameters carry the noise
                 noise = jnp.zeros_like(action)
             elif correlated:
                 noise = core = exploration.ornstein_uhlenbeck(core, context.keys, self.noise_std)

@@ -103,12 +103,12 @@ def _with_stats(algorithm: Algorithm, shapes: PyTree) -> Algorithm:
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     """Shifts and scales observations of numbers to mean 0 and variance 1 by statistics over all devices.
 
-    Of named parts, it scales those that are neither categories, nor bytes (images), nor the mask.
+    In a dict observation, it scales the parts that are neither categories, nor bytes (images), nor the mask.
 
     Source: OpenAI baselines' ``VecNormalize``; Andrychowicz et al. (2021), section 3.3 (found to matter most).
 
     Raises:
-      ConfigError: the observations hold nothing of the kind.
+      ConfigError: no observation consists of numbers to scale.
     """
     scaled_parts = {
         path: part

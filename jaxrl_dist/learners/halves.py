@@ -70,7 +70,7 @@ def windows(rollout: Rollout, length: int) -> Rollout:
 
 
 def check_sizes(algorithm: Algorithm, rollout_length: int) -> None:
-    """Checks that the algorithm computes exactly one gradient of a rollout.
+    """Checks that the algorithm computes exactly one gradient per rollout.
 
     Raises:
       ConfigError: it computes several, keeps running statistics, or needs longer windows.

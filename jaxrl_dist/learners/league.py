@@ -16,16 +16,16 @@ from jaxrl_dist import mesh
 from jaxrl_dist.types import Acted, Algorithm, Context, PyTree, Rollout, Timestep, Variables
 
 START = 1500.0
-"""The first rating of all; only differences between ratings mean something."""
+"""Initial rating; only differences between ratings mean something."""
 GAIN = 32.0
-"""Elo's K: the change of a rating by one game that nobody would have expected to be won."""
+"""Elo's K: the change of a rating by one game that was won against all odds."""
 
 
 class Copies(NamedTuple):
     """How a policy copies another."""
 
     source: str  # the policy that is copied
-    every: int  # updates of that one between two copies
+    every: int  # updates of the source between two copies
     size: int = 1  # versions in the pool
     agents: tuple[int, int] = (1, 1)  # rows of the batch in each environment: of the source, and of the copy
 
@@ -66,11 +66,11 @@ def expected(rating: jax.Array, other: jax.Array) -> jax.Array:
 def rated(pool: Pool, mine: Rollout, theirs: Rollout, agents: tuple[int, int]) -> Pool:
     """Returns the pool with the ratings after a rollout's games, of all devices.
 
-    A game ends with an episode of a copy. Whoever has the larger reward in its last step has won, and equal rewards are
-    a draw; of several agents of the policy that is copied, the mean reward counts. Elo's (1978) rating after a game is
-    ``R + K * (score - expected)``. Here the games of a rollout are one, of which each version that has ended some has
-    an equal part: ``R += K / n * sum(score - expected)`` over ``n`` versions, with the mean score against each, and
-    each of them loses what the policy gains.
+    A game ends with an episode of a copy. The side with the larger reward in the last step wins, and equal rewards are
+    a draw; if the policy that is copied has several agents, their mean reward counts. Elo's (1978) rating after a game
+    is ``R + K * (score - expected)``. Here all games of a rollout count as one, shared equally by the ``n`` versions
+    that finished any: ``R += K / n * sum(score - expected)`` over these versions, with the mean score against each.
+    Each version loses what the policy gains from it.
 
     Args:
       mine: of the policy that is copied, ``[T, B * agents[0]]``.
@@ -91,10 +91,10 @@ def rated(pool: Pool, mine: Rollout, theirs: Rollout, agents: tuple[int, int]) -
 
 
 def drawn(algorithm: Algorithm, size: int) -> Algorithm:
-    """Returns what acts with a pool of versions: each agent draws one of them for an episode.
+    """Returns an algorithm that acts with a pool of versions: each agent draws one for each episode.
 
-    All versions act, and the action of the one that was drawn is taken. Without keys, the newest version acts. The
-    policy state is ``(version [B], the version's state)``, and -1 is one to be drawn.
+    All versions choose an action, and that of the drawn version is taken. Without keys, the newest version acts. The
+    policy state is ``(version [B], the version's state)``; version -1 is still to be drawn.
 
     Args:
       algorithm: of one version; it does not learn.

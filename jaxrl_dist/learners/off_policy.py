@@ -37,7 +37,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1, *, pac
         return sgd.init(algorithm, key)._replace(memory=memory)
 
     def draw(memory: ring.Memory, local_size: int, key: jax.Array) -> tuple[ring.Index | jax.Array, ...]:
-        """Returns what an update takes from its key: the windows or how to draw them, and two keys for each."""
+        """Returns an update's random numbers: the windows, or the key that draws them, and two keys for each window."""
         draw_key, *keys = (jax.random.fold_in(key, stage) for stage in range(3))
         examples = mesh.global_index(local_size)
         drawn: ring.Index | jax.Array = draw_key

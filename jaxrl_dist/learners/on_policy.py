@@ -23,9 +23,9 @@ def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
     Examples are shuffled within groups of environments (see ``envs_per_group``). The keys depend on the group's global
     index, so the minibatches hold the same examples on any number of devices. ``packed`` is as in ``packing.scan``.
 
-    With ``Algorithm.done``, the metrics are means over the updates until it was True, and ``learner/left_out`` is the
-    part of the rollout's updates that were left out. Nothing waits for the host: updates that are left out are computed
-    and change nothing.
+    With ``Algorithm.done``, the metrics are means over the updates until it is True, and ``learner/left_out`` is the
+    fraction of the rollout's updates that are left out. These are computed, but change nothing, so that the device
+    never waits for the host.
     """
 
     def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
@@ -112,7 +112,7 @@ def shuffled(key: jax.Array, epoch: jax.Array, num_envs: int, num_examples: int,
 
 
 def take(tree: PyTree, rows: jax.Array) -> PyTree:
-    """Returns these rows of all arrays; their numbers need no check."""
+    """Returns these rows of all arrays, without a check of bounds."""
     return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False), tree)
 
 

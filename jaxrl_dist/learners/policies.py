@@ -1,7 +1,7 @@
-"""The learners of several policies in one environment, as one learner; and that of a policy that does not train.
+"""Joins the learners of several policies in one environment; also the learner of a policy that does not train.
 
-The fields of its state are dicts by policy, except the iteration, which all share; its experience and its metrics are
-dicts by policy, too. So a plan runs several policies as it runs one, and each learner is what it is alone.
+The fields of the joint state are dicts keyed by policy, except the iteration, which all policies share. Experience and
+metrics are dicts keyed by policy, too. A plan therefore runs several policies as it runs one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
 def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies] = {}) -> Learner:
     """Returns the learner that updates each policy with its learner, from the experience of its agents.
 
-    The keys of a policy fold in its number; those of the first are the keys that it has alone.
+    The keys of a policy fold in its number; the first policy gets the same keys as in a run without the others.
 
     Args:
-      copies: by policy, whose variables it takes, and when.
+      copies: for each policy that copies another: which one, and when.
     """
     numbers = {name: number for number, name in enumerate(learners)}
 
@@ -66,7 +66,7 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:
-    """Returns the states of several policies as one, whose fields but ``iteration`` are dicts by policy."""
+    """Joins the states of several policies into one, whose fields, except ``iteration``, are dicts keyed by policy."""
     whole: Any = TrainState._make(
         {name: each[i] for name, each in states.items()} for i in range(len(TrainState._fields))
     )
@@ -74,7 +74,7 @@ def joined(states: Mapping[str, TrainState]) -> TrainState:
 
 
 def state_of(state: TrainState, name: str) -> TrainState:
-    """Returns the state of one policy of ``joined``, of which fields may have been replaced by ()."""
+    """Returns the state of one policy of ``joined``; fields may have been replaced by ()."""
     return TrainState._make(part[name] if isinstance(part, dict) else part for part in state)
 
 

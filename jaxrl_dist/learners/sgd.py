@@ -16,7 +16,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
 MICROBATCH = 4096
-"""Losses that a CPU differentiates at a time: the activations of more leave its caches (docs/speed.md)."""
+"""Losses that a CPU differentiates at a time: activations of more do not fit its caches (docs/speed.md)."""
 MAX_SKIPPED = 10
 """Number of consecutive non-finite gradients after which training has diverged and the run ends."""
 

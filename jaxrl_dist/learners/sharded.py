@@ -1,4 +1,4 @@
-"""Compiling a learner for a mesh: one program, whatever the number of devices."""
+"""Compiles a learner for a mesh: one program for any number of devices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False) -
     """``(state, rollout, key) -> (state, metrics)``: experience is sharded over the mesh, all else replicated.
 
     With ``prioritized``, a fourth argument holds the initial priorities ``[T, B]`` of the windows. The state is
-    donated. The program sums gradients over devices; ``check_vma`` proves that the replicas stay equal. Of several
-    policies, rollout and priorities are dicts by policy.
+    donated. The program sums gradients over devices; ``check_vma`` proves that the replicas stay equal. With several
+    policies, rollout and priorities are dicts keyed by policy.
     """
     rollout: Any = {name: ROLLOUT for name, _ in learner.parts} or ROLLOUT
     inputs = (STATE, rollout, REPLICATED, TIME_BATCH) if prioritized else (STATE, rollout, REPLICATED)

@@ -21,8 +21,8 @@ from jaxrl_dist.types import PyTree
 class _Gate(nn.Module):
     """The GRU-type gate ``g(x, y)`` of Parisotto et al. (2020), section 3.2, in place of a residual sum ``x + y``.
 
-    The bias ``b_g`` starts at 0. The paper's 2 keeps twelve blocks near the identity at first; one block needs none of
-    that, and PPO with it remembers less: on MemoryChain it then reached 0.9 with one seed of three.
+    The bias ``b_g`` starts at 0. The paper's 2 keeps twelve blocks near the identity at first. A single block does not
+    need that, and PPO remembers less with it: on MemoryChain, only one seed of three then reached 0.9.
     """
 
     dtype: DTypeLike
@@ -65,7 +65,7 @@ class GatedAttention(nn.Module):
 
         x = layer("embed", features).astype(jnp.float32)
         inputs = jnp.concatenate([jnp.swapaxes(core["inputs"], 0, 1), x])  # [window + T, B, size]
-        # The number of each step's episode, and last that of the next step.
+        # The episode number of each step, then that of the step after them.
         ends = jnp.cumsum(~valid, axis=0)
         episode = jnp.concatenate([core["there"].T.astype(int) - 1, jnp.zeros_like(ends[:1]), ends])
 

@@ -30,7 +30,7 @@ class TorsoConfig(Inherits):
     layer_norm: bool = False
     """Normalise the outputs of the torso's layers before the activation function (Ba et al. 2016)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of all layers but the heads; parameters, losses and optimiser state stay float32."""
+    """Arithmetic of all layers except the heads; parameters, losses and optimiser state stay float32."""
 
     def validate(self) -> None:
         super().validate()
@@ -39,7 +39,7 @@ class TorsoConfig(Inherits):
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig(Inherits):
-    """Flags of algorithms whose critic may see more than their policy; they inherit them."""
+    """Flags of algorithms whose critic may see more than their policy; these algorithms inherit them."""
 
     critic_sees: str | None = None
     """Parts of a Dict observation, separated by commas, that the critic reads and the policy does not; a trained policy
@@ -63,7 +63,7 @@ class CoreConfig(TorsoConfig):
     core_window: int = 32
     """Earlier steps that the attention core sees."""
     core_inputs: Literal["none", "action", "reward", "action,reward"] = "none"
-    """What the recurrent core reads beside the features: the previous action and its reward, which are 0 when an
+    """Inputs of the recurrent core beside the features: the previous action and its reward, which are 0 when an
     episode starts (Ni et al. 2022, section 4)."""
 
     def validate(self) -> None:

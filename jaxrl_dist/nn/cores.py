@@ -58,9 +58,9 @@ def recurrent(
     step: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]],
     initial: Callable[[int], PyTree],
 ) -> Core:
-    """Makes a core of functions of its parameters alone, which are then under ``name``; a scan of ``step`` unrolls it.
+    """Makes a core whose parameters are stored under ``name``; a scan of ``step`` unrolls it.
 
-    ``init``, ``step`` and ``initial`` are as those of ``Core``.
+    ``init``, ``step`` and ``initial`` are as in ``Core``, but their parameters are those without the name.
     """
 
     def init_named(key: jax.Array, features: PyTree) -> tuple[dict[str, PyTree], PyTree]:
@@ -83,7 +83,7 @@ def recurrent(
 
 
 def _cell(name: str, cell: Any, initial: Callable[[int], PyTree]) -> Core:
-    """A core of a cell of flax, whose state starts at ``initial``."""
+    """A core made of a flax cell, whose state starts at ``initial``."""
 
     def init(key: jax.Array, features: jax.Array) -> tuple[PyTree, jax.Array]:
         (_, output), params = cell.init_with_output(key, initial(1), features)
@@ -114,7 +114,7 @@ def lstm(size: int, dtype: DTypeLike) -> Core:
 
 
 def _sequential(name: str, module: Any, initial: Callable[[int], PyTree]) -> Core:
-    """A core of a module that reads sequences, as those of ``blocks`` do; a step is a sequence of one."""
+    """A core made of a module that reads sequences, such as those of ``blocks``; a step is a sequence of length 1."""
 
     def valid(features: jax.Array) -> jax.Array:
         return jnp.ones((1, len(features)), bool)
@@ -138,7 +138,7 @@ def attention(size: int, window: int, dtype: DTypeLike) -> Core:
     """A transformer block that sees the last ``window`` steps of the episode, with parameters under ``attention``.
 
     Its layers compute in ``dtype``. Its state holds the block's inputs at these steps, float32 ``[..., window, size]``,
-    and which of them there are, float32 ``[..., window]`` of 0 and 1.
+    and which of them exist, float32 ``[..., window]`` of 0 and 1.
     """
 
     def initial(num_envs: int) -> PyTree:
@@ -157,7 +157,7 @@ def linear(size: int, dtype: DTypeLike) -> Core:
 
 
 def own(triple: Any) -> Core:
-    """Makes a core of the user's ``(init, step, initial)``, with its parameters under ``core``.
+    """Makes a core from the user's ``(init, step, initial)``, with its parameters under ``core``.
 
     ``init(key, features [1, D]) -> params``; ``step(params, features [B, D], state [B, ...]) -> (output [B, H],
     state)``; ``initial(num_envs) -> state [num_envs, ...]``. An object with these methods works too.
@@ -187,7 +187,7 @@ def own(triple: Any) -> Core:
 
 
 def beside(core: Core) -> Core:
-    """Gives a core two features: it reads the first and passes the second on, beside its output, for a critic."""
+    """Gives a core two features: it reads the first, and joins the second to its output, for a critic."""
 
     def init(key: jax.Array, features: PyTree) -> tuple[dict[str, PyTree], PyTree]:
         params, output = core.init(key, features[0])
@@ -208,7 +208,7 @@ def beside(core: Core) -> Core:
 
 
 def make_core(config: CoreConfig, dtype: DTypeLike) -> Core:
-    """Returns the core that ``config.core`` names, or that it holds.
+    """Returns the core that ``config.core`` names or holds.
 
     Raises:
       ConfigError: it is no core.

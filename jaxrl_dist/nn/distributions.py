@@ -92,7 +92,7 @@ class MultiCategorical(NamedTuple):
 class Joint(NamedTuple):
     """Dicts of independent parts; log probability and entropy are those of the whole dict."""
 
-    parts: Mapping[str, Any]  # distributions, of which the discrete ones have probabilities and the others densities
+    parts: Mapping[str, Any]  # distributions: probabilities of discrete parts, densities of others
 
     def sample(self, keys: jax.Array) -> dict[str, PyTree]:
         fold = functools.reduce(lambda fold, _: jax.vmap(fold, (0, None)), keys.shape, jax.random.fold_in)
@@ -189,7 +189,7 @@ class EpsilonGreedy(NamedTuple):
 
     q: jax.Array  # [..., n] float32
     epsilon: jax.Array | float  # scalar or [...], in 0 .. 1
-    legal: jax.Array | None = None  # [..., n] bool, True in every row; None: all actions are legal
+    legal: jax.Array | None = None  # [..., n] bool, with a True in every row; None: all actions are legal
 
     def sample(self, keys: jax.Array) -> jax.Array:
         return self._categorical().sample(keys)

@@ -34,8 +34,8 @@ class NoisyDense(nn.Module):
     """A dense layer with learned, factorised Gaussian noise on its weights: ``[N, D]`` to ``[N, features]``.
 
     Fortunato et al. 2018 (arXiv:1706.10295), section 3: ``W = mu + sigma * (f(eps_out) f(eps_in)^T)`` with
-    ``f(x) = sign(x) sqrt(|x|)``. Each example draws separate noise. Since the noise is a product of two vectors, that
-    costs a second matmul and never a matrix for each example.
+    ``f(x) = sign(x) sqrt(|x|)``. Each example draws separate noise. Since the noise is a product of two vectors, this
+    costs a second matmul, but no matrix for each example.
     """
 
     features: int

@@ -21,7 +21,7 @@ def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precisi
     assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "flax's Dense contracts the last axis with the first"
     x, kernel = vary_as(x, kernel), vary_as(kernel, x)  # custom_vjp needs gradients that vary as the inputs do
     rows = x.reshape(-1, x.shape[-1])
-    if len(kernel) <= MAX_WIDTH and not among_members():  # of several, XLA would store it twice
+    if len(kernel) <= MAX_WIDTH and not among_members():  # among members, XLA would store it twice
         product = jax.lax.platform_dependent(rows, kernel, cpu=_matmul_of_cpu, default=_matmul)
     else:
         product = _matmul(rows, kernel)

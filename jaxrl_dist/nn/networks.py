@@ -68,18 +68,18 @@ def make_network(
     """Joins the torso that ``config`` selects for ``observation``, a core and heads.
 
     Args:
-      observation: may lack parts of what ``step`` and ``unroll`` are given.
+      observation: may lack parts of the observations passed to ``step`` and ``unroll``.
       torsos: names of the torsos' parameters. The heads get the features of one torso as an array ``[..., D]``, those
         of several as a tuple of arrays, and without a torso the preprocessed observation, flattened.
-      critic_sees: what the last torso reads in place of ``observation``.
-      core_inputs: numbers that the core reads beside the first torso's features.
+      critic_sees: space that the last torso reads in place of ``observation``.
+      core_inputs: number of values that the core reads beside the first torso's features.
     """
     dtype = jnp.dtype(config.precision)
     reads = [observation] * max(1, len(torsos))
     if critic_sees is not None:
         reads[-1] = critic_sees
     made = [make_torso(config, space, dtype) for space in reads]
-    # Keys in this order: torsos (one even for none), core, heads.
+    # Keys in this order: torsos (one key even without any), core, heads.
     first_head = max(1, len(torsos)) + (core is not NO_CORE)
 
     def inputs(obs: PyTree) -> list[PyTree]:
@@ -151,7 +151,7 @@ def _built(
     recurrence: Recurrence | None,
     torsos: Sequence[str] = ("torso",),
 ) -> Network:
-    """A network whose heads have one output; with a core it finds its state in ``View.core`` by ``name``."""
+    """A network whose heads have one output; with a core, ``View.core[name]`` holds its state."""
     if recurrence is None:
         return _feed_forward(config, observation, heads, torsos)
     body = make_network(config, observation, recurrence.core, _FEATURES, torsos, core_inputs=recurrence.core_inputs)
@@ -294,8 +294,8 @@ def actor_critic(
       shared_torso: one torso for policy and value, else one for each; with a recurrent core always one.
       log_std: if ``A > 0``, ``P = num_outputs + A``: the last ``A`` parameters are log standard deviations, a trained
         vector that starts at ``log(config.initial_std)`` and does not depend on the observation.
-      critic_sees: what the value function reads, by its own torso, if that is more than ``observation`` (Pinto et al.
-        2018, arXiv:1710.06542, section 3); with a core, beside what the core remembers of ``observation``.
+      critic_sees: space that the value function reads by its own torso, if that is more than ``observation`` (Pinto et
+        al. 2018, arXiv:1710.06542, section 3); with a core, beside what the core remembers of ``observation``.
       core_inputs: as in ``make_network``.
     """
     core = make_core(config, jnp.dtype(config.precision))

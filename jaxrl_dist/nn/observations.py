@@ -28,7 +28,7 @@ def seen(spec: EnvSpec, hidden: Sequence[str] = ()) -> Space:
     """Returns the space of the observations that a network reads: without the mask and the ``hidden`` parts.
 
     Raises:
-      ConfigError: there is no such part, or none is left.
+      ConfigError: a hidden part does not exist, or no part is left.
     """
     space = spec.observation
     parts = [name for name in space if name != spec.mask] if isinstance(space, dict) else []
@@ -106,7 +106,7 @@ def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
 
 
 def mask_sizes(action: Space) -> list[int]:
-    """Returns the number of values of each component of a discrete action; of other actions, none."""
+    """Returns the number of values of each component of a discrete action; other actions have none."""
     if isinstance(action, Discrete):
         return [action.n]
     return list(action.nvec) if isinstance(action, MultiDiscrete) else []

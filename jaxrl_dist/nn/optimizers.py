@@ -1,4 +1,4 @@
-"""Flags of the optimiser, which algorithms inherit, and the optimiser that they ask for."""
+"""Flags of the optimiser, which algorithms inherit, and the optimiser that they select."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECOUPLED = ("adamw", "lamb", "lion", "muon", "nadamw")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Inherits):
-    """Flags of the optimiser; ``learning_rate`` is a field of the algorithm, which has the default."""
+    """Flags of the optimiser; ``learning_rate`` is a field of the algorithm, which sets its default."""
 
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How step sizes change: not at all, or to zero over `--learning-rate-steps`, linearly or as half a cosine wave
@@ -64,7 +64,7 @@ class OptimizerConfig(Inherits):
     def make_optimizer(
         self, own: str, learning_rate: float | jax.Array, **options: Any
     ) -> optax.GradientTransformationExtraArgs:
-        """Returns the optimiser that the flags ask for, by default ``optax.OWN(learning_rate, **options)``.
+        """Returns the optimiser that the flags select, by default ``optax.OWN(learning_rate, **options)``.
 
         Its ``update`` needs the extra argument ``env_step`` where the step size has a schedule.
 

@@ -1,4 +1,4 @@
-"""Noise on a network's parameters, made again from its key wherever it is needed."""
+"""Noise on a network's parameters, drawn again from its key wherever it is needed."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ _CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # (shortest side of 
 def choose_torso(torso: Any, observation: Space) -> str:
     """Resolves ``TorsoConfig.torso`` for a space: ``mlp``, ``minatar``, ``nature``, ``impala``, ``parts`` or ``own``.
 
-    ``parts`` reads named parts of which one at least is an image for a CNN; other named parts are one long vector.
+    ``parts`` reads named parts, at least one of which is an image for a CNN; the others form one long vector.
 
     Raises:
       ConfigError: if the name is unknown, or names a CNN and observations are not images, or too small for it.
@@ -224,7 +224,7 @@ def make_torso(config: TorsoConfig, observation: Space, dtype: DTypeLike) -> Any
 class _Parts:
     """Reads named parts: each image by a CNN, all others side by side by an MLP; one more dense layer joins these.
 
-    Without that layer, linear heads could not combine what the parts say. It has the methods of a flax module.
+    Without that layer, linear heads could not combine several parts. It has the methods of a flax module.
     """
 
     def __init__(self, config: TorsoConfig, space: Space, dtype: DTypeLike) -> None:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:  # observations, which torsos and cores import, know views
 
 
 class Recurrence(NamedTuple):
-    """What a network with a core needs to know of its sequences."""
+    """Settings of a network with a core that reads sequences."""
 
     core: Core
     burn_in: int
     """Steps that only bring the stored core up to date."""
     core_inputs: int
-    """Numbers that the core reads beside the features."""
+    """Number of values that the core reads beside the features."""
 
 
 class View(NamedTuple):
@@ -35,7 +35,7 @@ class View(NamedTuple):
 
 
 def now(obs: PyTree) -> PyTree:
-    """Returns the observations ``[N, ...]`` themselves."""
+    """Returns the observations ``[N, ...]`` of a view's steps; other observations unchanged."""
     return obs.now if isinstance(obs, View) else obs
 
 
@@ -48,9 +48,9 @@ def unroll_late(
     core_inputs: jax.Array | None,
     burn_in: int,
 ) -> tuple[Any, ...]:
-    """Unrolls a ``RecurrentNetwork`` over ``T`` steps, of which the first only make the core, without a gradient.
+    """Unrolls a ``RecurrentNetwork`` over ``T`` steps; the first ``burn_in`` only update the core, without a gradient.
 
-    Source: Kapturowski et al. (2019), section 3. Returns what ``network.unroll`` does for the other ``T - burn_in``.
+    Returns what ``network.unroll`` does for the other ``T - burn_in``. Source: Kapturowski et al. (2019), section 3.
     """
     if burn_in:
         early, read = jax.tree.map(lambda x: x[:burn_in], (obs, core_inputs))
