@@ -209,9 +209,9 @@ def load_variables(run_dir: str | pathlib.Path, like: Any, policy: str | None = 
     """Reads a run's trained variables, or else those of its newest checkpoint, into the structure of ``like``.
 
     Args:
-      like: shapes and dtypes suffice. Of several policies, a dict by policy.
-      policy: reads those of this one of several policies.
-      some: ``like`` has some of the variables, and the others are ignored.
+      like: shapes and dtypes suffice. With several policies, a dict keyed by policy.
+      policy: one of several policies, whose variables to read; None: all variables.
+      some: ``like`` has only some of the variables; the others are ignored.
 
     Raises:
       ConfigError: the run has saved none, they cannot be read, or they belong to another network.

@@ -66,7 +66,7 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
 
 
 def played(evaluation: Mapping[str, float | int]) -> str:
-    """Formats an evaluation as one line; of several policies, as one for each."""
+    """Formats an evaluation as one line, or with several policies as one line each."""
     if policies := _policies(evaluation, "/return_mean"):
         own = {
             policy: {name.removeprefix(f"{policy}/"): x for name, x in evaluation.items() if name.startswith(f"{policy}/")}
@@ -83,7 +83,7 @@ def played(evaluation: Mapping[str, float | int]) -> str:
 
 
 def _policies(numbers: Iterable[str], number: str) -> list[str]:
-    """Returns the policies that have a number of this name, such as ``/return_mean``; of a run with one, none."""
+    """Returns the policies that have a number of this name, such as ``/return_mean``; none in a run with one policy."""
     return [name.removesuffix(number) for name in numbers if name.endswith(number)]
 
 

@@ -59,12 +59,12 @@ def claim(run_dir: str) -> None:
 
 
 def abandon(path: pathlib.Path) -> None:
-    """Deletes what a run without a checkpoint has left in its directory, so that it can start again.
+    """Deletes the files that a run without a checkpoint has left in its directory, so that it can start again.
 
-    Other files stay. Trained variables, which such a run can only lack, are reason to delete nothing.
+    Other files stay. If there are trained variables, which such a run does not have, nothing is deleted.
 
     Raises:
-      ConfigError: another process is at the run.
+      ConfigError: another process uses the run.
     """
     if not (path / METRICS).is_file() or (path / CHECKPOINTS / "final").exists():
         return
@@ -262,7 +262,7 @@ class RunFiles:
             self._metrics.truncate(self._before)
 
     def _size(self) -> int:
-        """Returns the file's current bytes: another process may have truncated it."""
+        """Returns the file's current size in bytes: another process may have truncated it."""
         return os.fstat(self._metrics.fileno()).st_size
 
     def _write(self) -> None:

@@ -1,4 +1,4 @@
-"""A run's progress in a notebook, or wherever else Python trains."""
+"""Shows a run's progress in a notebook, or in any other Python code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def display(
             ...
 
     Args:
-      total_env_steps: the run's, or of a population the sum of its members'.
+      total_env_steps: that of the run; for a population, the sum over its members.
       plot: also draws the returns of training and evaluations against env steps, every few seconds. Needs a
         notebook.
       verbose: shows every report, with all its metrics.

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 ATTEMPTS = 3
-"""Processes for one command, of which all but the last may die."""
+"""Number of times that the process of a command is started; all but the last may die."""
 GRACE_SECONDS = 60.0
 """Seconds for a process to end after SIGTERM, before it is killed."""
-_SECONDS = 0.2  # between two looks at the processes
+_SECONDS = 0.2  # between two checks of the processes
 
 
 class RefusedError(Exception):
@@ -30,11 +30,11 @@ def run_all(
 ) -> None:
     """Runs every command to its end, or until ``stop``; however it ends, no process is left.
 
-    The processes have a share of this machine's cores each, and of its GPUs' memory.
+    Each process gets a share of this machine's cores, and of its GPUs' memory.
 
     Args:
-      commands: each is asked for its words when a process starts.
-      logs: the files that receive the output of each.
+      commands: each returns the words of its command, and is called when a process starts.
+      logs: for each command, the file that receives its output.
       ended: called with the number of each command that has ended with exit code 0.
 
     Raises:
@@ -90,7 +90,7 @@ def _start(words: list[str], log: pathlib.Path, slot: int, slots: int) -> subpro
 
 
 def _end(running: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Ends processes in order: after SIGTERM they save what they have learnt."""
+    """Ends processes gracefully: after SIGTERM they save what they have learnt."""
     processes = [process for process in running if process.poll() is None]
     for process in processes:
         process.terminate()

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run in order, a second one ends it at once."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first one ends a run gracefully, a second one ends it at once."""
 
 from __future__ import annotations
 

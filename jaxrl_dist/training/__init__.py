@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def train(config: Train[Any]) -> Iterator[Report]:
-    """Trains and yields a report each interval. The last report has an evaluation, as do those at its interval.
+    """Trains, and yields a report after each interval. The last report has an evaluation, as do those at its interval.
 
     Training advances only while the caller takes the next report, so leaving the loop stops it. With a ``run_dir``, the
     run writes config, metrics, summary, checkpoints and trained variables there. However the run ends, it saves its
-    state before an error is raised. ``close()`` an iterator that you leave but keep.
+    state before an error is raised. Call ``close()`` on an iterator that you keep but do not finish.
 
     In the main thread Ctrl-C ends the run after its update; a second one, at least 1 s later, ends it at once.
 
@@ -57,7 +57,7 @@ def resume(
       env: the run's environment, if no file can hold it: an object, or a name such as ``my_module:make``.
       torso: the run's custom network, if it has one.
       core: its custom recurrent core, if it has one.
-      change_env_options: let ``env_options`` be among the changes: a step of a curriculum. Spaces must stay the same.
+      change_env_options: allow ``env_options`` among the changes, as in a curriculum. Spaces must stay the same.
         Under ``on_device`` episodes that are under way go on with the new options.
       changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``.
 

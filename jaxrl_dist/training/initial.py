@@ -1,4 +1,4 @@
-"""The variables that a run starts from, where another run has trained them."""
+"""Variables to start a run from, which another run has trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import arrays, checkpoint
 
 CORES = ("gru", "lstm", "attention", "linear", "core")
-"""Names of recurrent cores among the parameters; ``--init-parts core`` stands for each."""
+"""Names of recurrent cores among the parameters; ``--init-parts core`` stands for any of them."""
 
 
 def load(run_dir: str, shapes: Any, parts: str | None) -> Any:
@@ -20,7 +20,7 @@ def load(run_dir: str, shapes: Any, parts: str | None) -> Any:
 
     Args:
       run_dir: ``--init-from``.
-      shapes: of all variables of the new run; of several policies, a dict by policy.
+      shapes: of all variables of the new run; with several policies, a dict keyed by policy.
       parts: ``--init-parts``: names of parameters or paths to them, separated by commas; None: all.
 
     Returns:
@@ -61,7 +61,7 @@ def _same(wanted: str, there: str) -> bool:
 
 
 def _offered(names: Sequence[str]) -> set[str]:
-    """Returns the parts that a user may name: what holds arrays of a network."""
+    """Returns the parts that a user may name: groups of arrays in the networks, and the statistics."""
     paths = [name.split("/") for name in names]
     inner = {"/".join(path[1 : path.index("params", 1)]) for path in paths if "params" in path[1:]}
     return inner | {path[0] for path in paths if path[0] == "stats"}

@@ -28,7 +28,7 @@ def make_learner(
     """Returns the on-policy or off-policy learner of an algorithm, or the learners of several policies as one.
 
     Args:
-      members: of a population, which share these devices.
+      members: number of members of a population that share these devices.
 
     Raises:
       ConfigError: sizes do not divide, or the replay memory does not fit.
@@ -95,7 +95,7 @@ def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> Non
     """Checks that devices can count the run's updates, iterations and steps of each environment to its end.
 
     Args:
-      num_envs: each agent of an environment counts.
+      num_envs: number of environments, times the agents of each.
 
     Raises:
       ConfigError: they cannot; the message names the total that works.
@@ -121,7 +121,7 @@ def check_memory(
     """Checks that the replay memories of all members fit the devices, before anything is allocated.
 
     Raises:
-      ConfigError: it does not; the message names a capacity that fits.
+      ConfigError: they do not; the message names a capacity that fits.
     """
     num_envs = like.reward.shape[1]
     slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None

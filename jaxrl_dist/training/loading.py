@@ -1,4 +1,4 @@
-"""Loads what acts from the directory of a run: an algorithm and its trained variables."""
+"""Loads a policy from a run directory: an algorithm and its trained variables."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algori
     """Returns the algorithm of a finished run, or of one of its policies, and its variables as numpy arrays.
 
     Args:
-      policy: None: the run has one.
-      spec: what the policy sees and does.
+      policy: the policy's name; None if the run has only one.
+      spec: the policy's observations and actions.
 
     Raises:
       ConfigError: there is no such run or policy, it has other spaces, or its files are damaged.
@@ -33,10 +33,10 @@ def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algori
 
 
 def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any]:
-    """Returns the config of the policy that the user has named, of a run's.
+    """Returns the config of the policy that the user has named in a run.
 
     Raises:
-      ConfigError: the run has no such policy, or several, of which none is named.
+      ConfigError: the run has no such policy, or has several, and none is named.
     """
     known = list(config.algorithm.parts) if isinstance(config.algorithm, Policies) else []
     if policy is None and not known:

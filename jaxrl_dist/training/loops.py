@@ -1,7 +1,7 @@
-"""What a compiled program starts: the kernels, copies, conditionals and collectives of each of its loops.
+"""Counts what a compiled program starts: the kernels, copies, conditionals and collectives of each of its loops.
 
-A small network spends its time on a GPU starting kernels, some microseconds each, and not computing. How many there are
-is known without the GPU.
+On a GPU, a small network spends its time on starting kernels, some microseconds each, rather than on computing. The
+number of kernels is known without the GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Loop:
     name: str
     """``dispatch`` for the program itself, one of ``SCOPES``, or the function of the source that holds the loop."""
     times: int | None
-    """Passes in each pass of the loop around it; None: data decide."""
+    """Passes in each pass of the loop around it; None: known only at run time."""
     kernels: int = 0
     copies: int = 0
     conditionals: int = 0
@@ -58,7 +58,7 @@ class Loop:
     def started(self) -> int:
         """Returns the kernels, copies and collectives of one pass, those of the loops inside it included.
 
-        A loop whose passes data decide counts once.
+        A loop whose number of passes is known only at run time counts once.
         """
         inside = sum((loop.times or 1) * loop.started() for loop in self.loops)
         return self.kernels + self.copies + sum(self.collectives.values()) + inside
@@ -72,7 +72,7 @@ def find_loops(hlo: str) -> Loop:
     """Finds the loops of a program in the text of its optimised HLO, as ``jax.stages.Compiled.as_text`` returns it.
 
     Returns:
-      What the program itself starts, with its loops inside.
+      The program itself as a loop of one pass, with its loops inside.
 
     Raises:
       ValueError: the text holds no entry computation.
@@ -83,7 +83,7 @@ def find_loops(hlo: str) -> Loop:
 class _Instruction(NamedTuple):
     opcode: str
     scope: str | None  # the innermost of ``SCOPES``
-    loop_scope: str | None  # the same, if the instruction is the loop that the scope is about
+    loop_scope: str | None  # the same, if the instruction is the loop of that scope
     called: Mapping[str, list[str]]  # names of computations by their use
     number: int | None  # passes of a loop, or the value of an integer constant
     frame: int | None  # row of the table of stack frames
@@ -130,7 +130,7 @@ class _Program:
         scope = instruction.loop_scope if instruction.loop_scope in SCOPES[level:] else None
         times = instruction.number if instruction.number is not None else self._passes(condition)
         loop = Loop(scope or self._function(instruction.frame), times)
-        # XLA may have moved a loop of no scope out of another one, with the scope that its parts had there.
+        # XLA may have moved a loop without a scope out of another one; its parts keep the scope that they had there.
         self._fill(loop, body, SCOPES.index(scope) + 1 if scope else len(SCOPES))
         if times is None:  # a condition that only counts passes is not computed
             for part in self._executed(condition):
@@ -145,7 +145,7 @@ class _Program:
         return constants[0] if compared == ["compare"] and len(constants) == 1 else None
 
     def _executed(self, computation: str) -> Iterator[_Instruction]:
-        """Yields what a computation executes, calls and the larger branches included, but not the bodies of loops."""
+        """Yields the instructions that run, including calls and the larger branches, but not the bodies of loops."""
         for instruction in self._computations[computation]:
             called = instruction.called
             if instruction.opcode == "conditional":

@@ -21,7 +21,7 @@ from jaxrl_dist.values import from_text, varied
 VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards")
 """Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
 SHARED, OWN = VARIED[:2], VARIED[2:]
-"""Of several policies, those that are the run's, and those of each policy."""
+"""With several policies: the fields of the run, and those of each policy."""
 MAX_MEMBERS = 10_000
 
 
@@ -30,7 +30,7 @@ class Member(NamedTuple):
 
     config: Train[Any]
     values: Mapping[str, Any]
-    """The fields in which settings differ."""
+    """The varied fields, with this member's values."""
 
 
 def is_population(config: Train[Any]) -> bool:

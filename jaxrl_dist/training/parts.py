@@ -1,4 +1,4 @@
-"""The stages of an iteration, each as a program that runs alone."""
+"""The stages of an iteration, each as a separate program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE, BATCH, TIME, ROLLOUT = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH, 
 
 
 class Part(NamedTuple):
-    """A stage of an iteration, alone."""
+    """A stage of an iteration, as a separate program."""
 
     run: Callable[[], Any]
     """Does an iteration's work of the stage; once its outputs are ready, the work is done."""
@@ -103,7 +103,7 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollout
         return (observations, now + 1), Timestep(obs, zeros, no, no, ~no), ended_episodes(no, zeros, now)
 
     act = device.make_rollout(
-        dataclasses.replace(job.algorithm, episodic=False),  # what begins its rollouts belongs to the environment
+        dataclasses.replace(job.algorithm, episodic=False),  # resets before a rollout belong to the environment
         env._replace(step=replayed),
         job.rollout_length,
         packed=packing.pays_on(job.mesh.devices.flat[0]),
@@ -174,7 +174,7 @@ def _shuffle(job: Job, batch: PyTree, key: jax.Array) -> tuple[Part, PyTree]:
 def _replay(
     job: Job, memory: ring.Memory, rollout: Rollout, key: jax.Array, updates: int
 ) -> tuple[Part, tuple[ring.Memory, Rollout]]:
-    """Stores a rollout, and draws and gathers the windows of every update; it sets their priorities, if it has any."""
+    """Stores a rollout, draws and gathers the windows of every update, and sets their priorities, if it has any."""
     replay, window, frame_stack = job.algorithm.replay, job.algorithm.window, job.source.spec.frame_stack
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
     size = replay.batch_size // job.mesh.size
@@ -262,12 +262,12 @@ def _order(updates: int) -> np.ndarray:
 
 
 def _twice(tree: PyTree) -> PyTree:
-    """Stacks arrays twice: what differs by nothing but a number at run time, no compiler computes once for a loop."""
+    """Stacks arrays twice: with a copy chosen at run time, no compiler can move the computation out of a loop."""
     return jax.tree.map(lambda x: jnp.stack([x, x]), tree)
 
 
 def _blank(function: Callable[[], PyTree]) -> PyTree:
-    """Returns zeros in the shapes of what a function would return."""
+    """Returns zeros with the shapes and dtypes of a function's output."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function))
 
 
@@ -278,7 +278,7 @@ def _repeated(function: Callable[[Any], PyTree], over: PyTree) -> PyTree:
 
 
 def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tuple[Part, Any]:
-    """Returns the part that a mapped function is, and its first output.
+    """Returns a mapped function as a part, and its first output.
 
     Args:
       carries: the function returns a tuple, and takes its first output as its first argument in the next run.
@@ -302,7 +302,7 @@ def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tupl
 def matmul_flops(jaxpr: Any) -> int:
     """Counts the floating-point operations of a traced program's matrix products and convolutions, on all devices.
 
-    A loop whose passes data decide counts once, and of branches the largest one counts.
+    A loop whose number of passes is known only at run time counts once; of several branches, the largest counts.
     """
     total = 0
     for eqn in jaxpr.eqns:

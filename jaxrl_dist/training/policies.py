@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
 
 OWN = ("normalize_observations", "scale_rewards", "clip_rewards")
-"""Fields of ``Train`` that each policy has for itself; the others are the run's."""
+"""Fields of ``Train`` that each policy sets for itself; the others apply to the whole run."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Policies:
-    """The algorithms of several policies; it stands where a single policy has its hyperparameters."""
+    """The algorithms of several policies; it takes the place of a single policy's hyperparameters."""
 
     parts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """By policy, a ``Train`` of which only the algorithm and ``OWN`` count."""
+    """For each policy, a ``Train`` of which only the algorithm and the fields ``OWN`` count."""
 
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value of a policy is out of range."""
@@ -41,7 +41,7 @@ class Policies:
 
 
 def label(algorithm: Any) -> str:
-    """Returns the name of an algorithm's config; of several policies, such as ``ppo+dqn``."""
+    """Returns the name of an algorithm's config; with several policies, their names, such as ``ppo+dqn``."""
     if not isinstance(algorithm, Policies):
         return name_of(algorithm)
     return "+".join(name_of(part.algorithm).lower() for part in algorithm.parts.values())
@@ -109,7 +109,7 @@ def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:
     """Checks that each policy has agents and an algorithm.
 
     Raises:
-      ConfigError: one has not, or its name is none.
+      ConfigError: a policy lacks agents or an algorithm, or its name is invalid.
     """
     for name in given:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
@@ -122,10 +122,10 @@ def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:
 
 
 def _asked(config: Train[Any], value: Any) -> tuple[Train[Any], dict[str, Any]]:
-    """Returns what the user wants of a policy: a config that a preset may fill in, and its hyperparameters.
+    """Returns the config that the user gives a policy, which a preset may fill in, and its hyperparameters.
 
     Args:
-      config: the run's.
+      config: that of the run.
       value: an algorithm, a ``Train`` or, from the command line, an algorithm and a dict of fields.
     """
     algorithm, fields = value if isinstance(value, tuple) else (value, {})

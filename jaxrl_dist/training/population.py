@@ -34,7 +34,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass
 class Row:
-    """What a population knows of a member."""
+    """A member's entry in the population's results."""
 
     member: str
     """Its directory's name."""
@@ -50,7 +50,7 @@ class Row:
     evaluation_return: float | None = None
     """Mean return of the newest evaluation."""
     lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Of population-based training: env steps, iteration, parent and new hyperparameters of each copy."""
+    """With population-based training: env steps, iteration, parent and new hyperparameters of each copy."""
 
     @property
     def score(self) -> float | None:
@@ -71,14 +71,14 @@ class PopulationRun:
         """
         self.config, self.runs, self.groups = config, list(runs), groups
         self.begun = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(members)]
-        """The rows of members that have learnt nothing."""
+        """The rows before any training."""
         self.rows: Sequence[Row] = [dataclasses.replace(row) for row in self.begun]
         self._file: IO[bytes] | None = None
         self._newest: dict[int, Report] = {}
-        self._programs: dict[int, tuple[Population, int]] = {}  # and each member's place in it
+        self._programs: dict[int, tuple[Population, int]] = {}  # with each member's place in its program
 
     def resumed(self, runs: Sequence[Run], rows: Sequence[Row], file: IO[bytes] | None) -> PopulationRun:
-        """Returns it with members that go on; ``file`` is the open ``metrics.jsonl``."""
+        """Returns the population with resumed members; ``file`` is the open ``metrics.jsonl``."""
         self.runs, self.rows, self._file = list(runs), rows, file
         return self
 
@@ -150,7 +150,7 @@ class PopulationRun:
                 self._programs[number] = program, place
                 run = run.stopped_by(partial(_stops, run.job.stop, program, place))
                 run = run._replace(execute=partial(program.reports, place))
-            reports: Any = run.reports(evaluating) if len(group) == 1 else run.reports()  # those of many flash by
+            reports: Any = run.reports(evaluating) if len(group) == 1 else run.reports()  # those of many would flash by
             yield number, stack.enter_context(contextlib.closing(reports))  # which saves a member that has not ended
 
     def _next(self, number: int, reports: Iterator[Report]) -> bool:
@@ -276,7 +276,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def iqm(values: Sequence[float]) -> float | None:
-    """Returns the interquartile mean (Agarwal et al. 2021, section 4.3); None of no values."""
+    """Returns the interquartile mean (Agarwal et al. 2021, section 4.3); None if there are none."""
     from scipy import stats
 
     return float(stats.trim_mean(values, 0.25)) if values else None
@@ -315,7 +315,7 @@ def _cell(value: Any) -> str:
 
 
 def read_rows(population: PopulationRun) -> list[Row]:
-    """Returns the rows of a population's last session; those of a new one if its file is lost or damaged."""
+    """Returns the rows of a population's last session; new rows if its file is lost or damaged."""
     fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     rows = [dataclasses.replace(row) for row in population.begun]
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):

@@ -1,8 +1,8 @@
-"""Where the time of a run goes: the run itself is timed, then each of its stages alone.
+"""Measures where the time of a run goes: times the run itself, then each of its stages by itself.
 
 A compiled program does not tell how long its parts take, and a tracer that watches every operation slows small networks
-tenfold. So each stage is compiled alone, gets what the run would give it, and is repeated as often as in an iteration.
-The rest of the run's time is a stage too: starting loops and kernels, moving data, Python.
+tenfold. So each stage is compiled by itself, gets the inputs it has in the run, and is repeated as often as in an
+iteration. The rest of the run's time is a stage too: starting loops and kernels, moving data, Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Report
 
 REST = "rest"
-"""The stage that holds the time of no other one."""
+"""The stage for all time that belongs to no other one."""
 UPDATE = "update"
 """The stage of a host thread that updates; it is divided into the learner's stages."""
 HOST_STAGES = {
@@ -53,15 +53,15 @@ ADVICE = {
     "optimizer": "the optimiser binds: fewer, larger updates (--num-minibatches, --batch-size) call it less often",
     REST: "no stage binds: starting loops and kernels, and moving data, take most; more --num-envs do more with each",
 }
-"""What would make a run faster that a stage binds."""
+"""What would speed up a run, by the stage that binds it, so limits its speed."""
 LONG = 10**8
-"""Least env steps of the run, which ends by its seconds."""
+"""Minimum env steps of the run, so that its seconds end it."""
 LEAST_SECONDS, MOST_CALLS = 0.02, 64
-"""Time for which a part is called, and how often at most."""
+"""Minimum seconds for which a part is called in a round, and maximum number of calls."""
 ROUNDS = 5
-"""Least number of times that each stage is timed; its median counts."""
+"""Minimum number of times that each stage is timed; the median counts."""
 STRETCH = 1.0
-"""Seconds of the run at least between two rounds: short intervals would start with caches that the stages have filled."""
+"""Minimum seconds of the run between two rounds: shorter intervals would start with caches filled by the stages."""
 
 
 class Profile(NamedTuple):
@@ -74,9 +74,9 @@ class Profile(NamedTuple):
     threads: Mapping[str, Mapping[str, float]]
     """Seconds of an iteration by thread and stage; those of a thread sum to ``iteration_seconds``."""
     matmul_rates: Mapping[str, float]
-    """Floating-point operations a second that the matrix products of a stage reach."""
+    """Floating-point operations per second of a stage's matrix products."""
     matmul_ceiling: float
-    """Those of one large matrix product on each device."""
+    """Operations per second of one large matrix product on each device."""
 
 
 def profile(config: Train[Any], source: EnvSource, seconds: float) -> Profile:
@@ -87,7 +87,7 @@ def profile(config: Train[Any], source: EnvSource, seconds: float) -> Profile:
     Args:
       config: resolved; the run writes no files.
       source: its environment.
-      seconds: for the run, which takes two reports at least. The stages take about as long again. Compiling adds to it.
+      seconds: for the run, which makes at least two reports. The stages take about as long again. Compiling adds to it.
 
     Raises:
       ConfigError: the config describes a population, several policies or processes, or cannot be run.
@@ -138,11 +138,11 @@ class _Timed(NamedTuple):
 
 
 def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: float, *, in_turn: bool) -> _Timed:
-    """Times a run for some seconds, from a report after its first updates on, and its parts; ends the run.
+    """Times a run for some seconds, starting at a report after its first updates, and its parts; ends the run.
 
     Args:
-      in_turn: after each stretch of the run the parts run once, so that a machine's drift slows all alike. It is for
-        runs that stand still meanwhile; others are timed before their parts.
+      in_turn: run the parts once after each stretch of the run, so that drift of the machine affects all alike. This is
+        for runs that pause meanwhile; other runs are timed before their parts.
 
     Raises:
       ConfigError: the run is too short.
@@ -174,7 +174,7 @@ def _rounds(taken: Mapping[str, Sequence[float]]) -> int:
 
 
 def _time_each(made: Mapping[str, parts.Part], taken: dict[str, list[float]]) -> None:
-    """Times each part once: calls that follow each other at once, so that Python prepares one while another runs."""
+    """Times each part once: calls it several times in a row, so that Python prepares one call while another runs."""
     for name, part in made.items():
         jax.block_until_ready(part.run())
         calls = 1 if not taken[name] else min(MOST_CALLS, math.ceil(LEAST_SECONDS / taken[name][-1]))
@@ -222,7 +222,7 @@ def _described(config: Train[Any], run: Run) -> dict[str, Any]:
 
 
 def matmul_ceiling(size: int = 2048, rounds: int = 7) -> float:
-    """Returns the floating-point operations a second of a float32 product of square matrices on the first device."""
+    """Returns the floating-point operations per second of a float32 product of square matrices on the first device."""
     x = jnp.ones((size, size), jnp.float32)
     product = jax.jit(lambda x: x @ x)
     product(x).block_until_ready()
@@ -235,9 +235,9 @@ def matmul_ceiling(size: int = 2048, rounds: int = 7) -> float:
 
 
 def bound(found: Profile) -> tuple[str, str, float, str]:
-    """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would move it.
+    """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would help.
 
-    Of several threads, the one that waits least for the others binds.
+    With several threads, the one that waits least for the others binds.
     """
 
     def waits(thread: str) -> float:
@@ -251,5 +251,5 @@ def bound(found: Profile) -> tuple[str, str, float, str]:
 
 
 def to_json(found: Profile) -> dict[str, Any]:
-    """Returns a profile for JSON, with what binds the run."""
+    """Returns a profile for JSON, with the stage that binds the run."""
     return {**found._asdict(), "bound": dict(zip(("thread", "stage", "share", "advice"), bound(found), strict=True))}

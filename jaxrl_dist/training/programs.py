@@ -19,7 +19,7 @@ MIN_COMPILE_SECONDS = 0.1
 
 
 def keep_programs() -> None:
-    """Makes JAX keep compiled programs in ``cache_dir()``, unless the user has chosen a directory or switched it off.
+    """Makes JAX keep compiled programs in ``cache_dir()``, unless the user has chosen a directory or disabled the cache.
 
     A directory that cannot be written is no error: programs are then compiled each time.
     """
@@ -55,7 +55,7 @@ def cache_dir() -> pathlib.Path:
 
 
 def _cpu() -> str:
-    """Returns model and features of the CPU, as Linux says them."""
+    """Returns model and features of the CPU, as Linux reports them."""
     with contextlib.suppress(OSError):
         first = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
         names = ("vendor_id", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")

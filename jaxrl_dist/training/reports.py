@@ -32,7 +32,7 @@ class Ending:
         return peers.any_of(self.here(), "whether to stop")
 
     def here(self) -> bool:
-        """Returns whether this process must end: no vote, for its waits and evaluations."""
+        """Returns whether this process must end, without a vote: for its waits and evaluations."""
         return self.error is not None or self._asked() or signalled()
 
     def failed(self) -> bool:
@@ -112,7 +112,7 @@ class Evaluations:
 
 
 def _marked(copy: Callable[[], Checkpoint], before: int, evaluated: int) -> Checkpoint:
-    """Returns a report's checkpoint, with the env steps of the newest report that lacks no evaluation."""
+    """Returns a report's checkpoint, with the env steps of the newest report that needs no more evaluation."""
     whole = copy()
     again = whole.progress["since"] is not None  # a resumed run recreates this report after its interval
     return whole._replace(progress={**whole.progress, "evaluated": before if again else evaluated})
@@ -135,7 +135,7 @@ def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Repor
             finished = True
             if files is not None:
                 files.check_place()
-            variables = report.variables()  # of which other processes may hold parts
+            variables = report.variables()  # other processes may hold parts of them
             if files is not None:
                 checkpoint.save_variables(files.path, variables)
                 files.finish(report)

@@ -71,7 +71,7 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
 
 
 def several(algorithm: Any) -> bool:
-    """Returns whether an algorithm of ``Train`` is those of several policies."""
+    """Returns whether the ``algorithm`` of a ``Train`` holds those of several policies."""
     return isinstance(algorithm, Mapping) or hasattr(algorithm, "parts")
 
 
@@ -99,9 +99,9 @@ def without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
 
 
 def _without_unused(algorithm: Any) -> Any:
-    """Returns the hyperparameters with defaults for those of the preset that do nothing beside the user's.
+    """Resets those of the preset's hyperparameters that have no effect, given the user's, to their defaults.
 
-    The user's were checked before, by themselves.
+    The user's hyperparameters were checked before, by themselves.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(algorithm)}
     while True:

@@ -66,7 +66,7 @@ def resumable(change_env_options: bool) -> tuple[str, ...]:
 
 
 def can_change(name: str) -> str:
-    """Returns what may change instead of this field, or how it may."""
+    """Returns which fields may change instead of this one, or how this one may."""
     if name == "env_options":
         return "--change-env-options allows it"
     return f"{', '.join(RESUMABLE)} can"
@@ -84,10 +84,10 @@ def _resumed(
     """Returns a prepared run that goes on from its newest checkpoint.
 
     Args:
-      initial: the fields of the run's config that its first session used up.
+      initial: the fields of the run's config that only its first session used.
       allowed: fields that may differ from the checkpoint's.
-      iteration: of the checkpoint to go on from; None: of the newest.
-      again: whether a run that is finished is resumed, too, as the member of a population.
+      iteration: of the checkpoint to resume from; None: the newest.
+      again: also resume a finished run, as a member of a population.
     """
     config = dataclasses.replace(run.config, **initial)
     assert config.run_dir is not None
@@ -113,7 +113,7 @@ def _resumed_population(
     changes: Mapping[str, Any],
     allowed: Collection[str],
 ) -> PopulationRun:
-    """Returns a prepared population whose members go on; those of a program from the same iteration.
+    """Returns a prepared population whose members resume; members of one program resume from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin now.
 
@@ -128,7 +128,7 @@ def _resumed_population(
         if not any(there.values()):
             for number in group:
                 if peers.first():
-                    directories.remove(folders[number])  # it holds no more than reports of what is lost
+                    directories.remove(folders[number])  # it holds only reports of lost progress
                 rows[number] = population.begun[number]
             continue
         over = {number for number in group if rows[number].status == "diverged" or _over(config, there[number])}

@@ -33,7 +33,7 @@ from jaxrl_dist.types import Checkpoint, Report
 
 
 class Shared:
-    """What the members of a population share; a single run has it for itself."""
+    """State that the members of a population share; a single run has its own."""
 
     def __init__(self, evaluator: Evaluator, run_dir: str | None) -> None:
         """``run_dir`` is the population's, or the run's."""
@@ -193,7 +193,7 @@ class Run(NamedTuple):
         return f"the run is saved: `{self.resume_command()}` goes on from {env_steps} env steps"
 
     def resume_command(self) -> str:
-        """Returns the command, or in Python the call, that resumes the run, with the code that no file may name."""
+        """Returns the command, or in Python the call, that resumes the run, and names the user's code, as no file may."""
         run_dir = str(self.shared.run_dir if self.shared else self.config.run_dir)
         words = ["jaxrl-dist", "resume", run_dir]
         if not isinstance(self.config.env, str):
@@ -210,7 +210,7 @@ class Run(NamedTuple):
         return whole if self.config.checkpoint_replay else whole._replace(state=whole.state._replace(memory=()))
 
     def alone(self, run_dir: str | None = None) -> Shared:
-        """Returns what a single run has for itself; ``run_dir`` is that of its population, if it has one."""
+        """Returns the ``Shared`` of a single run; ``run_dir`` is that of its population, if it has one."""
         config, job = self.config, self.job
         sizes = config.evaluation_episodes, config.seed, config.evaluation_max_steps, config.num_envs
         sampled = config.evaluation_policy == "sampled"
@@ -229,7 +229,7 @@ class Run(NamedTuple):
         stop: Callable[[], bool] = lambda: False,
     ) -> Report:
         """Adds an evaluation, unless it is stopped, or environments fail under ``--on-actor-error restart``."""
-        variables = report.variables()  # of which other processes may hold parts
+        variables = report.variables()  # other processes may hold parts of them
         if not peers.first():
             return report
         try:

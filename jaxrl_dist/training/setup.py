@@ -154,14 +154,14 @@ def _traced(population: Sequence[Member], source: EnvSource) -> list[str]:
 
 
 def variable_shapes(algorithm: Algorithms) -> Any:
-    """Returns the shapes and dtypes of an algorithm's variables; of several policies, a dict of theirs."""
+    """Returns the shapes and dtypes of an algorithm's variables; with several policies, a dict keyed by policy."""
     return meshes.over_policies(lambda each: jax.eval_shape(each.init, jax.random.key(0)))(algorithm)
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
     """Returns the algorithm of a resolved config, wrapped to normalise observations and to scale and clip rewards.
 
-    Of several policies, it is a dict of theirs.
+    With several policies, it is a dict keyed by policy.
 
     Raises:
       ConfigError: the algorithm cannot handle the environment's spaces.
@@ -224,7 +224,7 @@ def make_job(
     """Returns the job that a plan executes for a resolved config.
 
     Args:
-      num_members: of the population in whose program it runs.
+      num_members: members of a population that share the job's program.
       devices: the devices that learn, which need not be of this machine; None: those that the config names.
 
     Raises:
@@ -235,7 +235,7 @@ def make_job(
     devices = learner_devices(config) if devices is None else devices
     if job is None:
         job = _new_job(config, source, num_members, devices)
-    else:  # whose run may have been shorter, and has warned already
+    else:  # its run may have been shorter, and has warned already
         _pool(config, job.algorithm, job.source, devices)
         check_sizes(config, job.algorithm, job.source.spec, job.mesh.shape[meshes.DATA])
     if key is not None:
@@ -281,7 +281,7 @@ def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices:
 
 
 def _computed(config: Train[Any], num_members: int) -> str | None:
-    """Returns a text that is equal for configs whose programs are equal; None: the user's code decides what they are.
+    """Returns a text that is equal for configs whose programs are equal; None: they depend on the user's code.
 
     JAX's own settings count, too, such as ``jax.default_matmul_precision``.
     """

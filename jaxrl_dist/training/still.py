@@ -22,13 +22,13 @@ class Still:
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Nothing differs for any environment."""
+        """Returns no flags: nothing differs for any environment."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Random(Still):
-    """Uniform actions, among the legal ones; normal ones where a number has no bounds."""
+    """Uniformly random legal actions; normally distributed ones where a component has no bounds."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
         head = distributions.policy_head(spec.action)
@@ -52,12 +52,12 @@ class Random(Still):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Still):
-    """The policy of a finished run, which draws its actions as that run ended."""
+    """The policy of a finished run, which samples actions as at the end of that run."""
 
     run_dir: str = ""
     """Its directory."""
     policy: str | None = None
-    """Which policy of that run; None: it has one."""
+    """Which policy of that run; None: its only one."""
 
     def validate(self) -> None:
         if not self.run_dir:
@@ -74,14 +74,14 @@ class Fixed(Still):
 
 @dataclasses.dataclass(frozen=True)
 class Copy(Still):
-    """A copy of another policy of the run, as that one was a while ago: an opponent for self-play."""
+    """An earlier copy of another policy of the run: an opponent for self-play."""
 
     policy: str = ""
     """The policy that is copied."""
     every: int = 100
     """Updates of that policy between two copies."""
     size: int = 1
-    """The newest copies that it keeps: each agent draws one of them for an episode."""
+    """Number of newest copies to keep; each agent draws one of them for each episode."""
 
     def validate(self) -> None:
         if not 1 <= self.every <= 2**30:
@@ -90,7 +90,7 @@ class Copy(Still):
             raise ConfigError(f"copy({self.policy},{self.every},{self.size}) needs a pool of 1 to {MAX_COPIES} copies")
 
     def of(self, algorithm: Algorithm) -> Algorithm:
-        """Returns what acts: the algorithm of the policy that is copied, as it acts where schedules have ended."""
+        """Returns the algorithm of the copied policy, which acts as at the end of all schedules."""
         from jaxrl_dist.learners import league  # here, not above: it imports JAX
 
         made = _still(algorithm.init, _at_the_end(algorithm))
@@ -105,10 +105,10 @@ STILL: dict[Any, type[Still]] = {kind.__name__: kind for kind in (Random, Fixed,
 
 
 def still(text: str) -> Still | None:
-    """Reads ``random``, ``fixed(RUN_DIR[,POLICY])`` or ``copy(POLICY[,UPDATES[,SIZE]])``; None: the text is none.
+    """Reads ``random``, ``fixed(RUN_DIR[,POLICY])`` or ``copy(POLICY[,UPDATES[,SIZE]])``; None: it is something else.
 
     Raises:
-      ConfigError: what the parentheses hold is wrong, or missing.
+      ConfigError: the text in parentheses is wrong or missing.
     """
     kind, parenthesis, rest = text.partition("(")
     inside = rest.removesuffix(")")

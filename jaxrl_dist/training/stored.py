@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
 
 RETIRED = {"anneal_updates": None}
-"""Hyperparameters of earlier versions, and the value at which they changed nothing: a run that has it can be read."""
+"""Hyperparameters of earlier versions, with the value that changed nothing: a run with that value can be read."""
 FORMAT = 1
 """Format number of ``config.json``; a reader refuses unknown numbers."""
 SPACES = ("observation", "action")
@@ -57,7 +57,7 @@ def _hyperparameters(algorithm: Any) -> dict[str, Any]:
 
 
 def _part(part: Train[Any]) -> dict[str, Any]:
-    """Returns a policy of several."""
+    """Returns one of several policies as JSON."""
     own = {name: getattr(part, name) for name in OWN}
     return {"algorithm": name_of(part.algorithm), "hyperparameters": _hyperparameters(part.algorithm), **own}
 
@@ -101,7 +101,7 @@ def stored_config(
 ) -> Train[Any]:
     """Reads the config of a run; the arguments replace objects that no file can hold, as in ``load_policy``.
 
-    ``objects`` are hyperparameters, such as ``torso``; those that are None are the file's.
+    ``objects`` are hyperparameters, such as ``torso``; None: the file's value.
 
     Raises:
       ConfigError: the config cannot be read, or an object that it needs is not passed.
@@ -178,7 +178,7 @@ def stored_fields(
 def module_of_user(env: str) -> str | None:
     """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
 
-    PettingZoo's environments are a library's, as those of Gymnasium's registry are.
+    PettingZoo's environments count as a library's, like those of Gymnasium's registry.
     """
     _, module, name = split_env(env)
     return None if (module or "").startswith("pettingzoo.") and name == "parallel_env" else module

@@ -1,4 +1,4 @@
-"""Accelerators that need not be there: JAX compiles for them by their plugins alone.
+"""Accelerators that need not be present: JAX's plugins compile for them without the hardware.
 
 Source: ``jax.experimental.topologies``, https://docs.jax.dev/en/latest/aot.html.
 """
@@ -21,7 +21,7 @@ from jaxrl_dist.run.machine import memory_size
 
 @dataclasses.dataclass(frozen=True)
 class GPU:
-    """What XLA's compiler asks of an NVIDIA GPU: fields of XLA's ``GpuDeviceInfoProto``.
+    """Properties of an NVIDIA GPU that XLA's compiler needs: fields of XLA's ``GpuDeviceInfoProto``.
 
     The numbers are those of NVIDIA's data sheets and CUDA programming guide, table "technical specifications per
     compute capability".
@@ -96,8 +96,8 @@ class Target:
     def devices(self) -> list[jax.Device]:
         """Returns the devices of this machine, or descriptions of others, which no array can be put on.
 
-        For others, it must be called before this process uses JAX: JAX then sees CPUs only, and leaves a GPU of this
-        machine alone.
+        For others, it must be called before this process uses JAX: JAX then sees only CPUs, and does not use a GPU of
+        this machine.
 
         Raises:
           ConfigError: JAX's plugin for the platform cannot describe them, or there is none.
@@ -117,7 +117,7 @@ class Target:
 LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server, for which libtpu would wait
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v4-8",  # of the machine that it believes to be; the topology names its own
+    "TPU_ACCELERATOR_TYPE": "v4-8",  # of the machine that libtpu assumes; the topology names its own
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # compiling holds no chip, so two processes may do it at a time
 }
 """Environment of libtpu without a TPU."""
