@@ -179,7 +179,7 @@ class Train(Named, Launch, Generic[Config]):
     total_env_steps: int = 1_000_000
     """Environment steps to train for; the run ends with the first rollout that reaches them."""
     stop_at_return: float | None = None
-    """End earlier with the first report whose mean episode return is at least this; members end one by one."""
+    """End earlier, with the first report whose mean episode return is at least this; members end one by one."""
     seed: int = 0
     """Seed of everything random in the run."""
     seeds: int = 1
@@ -244,7 +244,7 @@ class Train(Named, Launch, Generic[Config]):
     max_lag: int | None = None
     """Drop experience whose policy is more than this many versions behind the learner; None: use all experience."""
     lockstep: bool = False
-    """Keep actors a fixed lag behind the learner: a seed then gives reproducible runs, whatever the threads' timing."""
+    """Keep actors a fixed lag behind the learner: a seed then gives the same run for any timing of the threads."""
     lag: int = 1
     """Policy versions that actors in lockstep stay behind the learner."""
     free_running: bool = False

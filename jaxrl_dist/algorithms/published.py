@@ -75,8 +75,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "ppo": {
         "atari": {
-            # Schulman et al. (2017), table 5. Its value loss has no factor of 1/2. The clip range stays constant; in the
-            # paper it is annealed.
+            # Schulman et al. (2017), table 5. Its value loss has no factor of 1/2. The clip range stays constant; the
+            # paper anneals it with the step size.
             "rollout_length": 128, "learning_rate": 2.5e-4, "learning_rate_schedule": "linear",
             "learning_rate_steps": 10_000_000, "num_epochs": 3, "num_minibatches": 4, "discount": 0.99,
             "gae_lambda": 0.95, "num_envs": 8, "clip_epsilon": 0.1, "value_coefficient": 2.0,

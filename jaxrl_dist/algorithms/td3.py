@@ -93,7 +93,7 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
 
             # Equation 14: noise on the target action keeps narrow peaks of the critics out of the target.
             next_action = best_action(context.target, batch["next_obs"])
-            if not (isinstance(self.target_noise, float) and self.target_noise == 0):  # a traced scalar is no float
+            if not (isinstance(self.target_noise, float) and self.target_noise == 0):  # a traced scalar is not a float
                 noise = self.target_noise * exploration.gaussian(context.keys, scale.size)
                 noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
                 next_action = jnp.clip(next_action + noise, -1.0, 1.0)

@@ -163,7 +163,7 @@ def own(triple: Any) -> Core:
     state)``; ``initial(num_envs) -> state [num_envs, ...]``. An object with these methods works too.
 
     Raises:
-      ConfigError: ``triple`` is no such triple, or ``step`` changes the shapes or dtypes of the state.
+      ConfigError: ``triple`` is not such a triple, or ``step`` changes the shapes or dtypes of the state.
     """
     if all(hasattr(triple, name) for name in ("init", "step", "initial")):
         triple = triple.init, triple.step, triple.initial
@@ -211,7 +211,7 @@ def make_core(config: CoreConfig, dtype: DTypeLike) -> Core:
     """Returns the core that ``config.core`` names or holds.
 
     Raises:
-      ConfigError: it is no core.
+      ConfigError: it is not a core.
     """
     if not isinstance(config.core, str):
         return own(config.core)

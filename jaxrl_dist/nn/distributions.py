@@ -260,7 +260,7 @@ def policy_head(action_space: spaces.Space) -> PolicyHead:
             f"a Box action space must be a vector of floats, not shape {action_space.shape} of {action_space.dtype}"
         )
 
-    with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number are no bounds
+    with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number do not count
         low, high = (np.asarray(bound, np.float32) for bound in (action_space.low, action_space.high))
         half = 0.5 * (high - low)
     bounded = np.isfinite(half) & (half > 0)

@@ -1,6 +1,6 @@
 """Heads turn the features of torso and core into a network's outputs.
 
-Last layers and outputs are float32, whatever the dtype of the features.
+Last layers and outputs are float32, for any dtype of the features.
 """
 
 from __future__ import annotations

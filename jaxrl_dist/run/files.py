@@ -197,7 +197,7 @@ class RunFiles:
         """Adds the caller's numbers to the line of a report, as ``Report.log``.
 
         Raises:
-          ConfigError: the line has a number of this name already, or a value is no number.
+          ConfigError: the line has a number of this name already, or a value is not a number.
           RuntimeError: the report is past, or an earlier session has written its line.
         """
         if not self._metrics.closed and not self.in_place():

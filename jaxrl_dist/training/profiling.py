@@ -53,7 +53,7 @@ ADVICE = {
     "optimizer": "the optimiser binds: fewer, larger updates (--num-minibatches, --batch-size) call it less often",
     REST: "no stage binds: starting loops and kernels, and moving data, take most; more --num-envs do more with each",
 }
-"""What would speed up a run, by the stage that binds it, so limits its speed."""
+"""What would speed up a run, for each stage that may bind it."""
 LONG = 10**8
 """Minimum env steps of the run, so that its seconds end it."""
 LEAST_SECONDS, MOST_CALLS = 0.02, 64

@@ -19,9 +19,9 @@ MIN_COMPILE_SECONDS = 0.1
 
 
 def keep_programs() -> None:
-    """Makes JAX keep compiled programs in ``cache_dir()``, unless the user has chosen a directory or disabled the cache.
+    """Makes JAX keep compiled programs in ``cache_dir()``, unless the user chose a directory or disabled the cache.
 
-    A directory that cannot be written is no error: programs are then compiled each time.
+    A directory that cannot be written is not an error: programs are then compiled each time.
     """
     config: Any = jax.config  # the types of jax.config lack these options
     if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:

@@ -81,7 +81,7 @@ def _resumed(
     iteration: int | None = None,
     again: bool = False,
 ) -> Run:
-    """Returns a prepared run that goes on from its newest checkpoint.
+    """Returns a prepared run that resumes from its newest checkpoint.
 
     Args:
       initial: the fields of the run's config that only its first session used.

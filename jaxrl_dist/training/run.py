@@ -193,7 +193,7 @@ class Run(NamedTuple):
         return f"the run is saved: `{self.resume_command()}` goes on from {env_steps} env steps"
 
     def resume_command(self) -> str:
-        """Returns the command, or in Python the call, that resumes the run, and names the user's code, as no file may."""
+        """Returns the command, or in Python the call, that resumes the run, naming the user's code, as no file may."""
         run_dir = str(self.shared.run_dir if self.shared else self.config.run_dir)
         words = ["jaxrl-dist", "resume", run_dir]
         if not isinstance(self.config.env, str):
