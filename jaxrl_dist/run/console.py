@@ -68,10 +68,7 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
 def played(evaluation: Mapping[str, float | int]) -> str:
     """Formats an evaluation as one line, or with several policies as one line each."""
     if policies := _policies(evaluation, "/return_mean"):
-        own = {
-            policy: {name.removeprefix(f"{policy}/"): x for name, x in evaluation.items() if name.startswith(f"{policy}/")}
-            for policy in policies
-        }
+        own = {policy: _of_policy(evaluation, f"{policy}/") for policy in policies}
         return "\n".join(f"{policy}: {played(numbers)}" for policy, numbers in own.items())
     kind = "sampled" if evaluation.get("sampled") else "greedy"
     cut = f", {evaluation['cut']} of them cut before they had ended" if evaluation["cut"] else ""
@@ -85,6 +82,10 @@ def played(evaluation: Mapping[str, float | int]) -> str:
 def _policies(numbers: Iterable[str], number: str) -> list[str]:
     """Returns the policies that have a number of this name, such as ``/return_mean``; none in a run with one policy."""
     return [name.removesuffix(number) for name in numbers if name.endswith(number)]
+
+
+def _of_policy(numbers: Mapping[str, float | int], prefix: str) -> dict[str, float | int]:
+    return {name.removeprefix(prefix): value for name, value in numbers.items() if name.startswith(prefix)}
 
 
 class _Console(Console):

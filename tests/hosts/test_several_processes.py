@@ -41,8 +41,12 @@ COMMANDS = {
     "--replay-ratio 0.03125 --learning-starts 128 --plan synchronous",
     "impala-asynchronous": f"impala --env envpool:CartPole-v1 {SIZES} --plan asynchronous --lockstep --num-actors 4",
     "es": f"es --env CartPole-v1 {SIZES} --plan on_device",
+    "policies": "--policy a=ppo:pole_0 --policy b=dqn:pole_1 --env team:CartPoles "
+    f"{SIZES.replace('--hidden-sizes 8 ', '')} --a.hidden-sizes 8 --a.num-epochs 2 --a.num-minibatches 2 "
+    "--b.hidden-sizes 8 --b.batch-size 16 --b.replay-capacity 512 --b.replay-ratio 0.03125 --b.learning-starts 128",
     "population": f"ppo --env CartPole-v1 {SIZES} --num-epochs 1 --num-minibatches 2 --seeds 2",
 }
+COMMANDS["policies-synchronous"] = f"{COMMANDS['policies']} --plan synchronous"
 
 
 class Ended(NamedTuple):
@@ -63,7 +67,7 @@ def started(
         address = f"127.0.0.1:{free.getsockname()[1]}"
     environment = {
         **os.environ,
-        "PYTHONPATH": str(runs.ROOT),
+        "PYTHONPATH": f"{runs.ROOT}{os.pathsep}{runs.ROOT / 'tests'}",
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
     }
