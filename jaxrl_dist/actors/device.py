@@ -65,8 +65,8 @@ def make_rollout(
     algorithm: Algorithms, env: DeviceEnv, rollout_length: int, *, packed: bool = False
 ) -> Callable[..., tuple[ActorState, Rollout, EpisodeStats]]:
     """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) -> (actor_state, rollout,
-    episodes)``; ``first`` is the global index of the first environment. Of several policies, the algorithm and all that
-    belongs to a policy are dicts by policy.
+    episodes)``; ``first`` is the global index of the first environment. With several policies, the algorithm and
+    everything that belongs to a policy are dicts keyed by policy.
 
     It runs under ``mesh.acting``; the statistics are sums over this device's environments. ``packed`` is as in
     ``packing.scan``.
@@ -161,8 +161,9 @@ class Fault(NamedTuple):
 def find_fault(experience: Rollout | dict[str, Rollout]) -> jax.Array:
     """The first observation or reward of a rollout that is not finite, as uint32 ``(t * B + b) * 2 + field``.
 
-    ``t`` counts as observations do: what step ``t - 1`` led to. A reward is field 1. ``NO_FAULT``: all are finite. Of
-    several policies, ``B`` counts the rows of all, one policy after the other in the order of their names.
+    ``t`` counts observations, so step ``t - 1`` led to it; ``field`` is 0 for an observation and 1 for a reward.
+    ``NO_FAULT``: all are finite. With several policies, ``B`` counts the rows of all, one policy after the other in the
+    order of their names.
     """
     if isinstance(experience, dict):
         sizes = [experience[name].reward.shape[1] for name in sorted(experience)]
@@ -187,10 +188,10 @@ def _find_fault(experience: Rollout, before: int, rows: int) -> jax.Array:
 
 
 def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int, first: int = 0) -> None:
-    """Looks at what the programs found, on the host; steps count from iteration 0, whose reset counts as step 0.
+    """Checks on the host what the programs found; steps count from iteration 0, whose reset counts as step 0.
 
     Args:
-      num_envs: on all these devices; ``first`` is the number, among all of the run, of the first.
+      num_envs: environments on all these devices; ``first`` is the index of the first of them within the run.
 
     Raises:
       EnvError: an observation or a reward was not finite; names the environment, the step and the field.
@@ -211,7 +212,7 @@ def compile_rollout(
 ) -> mesh.Program:
     """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, valid_steps, fault)``.
 
-    The last three, of which ``fault`` is ``find_fault``'s, have an entry for each device, ``[devices]``.
+    The last three have an entry for each device, ``[devices]``; ``fault`` is from ``find_fault``.
     """
     rollout = make_rollout(algorithm, env, rollout_length, packed=packing.pays_on(on.devices.flat[0]))
 
@@ -224,7 +225,7 @@ def compile_rollout(
         return actor, experience, *jax.tree.map(lambda x: x[None], counts)
 
     def sent(experience: Rollout) -> tuple[Rollout, jax.Array]:
-        # Copied, because the next call uses up the state, and the sample may live longer.
+        # Copied, because the next call overwrites the state, and the sample may live longer.
         core, final_core = jax.tree.map(jnp.copy, (experience.core, experience.final_core))
         return experience._replace(core=core, final_core=final_core), jnp.sum(experience.valid, dtype=jnp.int32)
 
@@ -234,7 +235,7 @@ def compile_rollout(
 
 
 class DeviceActor:
-    """Fills rollouts from environments that are pure functions, by one compiled program a rollout."""
+    """Fills rollouts from environments that are pure functions, with one call of a program per rollout."""
 
     def __init__(
         self,

@@ -40,8 +40,8 @@ class Evaluation(NamedTuple):
     returns: np.ndarray  # [episodes] float64
     lengths: np.ndarray  # [episodes] int64
     cut: int = 0  # number of these episodes that were cut at the step limit
-    sampled: bool = False  # whether actions were drawn, not the best ones
-    policies: Mapping[str, Evaluation] = {}  # those of each of several policies
+    sampled: bool = False  # whether actions were sampled instead of greedy
+    policies: Mapping[str, Evaluation] = {}  # the evaluation of each of several policies
     info: Mapping[str, np.ndarray] = {}  # [episodes] by metric of the info; NaN where an episode reported none
 
     def summary(self) -> dict[str, float | int]:
@@ -82,7 +82,7 @@ class Evaluator:
 
     Each environment plays a number of episodes fixed in advance: counting the first ones to finish would favour short
     episodes. Atari games are played in full, for their unclipped score. Environments that are pure functions are
-    played by one program, unless someone watches.
+    played by one program, unless ``watch`` is given.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Evaluator:
           num_envs: number of environments in training. On the host, evaluation makes no more than that, because more
             may not fit into memory. With fewer environments than episodes, each plays several in turn; which episodes
             they play depends on this number.
-          variant: returns the algorithm with other hyperparameters, traced scalars, for ``of_member``.
-          sampled: draw actions as in training, where schedules of exploration have ended; else take the best ones.
+          variant: returns the algorithm with other hyperparameters (traced scalars), for ``of_member``.
+          sampled: sample actions as in training after schedules of exploration have ended; else take the best ones.
         """
         self._algorithm, self._source, self._episodes = algorithm, source, episodes
         most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure environments take little memory
@@ -126,7 +126,7 @@ class Evaluator:
 
             def act_one(algorithm: Algorithm, *given: PyTree) -> tuple[PyTree, PyTree]:
                 variables, obs, core, key, index = given
-                # A policy that does not train may be one that knows no best action.
+                # A policy that does not train may have no best action.
                 drawn = sampled or not algorithm.num_epochs
                 keys = rng.per_index(jax.random.fold_in(key, step), index) if drawn else None
                 action, core, _ = algorithm.policy(variables, obs, core, Context(keys, env_step))
@@ -159,7 +159,7 @@ class Evaluator:
 
     @property
     def _quota(self) -> np.ndarray:
-        """Episodes that each row plays, ``[B]``; of several policies, all rows play as many."""
+        """Episodes that each row plays, ``[B]``; with several policies, all rows play the same number."""
         if self._source.spec.policies:
             return np.full(self._num_envs, -(-self._episodes // self._num_envs))
         return np.full(self._num_envs, self._episodes // self._num_envs) + (
@@ -245,7 +245,7 @@ class Evaluator:
         return self._divided(of_rows)
 
     def _divided(self, of_rows: Callable[[slice], Evaluation]) -> Evaluation:
-        """Returns the evaluation of all rows, with those of each of several policies."""
+        """Returns the evaluation of all rows, with that of each of several policies."""
         parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
         return of_rows(slice(None))._replace(policies=parts)
 

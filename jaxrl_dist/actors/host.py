@@ -23,8 +23,8 @@ class HostActor:
     """Fills rollouts on the mesh from environments on the host.
 
     The host sends each observation to the devices once. One call on the devices stacks its frames, stores it and
-    chooses the action; only the action is sent back. Of several policies, rollouts, statistics and all else that
-    belongs to a policy are dicts by policy, and one call acts with all of them.
+    chooses the action; only the action is sent back. With several policies, everything that belongs to a policy, such
+    as rollouts and statistics, is a dict keyed by policy, and one call acts with all of them.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class HostActor:
         Args:
           programs: from ``compile_acting`` with the same algorithm, mesh and length; for members, ``compile_members``.
           share: the actor's part of the run's environments; None: all of them.
-          members: of a population, their algorithms. The environments of the first member come first; all arrays but
-            those of the environments get a leading axis of members.
+          members: the algorithms of a population's members. The environments of the first member come first; all arrays
+            except the environments' get a leading axis of members.
         """
         self.stages = stages or Stages()
         self._env = env
@@ -56,7 +56,7 @@ class HostActor:
         own = env.spec.policies or env.spec
         sizes = over_policies(lambda spec: env.num_envs // env.spec.num_agents * spec.num_agents)(own)
         self._outcome = over_policies(lambda size: np.zeros((4, size), np.float32))(sizes)
-        self._rows: Any = None  # of the environments, those of the members that are left; None: all
+        self._rows: Any = None  # the environments' rows of the remaining members; None: all
         share = share or Share.all(env.num_envs // max(1, len(members)))
         self._first = np.int32(share.first)
         core = initial_core(algorithm, env.spec, share)
@@ -81,10 +81,10 @@ class HostActor:
         """Steps the environments ``rollout_length`` times with one set of variables.
 
         Args:
-          who: what the programs of members take before the arrays.
+          who: further arguments of members' programs; see ``compile_members``.
 
         Returns:
-          The rollout on the mesh, the statistics of the episodes that ended in it, and its count of valid steps; of
+          The rollout on the mesh, the statistics of the episodes that ended in it, and its count of valid steps; for
           members, statistics and counts ``[M]``.
         """
         self.stages.mark("other")
@@ -116,7 +116,7 @@ class HostActor:
         return rollout, over_policies(lambda each: each.merge(1))(in_rows), valid_steps
 
     def _seen(self) -> tuple[PyTree, PyTree]:
-        """What the programs take from the environments: ``obs`` and ``outcome``."""
+        """The programs' inputs from the environments: ``obs`` and ``outcome``."""
         outcome = self._parted(self._outcome, 1)
         if self._lead:
             outcome = jax.tree.map(lambda x: np.moveaxis(x, 1, 0), outcome)
@@ -134,7 +134,7 @@ class HostActor:
         return over_policies(lambda rows, own: jax.tree.map(lambda x: x[rows], own))(self._rows, tree)
 
     def keep(self, index: np.ndarray, programs: Programs) -> None:
-        """Goes on with some of the members. The environments of the others repeat their last actions, unseen."""
+        """Keeps the members ``index``. The environments of the others repeat their last actions and are ignored."""
 
         def left(outcome: np.ndarray) -> np.ndarray:
             rows: np.ndarray = np.arange(outcome.shape[1]).reshape(*self._lead, -1)[index].reshape(-1)
@@ -158,13 +158,13 @@ class HostActor:
 
 
 def _divided(step: Timestep) -> tuple[PyTree, np.ndarray, np.ndarray]:
-    """Returns the observations, the ``outcome`` that programs of acting take, and which steps are valid."""
+    """Returns the observations, the ``outcome`` for the programs, and which steps are valid."""
     outcome = np.stack([step.reward, step.terminated, step.truncated, step.valid]).astype(np.float32)
     return step.obs, outcome, step.valid
 
 
 def _replaced(rows: np.ndarray, whole: PyTree, part: PyTree) -> PyTree:
-    """Writes actions into these rows of those of all environments, and returns them."""
+    """Writes actions into these rows of the actions of all environments, and returns the latter."""
     for x, own in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
         x[rows] = own
     return whole

@@ -18,9 +18,9 @@ NO_FAULT = np.int32(2**31 - 1)
 
 
 class Played(NamedTuple):
-    """Episodes under way in ``B`` environments, of which each plays at most ``E``.
+    """Episodes under way in ``B`` environments, each of which plays at most ``E``.
 
-    Of several agents, the rows are theirs; of several policies, one policy after the other, as ``find_fault`` counts.
+    With several agents, rows are agents; with several policies, their rows follow each other as in ``find_fault``.
     """
 
     env: PyTree
@@ -62,7 +62,7 @@ def go_on(
     steps: jax.Array,
     key: jax.Array,
 ) -> Played:
-    """Makes up to ``steps`` steps, until all episodes are over or an environment returns NaN or infinity."""
+    """Takes up to ``steps`` steps, until all episodes are over or an environment returns NaN or infinity."""
     rows = jnp.arange(len(quota))
     last = played.steps + steps
 
@@ -80,7 +80,7 @@ def go_on(
         endless = ~over & (running[1] >= max_steps)
         totals = jnp.where(over, jnp.stack([ended.return_sum, ended.length_sum]) - played.counted, running)
         new = (over | endless) & (played.done < quota)
-        place = jnp.where(new, played.done, played.returns.shape[1])  # outside, and dropped, for no new episode
+        place = jnp.where(new, played.done, played.returns.shape[1])  # out of range, and dropped, if no episode is new
         return Played(
             env=state,
             obs=obs,
@@ -104,7 +104,7 @@ def go_on(
 
 
 def step_keys(key: jax.Array, step: jax.Array | int, num_envs: int) -> jax.Array:
-    """Returns the keys of a step, ``[B]``: those of the same environments on the host."""
+    """Returns the keys of a step, ``[B]``: the same as on the host."""
     return rng.per_index(jax.random.fold_in(key, step), jnp.arange(num_envs, dtype=jnp.int32))
 
 

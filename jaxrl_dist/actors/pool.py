@@ -87,13 +87,13 @@ def _copied(tree: PyTree) -> PyTree:
 
 
 class Sample(NamedTuple):
-    """A rollout of one actor, or what was made of it."""
+    """One actor's processed rollout."""
 
     actor: int
     version: int  # of the policy that acted
-    content: PyTree  # what the actor's ``Deliver`` made of the rollout
+    content: PyTree  # the result of the actor's ``Deliver``
     episodes: EpisodeStats  # of the episodes that ended in the rollout
-    env_steps: int  # valid ones of the rollout
+    env_steps: int  # valid steps of the rollout
 
 
 class Actor(Protocol):
@@ -107,8 +107,8 @@ class Actor(Protocol):
 
 
 Deliver = Callable[[Snapshot, Rollout, np.int32], PyTree]
-"""``(snapshot, rollout, number) -> content``: an actor's last work on a rollout before it sends it; no other rollout
-has that ``number``."""
+"""``(snapshot, rollout, number) -> content``: processes a rollout before the actor sends it; no other rollout has that
+``number``."""
 
 
 class ActorJob(NamedTuple):
@@ -126,30 +126,30 @@ class PoolOptions(NamedTuple):
     """How actors run beside the learner."""
 
     num_actors: int = 1
-    """Of this process."""
+    """Actors of this process."""
     meshes: tuple[Mesh, ...] = ()
-    """Of one device each; actors take them in turn."""
+    """Meshes of one device each; actors take them in turn."""
     lag: int | None = None
-    """Versions by which the policy lags behind the learner, exactly; None: it is the newest."""
+    """Versions by which the acting policy lags behind the learner, exactly; None: actors use the newest."""
     max_lag: int | None = None
-    """Samples of a policy that lags by more versions are dropped; None: no limit."""
+    """Samples whose policy lags by more versions are dropped; None: no limit."""
     gather: int | None = None
-    """Actors whose samples suffice once ``gather_deadline`` seconds have passed; None: all."""
+    """Number of samples that suffice once ``gather_deadline`` seconds have passed; None: one of every actor."""
     gather_deadline: float = 1.0
     free_running: bool = False
-    """Learn from the replay memory while no new sample is there."""
+    """Learn from the replay memory while no new sample has arrived."""
     max_restarts: int = 0
-    """Times that an actor's failed environments are recreated."""
+    """How many times an actor's failed environments are recreated."""
     in_flight: int = 1
-    """Samples of an actor that may wait while it fills the next rollout; the more, the older they get."""
+    """Samples of an actor that may wait while it fills the next rollout; with more, they get older."""
     first: int = 0
-    """The number of the first one among those of all processes."""
+    """Number of this process's first actor among the actors of all processes."""
     all_actors: int | None = None
-    """Of all processes; None: ``num_actors``."""
+    """Actors of all processes; None: ``num_actors``."""
 
 
 class ActorPool:
-    """Actors, a thread each; as a context manager it ends them and closes their environments."""
+    """Runs each actor in a thread; as a context manager, ends them and closes their environments."""
 
     def __init__(self, job: ActorJob, options: PoolOptions, store: ParamStore, deliver: Sequence[Deliver]) -> None:
         """``deliver`` has an entry for each actor."""
@@ -168,7 +168,7 @@ class ActorPool:
 
     @property
     def restarts(self) -> int:
-        """Times that environments have been recreated."""
+        """How many times environments have been recreated."""
         return sum(env.restarts for env in self._restarting)
 
     def seconds(self) -> dict[str, float]:
@@ -211,7 +211,7 @@ class ActorPool:
             raise
 
     def _samples(self, index: int, share: Share, deliver: Deliver) -> Iterator[Sample]:
-        """The samples of one actor, without end."""
+        """Yields the samples of one actor, without end."""
         stages, lag = self.stages[index], self._options.lag
         on = self._options.meshes[index % len(self._options.meshes)]
         with contextlib.closing(self._make(index, share)) as actor:
@@ -228,11 +228,11 @@ class ActorPool:
                 number = iteration * np.int32(self._all_actors) + np.int32(self._options.first + index)
                 content = jax.block_until_ready(deliver(snapshot, rollout, number))
                 stages.mark("sending")
-                if not iteration:  # which has compiled the programs
+                if not iteration:  # the first rollout has compiled the programs
                     stages.merge("start")
                 try:
                     yield Sample(index, snapshot.version, content, episodes, steps)
-                finally:  # which may be a stop
+                finally:  # also if the pool is closed here
                     stages.mark("blocked")
 
     def close(self) -> int:
@@ -264,10 +264,10 @@ class RestartingEnv:
         stopping: threading.Event,
         owner: str,
     ) -> None:
-        """``make`` gets the number of restarts so far; ``limit`` is the most there may be.
+        """``make`` gets the number of restarts so far; ``limit`` is the maximum number of restarts.
 
-        Once ``stopping`` is set, each step is refused: a rollout may be long. ``owner`` is whose environments they are,
-        for messages.
+        Once ``stopping`` is set, each step raises an error, because a rollout may be long. ``owner`` names the actor in
+        messages.
         """
         self.spec, self.num_envs = spec, num_envs
         self.restarts = 0
@@ -309,8 +309,8 @@ class RestartingEnv:
         """Counts a restart.
 
         Raises:
-          Exception: the error itself, where there have been too many, where it is the policy's (an action that is
-            none) and where nobody waits any more.
+          Exception: the error itself, if there have been too many, if the policy caused it (an invalid action), or if
+            the pool is stopping.
         """
         if self.restarts >= self._limit or isinstance(error, ValueError) or self._stopping.is_set():
             again = f", after {counted(self.restarts, 'restart')}" if self.restarts else ""

@@ -47,14 +47,14 @@ def compile_acting(
     """Compiles the programs of acting, once for all actors on a mesh.
 
     In the programs, ``outcome`` is ``[4, B]`` float32: reward, terminated, truncated and valid of the previous step.
-    ``obs`` is the observation as the environment returns it, and ``stacks`` are the stacks without it. Of several
-    policies, all that belongs to a policy is a dict by policy.
+    ``obs`` is the observation as the environment returns it, and ``stacks`` are the stacks before it is added. With
+    several policies, everything that belongs to a policy is a dict keyed by policy.
     """
     return _compiled(acting(algorithm, spec, rollout_length, act_key), spec, mesh)
 
 
 def compile_members(variant: Callable[[Any], Algorithms], spec: EnvSpec, mesh: Mesh, rollout_length: int) -> Programs:
-    """As ``compile_acting``, for the members of a population: all arrays have a leading axis of them.
+    """As ``compile_acting``, for a population: all arrays have a leading axis of members.
 
     The programs take one more argument, before the arrays: the members' keys ``[M]`` and hyperparameters ``[M]``, for
     which ``variant`` returns the algorithm.
@@ -74,7 +74,7 @@ def compile_members(variant: Callable[[Any], Algorithms], spec: EnvSpec, mesh: M
 def acting(
     algorithm: Algorithms, spec: EnvSpec, rollout_length: int, act_key: jax.Array
 ) -> tuple[Callable[..., Any], ...]:
-    """Returns the functions of ``Programs``, of a device's environments."""
+    """Returns the functions of ``Programs`` for one device's environments."""
     keys = keys_of(algorithm, act_key)
 
     def allocate(
@@ -199,7 +199,7 @@ def _record(
 
 
 def _compiled(functions: Sequence[Callable[..., Any]], spec: EnvSpec, mesh: Mesh, *who: Any) -> Programs:
-    """Compiles the functions of ``Programs``; ``who`` is the placement of what members' programs take, if they do."""
+    """Compiles the functions of ``Programs``; ``who`` is the placement of further arguments of members' programs."""
     one, batch, packed = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH
     rollout = meshes.rollout_specs(spec.policies or spec)
     begin, begun = (one, batch, batch, batch, one, one), (rollout, batch, batch)

@@ -1,7 +1,7 @@
-"""Shared by acting on devices and on the host.
+"""Functions shared by acting on devices and on the host.
 
-Where several policies act in one environment, algorithms and all else are dicts by policy: see
-``mesh.over_policies``.
+If several policies act in one environment, algorithms and everything else that belongs to a policy are dicts keyed by
+policy; see ``mesh.over_policies``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Arra
 
 
 def behave(algorithm: Algorithm, variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
-    """What the environments act with until the next rollout, as ``act`` takes it, and the core to start with."""
+    """Returns the parameters that ``act`` uses until the next rollout, and the core to start with."""
     return ((), core) if algorithm.behaviour is None else algorithm.behaviour(variables, core, context)
 
 
 def act(algorithm: Algorithm, variables: Variables, own: PyTree, obs: PyTree, core: PyTree, context: Context) -> Acted:
-    """Chooses actions; ``own`` are the environments' parameters ``[B, ...]``, or () if they share those of all."""
+    """Chooses actions; ``own`` are the environments' parameters ``[B, ...]``, or () if all share one set."""
     if algorithm.behaviour is None:
         return algorithm.policy(variables, obs, core, context)
 
@@ -57,7 +57,7 @@ def act(algorithm: Algorithm, variables: Variables, own: PyTree, obs: PyTree, co
 
 
 def num_parts(algorithm: Algorithm, variables: Variables, num_envs: int) -> int:
-    """The number of parts in which environments with separate parameters act, so that these fit into memory."""
+    """The number of parts in which environments with separate parameters act, so that parameters fit into memory."""
     return 1 if algorithm.behaviour is None else perturbation.num_parts(variables.params, num_envs)
 
 
@@ -68,7 +68,7 @@ def by_parts(function: Callable[[PyTree], PyTree], parts: int, tree: PyTree) -> 
 
 
 def initial_core(algorithm: Algorithms, spec: EnvSpec, share: Share) -> PyTree:
-    """The core at the start of an episode for the rows of a share's agents, or for those of each policy's agents."""
+    """The core at the start of an episode for a share's rows; with several policies, a dict keyed by policy."""
 
     def of_policy(algorithm: Algorithm, own: EnvSpec) -> PyTree:
         return Share._make(rows // spec.num_agents * own.num_agents for rows in share).initial_core(algorithm)
@@ -77,7 +77,7 @@ def initial_core(algorithm: Algorithms, spec: EnvSpec, share: Share) -> PyTree:
 
 
 def indices(algorithm: Algorithms, spec: EnvSpec, index: jax.Array) -> PyTree:
-    """The global indices ``[B * k]`` of the rows of each policy's agents, for those of all agents, ``index``."""
+    """The global indices ``[B * k]`` of each policy's rows; ``index`` has those of all agents' rows."""
 
     def of_policy(algorithm: Algorithm, own: EnvSpec) -> jax.Array:
         if own.num_agents == spec.num_agents:
@@ -89,20 +89,20 @@ def indices(algorithm: Algorithms, spec: EnvSpec, index: jax.Array) -> PyTree:
 
 
 def num_rows(algorithm: Algorithms, obs: PyTree) -> int:
-    """The rows of the agents of all policies."""
+    """The number of rows of all policies together."""
     counts = over_policies(lambda _, obs: len(jax.tree.leaves(obs)[0]))(algorithm, obs)
     return sum(counts.values()) if isinstance(counts, dict) else counts
 
 
 def row_slices(spec: EnvSpec, rows: int) -> dict[str, slice]:
-    """Returns where the rows of each of several policies are, one policy after the other by their names."""
+    """Returns the slice of each policy's rows, in the order of the names; {} if there is one policy."""
     sizes = {name: rows // spec.num_agents * spec.policies[name].num_agents for name in sorted(spec.policies)}
     starts = itertools.accumulate(sizes.values(), initial=0)
     return {name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)}
 
 
 def env_of(spec: EnvSpec, row: int, rows: int) -> int:
-    """Returns the environment of a row, as ``row_slices`` orders rows; of a single policy, the row itself."""
+    """Returns the environment of a row, with rows in the order of ``row_slices``; with one policy, the row itself."""
     for name, own in row_slices(spec, rows).items():
         if own.start <= row < own.stop:
             return (row - own.start) // spec.policies[name].num_agents
@@ -110,14 +110,14 @@ def env_of(spec: EnvSpec, row: int, rows: int) -> int:
 
 
 def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:
-    """The key of a stream, or that of each policy."""
+    """The key of a stream; with several policies, a dict of keys."""
     if not isinstance(algorithm, dict):
         return key
     return {name: rng.of_policy(key, number) for number, name in enumerate(algorithm)}
 
 
 def in_rows(spec: EnvSpec, step: PyTree, ended: PyTree) -> tuple[PyTree, Timestep, EpisodeStats]:
-    """Returns the observations, and a step and its episodes, whose rows ``row_slices`` orders by policy."""
+    """Returns the observations, then step and episodes with the rows of all policies, ordered as ``row_slices``."""
     seen, rest = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(step)
     if not spec.policies:
         return seen, rest, ended

@@ -1,7 +1,7 @@
-"""Environments of several agents: each agent is a row of the batch of its policy.
+"""Multi-agent environments: each agent is a row of its policy's batch.
 
 Rows are environment-major, ``[B * k]`` for ``B`` environments of ``k`` agents. So a device holds whole environments,
-and a learner sees nothing new. With several policies, each has the rows of its agents. An agent whose episode has
+and learners need no special case. With several policies, each has the rows of its agents. An agent whose episode has
 ended while the others go on has ``valid`` False until the environment resets.
 """
 
@@ -39,7 +39,7 @@ class State(NamedTuple):
     """A batch of ``B`` environments of ``k`` agents."""
 
     env: PyTree  # [B, ...]
-    obs: PyTree  # [B * k, ...]; of several policies, a dict by policy
+    obs: PyTree  # [B * k, ...]; with several policies, a dict keyed by policy
     ended: jax.Array  # [B] bool: the next step is a reset
     steps: jax.Array  # [B] int32, of the episode
     gone: jax.Array  # [B * k] bool: the agent's episode has ended
@@ -50,8 +50,8 @@ class State(NamedTuple):
 def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> DeviceEnv:
     """Makes the agents of an environment the rows of a batch.
 
-    With ``wrappers.policies``, actions, observations, time steps and episodes are dicts by policy, and the rows of a
-    policy are its agents. The agents of a policy of ``wrappers.joint`` are one row.
+    With ``wrappers.policies``, actions, observations, time steps and episodes are dicts keyed by policy, and a policy's
+    rows are its agents. The agents of a policy in ``wrappers.joint`` share one row.
 
     Raises:
       ConfigError: the agents of a policy have different spaces, or spaces that no policy supports; an agent has no
@@ -82,18 +82,18 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
         return jax.tree.map(lambda *parts: _flat(jnp.stack(parts, axis=1)), *(tree[agent] for agent in agents))
 
     def rows_of(group: Group, x: jax.Array) -> jax.Array:
-        """Returns the rows of a policy's agents, of those of all agents, ``[B * k, ...]``."""
+        """Selects the rows of a policy's agents from those of all agents, ``[B * k, ...]``."""
         if len(group.agents) == count:
             return x
         return _flat(of_agents(group, x))
 
     def of_agents(group: Group, x: jax.Array) -> jax.Array:
-        """Returns the same for each environment, ``[B, k, ...]``."""
+        """Returns the same rows by environment, ``[B, k, ...]``."""
         places = np.array([agents.index(agent) for agent in group.agents])
         return x.reshape(-1, count, *x.shape[1:])[:, places]
 
     def observe(obs: Mapping[Any, PyTree], state: PyTree) -> PyTree:
-        """Returns the observations of all agents, ``[B * k, ...]``, or those of each policy's."""
+        """Returns the agents' observations, ``[B * k, ...]``; with several policies, a dict keyed by policy."""
 
         def of_group(group: Group) -> PyTree:
             seen, extra = named(group.native_obs, in_rows(obs, group.agents)), {}
@@ -193,5 +193,5 @@ def _flat(x: jax.Array) -> jax.Array:
 
 
 def _plain(key: jax.Array) -> jax.Array:
-    """Returns a key as libraries know it, uint32 ``[2]``: they keep keys in states, which are saved."""
+    """Returns a key as raw uint32 ``[2]``, because libraries keep keys in states, which are saved."""
     return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key

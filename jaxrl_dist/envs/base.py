@@ -39,18 +39,18 @@ class Wrappers(NamedTuple):
     time_limit: int | None = None
     hide: str | None = None
     policies: Mapping[str, str] = {}
-    joint: Sequence[str] = ()  # policies whose agents act as one, "" for the only one
+    joint: Sequence[str] = ()  # policies whose agents act as one; "" if there is one policy
     agent_ids: bool = False
     info: str | None = None
 
     def limit(self, own: int | None) -> int | None:
-        """Returns the time limit in env steps; ``own`` is the environment's limit, in its unrepeated steps."""
+        """Returns the time limit in env steps; ``own`` is the environment's limit before action repeat."""
         own = None if own is None else -(-own // self.action_repeat)
         return min((limit for limit in (own, self.time_limit) if limit is not None), default=None)
 
     @property
     def own_limit(self) -> int | None:
-        """The time limit in the environment's unrepeated steps."""
+        """The time limit in raw environment steps, before action repeat."""
         return None if self.time_limit is None else self.time_limit * self.action_repeat
 
 
@@ -75,7 +75,7 @@ class Share(NamedTuple):
         return [int(word) for word in words[self.first : self.first + self.size]]
 
     def initial_core(self, algorithm: Algorithm) -> PyTree:
-        """Returns the policy state ``[size, ...]`` at the start of their episodes."""
+        """Returns the policy state ``[size, ...]`` at the start of an episode."""
         core = algorithm.initial_core(self.total)
         return jax.tree.map(lambda x: jnp.copy(x[self.first : self.first + self.size]), core)
 
@@ -205,7 +205,7 @@ def restarted(
     for the host at each condition, and steps so many environments that some have ended anyway.
 
     Args:
-      ended: ``[B]`` bool, where the previous step ended an episode; nowhere: ``start`` returns ``stepped``.
+      ended: ``[B]`` bool, where the previous step ended an episode; if nowhere, ``start`` returns ``stepped``.
     """
 
     def if_any(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
@@ -215,7 +215,7 @@ def restarted(
 
 
 def checked_action(spec: EnvSpec, action: PyTree, step: int) -> PyTree:
-    """Clips continuous actions ``[B, ...]`` to their bounds; an environment may not check them, or may crash.
+    """Clips continuous actions ``[B, ...]`` to their bounds: an environment may not check them, or may crash.
 
     Raises:
       ValueError: an action is not finite, or outside a discrete space.
@@ -280,7 +280,7 @@ def parse_option(env: str, key: str, text: str, default: Any) -> Any:
     """Parses the text of one ``--env-options`` entry as the type of its default.
 
     Raises:
-      ConfigError: the text is no value of this type.
+      ConfigError: the text is not a value of this type.
     """
     kind = type(default)
     try:

@@ -1,4 +1,4 @@
-"""Draws JAX environments by their own renderer, from their states or from observations that are images."""
+"""Draws JAX environments with their own renderer, from their states or from observations that are images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 
 
 
 def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
-    """Returns the ``render(state, *params)`` of a user's environment; gymnax's own return figures, and do not count."""
+    """Returns the ``render(state, *params)`` of a user's environment; gymnax's own return figures and are ignored."""
     own = getattr(type(env), "render", None)
     if own is None or own.__module__.startswith("gymnax."):
         return None
@@ -29,16 +29,16 @@ def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
 
 
 def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | None = None) -> np.ndarray:
-    """Draws one environment, ``[H, W, 3]`` uint8; of an observation with several parts, the first image.
+    """Draws one environment, ``[H, W, 3]`` uint8; if the observation has several parts, its first image.
 
     Args:
       state: gymnax's state of the environment.
       obs: the observation; a single frame if policies see stacks.
-      own: the environment's own function, of the state.
+      own: the environment's own function ``(state) -> picture``.
 
     Raises:
-      ConfigError: ``own`` fails or returns no such array; or there is none, the environment is not of classic control,
-        and its observations are no images.
+      ConfigError: ``own`` fails or returns something else; or it is None, the environment is not of classic control,
+        and its observations are not images.
     """
     if own is not None:
         try:
@@ -60,7 +60,7 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | Non
 
 
 def _image(obs: np.ndarray) -> np.ndarray:
-    """Enlarges an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; gives each channel that is no colour a colour."""
+    """Enlarges an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; gives a colour to each channel that is not one."""
     from matplotlib import colormaps
 
     obs = obs[..., None] if obs.ndim == 2 else np.moveaxis(obs, 0, 2) if channels_first(obs.shape) else obs

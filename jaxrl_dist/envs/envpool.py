@@ -45,7 +45,7 @@ ATARI_PRESETS: dict[str, dict[str, Any]] = {
         "use_fire_reset": False,
         "episodic_life": False,
         "reward_clip": False,
-        "max_episode_steps": 27_000,  # 108,000 frames, four a step
+        "max_episode_steps": 27_000,  # 108,000 frames, four per step
     },
 }
 ATARI_TRAINING_ONLY = {"episodic_life": False, "reward_clip": False}
@@ -89,7 +89,7 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     """Reads the spec of ``env_id`` with the given keyword arguments, without making an environment.
 
     Raises:
-      ConfigError: the options are invalid, a library of the system is missing, no policy here supports the spaces, or
+      ConfigError: the options are invalid, a system library is missing, no policy here supports the spaces, or
         there are several players.
     """
     registry = _registry()

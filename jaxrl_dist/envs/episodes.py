@@ -1,7 +1,7 @@
 """Statistics of episodes: returns, lengths, and the numbers that an environment's info reports.
 
-A metric of the info is written as ``--info-metrics`` has it: ``success`` is the last value that an episode reports, and
-``fuel:sum`` is the sum of all of its values. NaN stands for an episode that has reported none so far.
+Metrics of the info are named as in ``--info-metrics``: ``success`` is the last value that an episode reports, and
+``fuel:sum`` is the sum of its values. NaN means that an episode has reported none so far.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse(metrics: str | None) -> tuple[str, ...]:
 
 
 def field(metric: str) -> str:
-    """Returns the name in the info: that of an entry, or a path such as ``task/success`` into nested dicts."""
+    """Returns a metric's name in the info: that of an entry, or a path such as ``task/success`` into nested dicts."""
     return metric.removesuffix(SUM)
 
 
@@ -48,7 +48,7 @@ def check_known(metrics: Iterable[str], known: Iterable[str], env: str) -> None:
       env: the environment's name, with its backend.
 
     Raises:
-      ConfigError: it does not have one of them.
+      ConfigError: an entry is missing.
     """
     known = sorted(known)
     for metric in metrics:
@@ -109,7 +109,7 @@ class EpisodeCounter:
     """Adds up returns, lengths and numbers of the info of the running episodes in ``B`` host environments."""
 
     def __init__(self, num_envs: int, metrics: Sequence[str] = ()) -> None:
-        """``metrics``: of the info."""
+        """``metrics`` are those of ``--info-metrics``."""
         self._return = np.zeros(num_envs, np.float32)
         self._length = np.zeros(num_envs, np.int32)
         self._info = {metric: np.full(num_envs, np.nan, np.float32) for metric in metrics}

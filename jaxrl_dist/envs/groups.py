@@ -21,22 +21,22 @@ from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, describe
 from jaxrl_dist.types import EnvSpec, PyTree
 
 AGENTS = "agents"
-"""Part of an observation that holds those of all agents that act as one, each part ``[k, ...]``."""
+"""Part of an observation that holds the observations of all agents that act as one, each part ``[k, ...]``."""
 AGENT = "agent"
 """Part of an observation that says which agent sees it, one-hot among the agents of its policy."""
 STATE = "state"
 """Part of an observation that holds the state of the whole environment, for ``--critic-sees``."""
 WORLD = "world_state"
-"""Name of that state beside the observations of JaxMARL's environments."""
+"""Name of that state among the observations of JaxMARL's environments."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """An environment of several agents in JaxMARL's style (Rutherford et al. 2024, https://arxiv.org/abs/2311.10090).
+    """A multi-agent environment in JaxMARL's style (Rutherford et al. 2024, https://arxiv.org/abs/2311.10090).
 
     ``env`` has ``agents`` (names), ``reset(key) -> (obs, state)``, ``step_env(key, state, actions) -> (obs, state,
-    rewards, dones, info)``, ``observation_space(agent)`` and ``action_space(agent)``. All but the states are dicts by
-    agent; ``dones`` also has ``__all__``. It may have ``get_avail_actions(state)``: legal actions, by agent.
+    rewards, dones, info)``, ``observation_space(agent)`` and ``action_space(agent)``. Everything except the states is a
+    dict keyed by agent; ``dones`` has ``__all__``, too. It may have ``get_avail_actions(state)`` (legal actions by agent).
     """
 
     env: Any
@@ -56,19 +56,19 @@ class Group(NamedTuple):
     native_action: Any
     legal: Callable[[PyTree], PyTree] | None  # (state) -> the legal actions of each agent
     joint: bool
-    """Whether they act as one, a row of the batch: see ``joined``."""
+    """Whether they act as one, in one row of the batch; see ``joined``."""
 
     @property
     def rows(self) -> int:
-        """Rows of the batch in each environment."""
+        """Rows of the batch per environment."""
         return 1 if self.joint else len(self.agents)
 
 
 def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None:
-    """Checks that environments with several agents, and several policies, have what a run asks for.
+    """Checks the flags that multi-agent environments, or several policies, do not support.
 
     Raises:
-      ConfigError: naming the flag that works for one agent or one policy only.
+      ConfigError: names a flag that works only for one agent or one policy.
     """
     for field in ("action_repeat", "info"):
         if getattr(wrappers, field) != getattr(UNWRAPPED, field):
@@ -80,10 +80,10 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
 
 
 def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> dict[str, list[Any]]:
-    """Returns the agents of each policy, in the order of the environment; of no policies, all under ``""``.
+    """Returns the agents of each policy, in the environment's order; without policies, all under ``""``.
 
     Args:
-      policies: names of agents by policy, with ``*``, ``?`` and ``[]`` as in the shell, and commas between several.
+      policies: names of agents, keyed by policy: shell patterns (``*``, ``?``, ``[]``), separated by commas.
       name: the environment's, for errors.
 
     Raises:
@@ -137,7 +137,7 @@ def group_of(
         check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
     native_obs, native_action = (kind(agents[0]) for kind in natives.values())
     known = plain(native_obs)
-    if known.kind == "Box":  # some libraries name other dtypes and shapes than they show
+    if known.kind == "Box":  # some libraries' spaces have other dtypes and shapes than their observations
         known = known._replace(shape=tuple(first[agents[0]].shape), dtype=first[agents[0]].dtype.name)
     observation, action = space_of(known, name, "observations"), space_of(plain(native_action), name, "actions")
     mask = masks.of_parts(known, plain(native_action))
@@ -167,7 +167,7 @@ def group_of(
 
 
 def in_parts(observation: Any) -> dict[str, Any]:
-    """Returns an observation, or a space, of named parts: one without is the part ``observation``."""
+    """Returns an observation or a space with parts; one without parts becomes the part ``observation``."""
     return observation if isinstance(observation, dict) else {"observation": observation}
 
 

@@ -96,7 +96,7 @@ def look(
 def _in_time(
     name: str, timeout: float, function: Callable[[], Found], then: Callable[[], None] = lambda: None
 ) -> Found:
-    """Runs ``function``, user code that may hang, and after it ``then`` in a thread; returns the function's result."""
+    """Runs ``function`` (user code that may hang) and then ``then`` in a thread; returns the result of ``function``."""
     from gymnasium.error import Error
 
     answer: Future[Found] = Future()

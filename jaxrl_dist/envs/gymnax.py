@@ -47,7 +47,7 @@ class State(NamedTuple):
     ended: jax.Array  # bool: the next step is a reset
     episode_return: jax.Array  # float32
     episode_length: jax.Array  # int32
-    info: PyTree  # float32, by metric of the info; see ``episodes.advanced``
+    info: PyTree  # float32, keyed by metric of the info; see ``episodes.advanced``
 
 
 def ids() -> list[str]:
@@ -56,9 +56,9 @@ def ids() -> list[str]:
 
 
 def _library() -> Any:
-    """Returns the package gymnax, imported without what only its pictures need: pandas and SciPy's statistics.
+    """Imports gymnax without pandas and SciPy's statistics, which only its pictures need.
 
-    An EnvPool run does not wait for it at all.
+    Called only when gymnax is used, so an EnvPool run does not wait for it.
     """
     with postponed("matplotlib.pyplot", "seaborn"):
         import gymnax
@@ -288,7 +288,7 @@ def space(native: Any, name: str, what: str, value: Any = None) -> Space:
 
 
 class HostGymnax:
-    """gymnax environments stepped from the host, one jitted call a step: a ``HostEnv``.
+    """gymnax environments stepped from the host, with one jitted call per step: a ``HostEnv``.
 
     It uses the keys of the compiled rollout, so both give the same experience for the same actions.
     """
@@ -297,7 +297,7 @@ class HostGymnax:
         """Compiles the programs; the states stay on JAX's default device.
 
         Args:
-          key: the key of the environment stream; of several runs side by side, an array of theirs.
+          key: the key of the environment stream; for several runs side by side, an array of keys.
           first: the index of the first environment within the run.
         """
         self.spec, self.num_envs, self._draw = env.spec, num_envs, env.render

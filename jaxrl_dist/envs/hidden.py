@@ -1,4 +1,4 @@
-"""Wraps environments so that a policy does not see some numbers of the observation."""
+"""Wraps environments to hide some numbers of the observation from the policy."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ VELOCITIES: dict[str, tuple[int, ...]] = {
     "MountainCarContinuous": (1,),
     "Pendulum": (2,),
 }
-"""Where the velocities of the classic control environments are, by the id without its version."""
+"""Indices of the velocities in observations of classic control environments, keyed by the id without its version."""
 
 
 def shown(spec: EnvSpec, hide: str) -> np.ndarray:
     """Returns the indices of the numbers that a policy sees, ``[n]``.
 
     Args:
-      spec: before the wrapper.
+      spec: the spec before this wrapper.
       hide: ``velocities``, or indices separated by commas.
 
     Raises:
-      ConfigError: the observations are no vectors, ``hide`` names no numbers of them, or it leaves none.
+      ConfigError: the observations are not vectors, ``hide`` does not fit them, or it leaves no number.
     """
     name, space = f"{spec.backend}:{spec.id}", spec.observation
     if not isinstance(space, Box) or len(space.shape) != 1:
@@ -55,7 +55,7 @@ def shown(spec: EnvSpec, hide: str) -> np.ndarray:
 
 
 def hidden(env: EnvSpec | DeviceEnv, hide: str) -> EnvSpec | DeviceEnv:
-    """Gives an environment or a spec observations without the hidden numbers; for errors see ``shown``."""
+    """Returns the environment or spec without the hidden numbers; for errors see ``shown``."""
     if isinstance(env, EnvSpec):
         return _spec(env, shown(env, hide))
     kept, inner = shown(env.spec, hide), env

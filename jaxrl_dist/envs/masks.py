@@ -27,7 +27,7 @@ NAMES = (
 )
 """Names of action masks, as parts of observations, keys of infos, methods or fields of states."""
 PART = "mask"
-"""Name of the part of the observation in which policies find a mask that came in another way."""
+"""Name of the observation's part for a mask that the environment gives in another way."""
 
 
 def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
@@ -49,7 +49,7 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
 
 
 def misfit(what: str, size: int, action: PlainSpace) -> str:
-    """Returns why what looks like a mask of ``size`` numbers is none."""
+    """Explains why a value of ``size`` numbers that looks like an action mask is not one."""
     if not action.num_choices:
         return f"{what} looks like an action mask, which {action.kind} actions cannot use: illegal ones will be tried"
     return (
@@ -59,13 +59,13 @@ def misfit(what: str, size: int, action: PlainSpace) -> str:
 
 
 def size_of(value: Any) -> int:
-    """Returns the length of an action mask; of a tuple of masks, one for each component, their sum."""
+    """Returns the length of an action mask, or of a tuple with a mask per component; 0 if a value is not 0 or 1."""
     parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
     return sum(np.size(part) for part in parts) if all(np.isin(part, (0, 1)).all() for part in parts) else 0
 
 
 def flat(value: Any) -> np.ndarray:
-    """Returns a mask, or one for each component, as one vector of bools."""
+    """Returns a mask, or a tuple with a mask per component, as one vector of bools."""
     parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
     return np.concatenate([np.asarray(part, bool).reshape(-1) for part in parts])
 
@@ -80,7 +80,7 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
         _, info = env.reset(seed=0)
         offered = {("info", name): info[name] for name in NAMES if name in info}
         for name in methods:
-            with contextlib.suppress(Exception):  # such as Taxi's, which takes arguments and does not speak of now
+            with contextlib.suppress(Exception):  # such as Taxi's, which needs arguments
                 offered["method", name] = env.get_wrapper_attr(name)()
         for (where, name), value in offered.items():
             if size_of(value) == action.num_choices > 0:
@@ -93,7 +93,7 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
 
 def described(env: Any, description: Description) -> Description:
     """Returns the description of a Gymnasium environment with its action mask."""
-    if description.agents:  # it is there
+    if description.agents:  # each has its mask already
         return description
     return description._replace(mask=of_gymnasium(env, description.observation, description.action))
 
@@ -105,9 +105,9 @@ def of_keys(keys: Sequence[str]) -> str:
 
 
 def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str | None]:
-    """Returns the observation with the action mask as a part, and the part's name, None without a mask.
+    """Returns the observation with the action mask as a part, and that part's name (None without a mask).
 
-    Where the mask is no part yet, it becomes ``PART``, and an observation without parts becomes ``observation``.
+    A mask from elsewhere becomes the part ``PART``; an observation without parts becomes the part ``observation``.
     """
     if not mask.where or mask.unread:
         return observation, None
@@ -156,7 +156,7 @@ def _name(path: Sequence[Any]) -> str:
 
 
 def observer(found: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
-    """Returns ``(obs, state) -> obs``: as policies see it, with the mask of one environment's state as a part."""
+    """Returns ``(obs, state) -> obs`` for one environment: what policies see, with a mask in the state as a part."""
 
     import jax
 

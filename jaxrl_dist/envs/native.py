@@ -69,7 +69,7 @@ class PlainSpace(NamedTuple):
 
 
 def plain(space: Any) -> PlainSpace:
-    """Converts a space; of kinds that no policy supports, keeps only the name."""
+    """Converts a space; keeps only the name of kinds that no policy supports."""
     kind = type(space).__name__
     if (parts := parts_of(space)) is not None:
         return PlainSpace(kind, parts={name: plain(part) for name, part in parts.items()})
@@ -86,7 +86,7 @@ def plain(space: Any) -> PlainSpace:
 
 
 def _bound(bound: Any) -> Any:
-    """Returns a bound of a Box as one number if all of its numbers are equal: it may be one for each pixel."""
+    """Returns a Box's bound as one number if all its numbers are equal, because there may be one per pixel."""
     equal = isinstance(bound, np.ndarray) and bound.size > 0 and (bound == bound.flat[0]).all()
     return bound.flat[0].item() if equal else bound
 
@@ -168,12 +168,12 @@ class Description(NamedTuple):
     action: PlainSpace = PlainSpace("")
     family: str = ""
     time_limit: int | None = None
-    """In the environment's unrepeated steps."""
+    """In raw environment steps, before action repeat."""
     mask: Mask = NO_MASK
     """Found by ``masks.of_gymnasium``."""
     agents: Mapping[str, Mask] = {}
     """Where each agent of a ``parallel.Parallel`` finds its legal actions; the spaces above have a part for each agent.
-    Empty: it is another environment."""
+    Empty for other environments."""
 
 
 def describe(made: Any) -> Description:
@@ -206,13 +206,13 @@ def picture(drawn: Any) -> np.ndarray:
 
 
 def is_gymnax(made: Any) -> bool:
-    """Returns True if an object is a gymnax-style environment, a pair ``(env, params)``, or one of several agents."""
+    """Returns True if an object is a gymnax-style environment, a pair ``(env, params)``, or a multi-agent one."""
     env = made[0] if isinstance(made, tuple) and len(made) == 2 else made
     return not isinstance(env, type) and hasattr(env, "step_env") and (hasattr(env, "reset_env") or is_team(env))
 
 
 def is_team(made: Any) -> bool:
-    """Returns True for an environment of several agents in JaxMARL's style."""
+    """Returns True for a multi-agent environment in JaxMARL's style."""
     wanted = ("agents", "reset", "step_env", "observation_space", "action_space")
     return not isinstance(made, type) and all(hasattr(made, name) for name in wanted)
 

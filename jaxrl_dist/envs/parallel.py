@@ -1,6 +1,6 @@
-"""PettingZoo's environments of several agents as Gymnasium environments, whose observations hold those of all agents.
+"""Adapts PettingZoo's multi-agent environments to Gymnasium: one observation holds those of all agents.
 
-So worker threads and processes step them as any other, and ``rows.Rows`` makes each agent a row of its policy's batch.
+So worker threads and processes step them like others, and ``rows.Rows`` makes each agent a row of its policy's batch.
 This module imports no JAX, because worker processes import it.
 """
 
@@ -28,11 +28,11 @@ def is_parallel(made: Any) -> bool:
 
 
 class Parallel(gymnasium.Env[Any, Any]):
-    """The agents of an environment side by side.
+    """A PettingZoo environment as one Gymnasium environment, with all agents side by side.
 
-    Its observation is a dict of ``reward`` and flags, ``[k]`` each, of ``obs`` by agent, and of ``mask`` by agent where
-    infos have legal actions. Its action is a dict by agent. It ends once no agent is left. What an agent that is not
-    there would see is zero, and its action is ignored.
+    The observation is a dict of ``reward`` and flags, ``[k]`` each, ``obs`` keyed by agent and, if infos have legal
+    actions, ``mask`` keyed by agent. The action is a dict keyed by agent. The episode ends once no agent is left. For
+    an absent agent, the observation is zero and the action is ignored.
     """
 
     def __init__(self, env: Any) -> None:
@@ -67,7 +67,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = spaces.Dict(parts), _by_name(self._acts)
 
     def _names_of_masks(self) -> dict[Any, str]:
-        """Returns the name of the legal actions in the agents' infos; those who join late have what the others have."""
+        """Returns the name of each agent's mask in its info; for agents that join late, the name that others use."""
         sizes = {agent: int(space.n) for agent, space in self._acts.items() if isinstance(space, spaces.Discrete)}
         infos = self.env.reset(seed=0)[1] if sizes else {}
         found = {
@@ -105,7 +105,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         self.env.close()
 
     def _all(self, obs: Any, infos: Any, rewards: Any, terminated: Any, truncated: Any, there: list[Any]) -> Any:
-        """Returns the observation, of dicts by agent; ``there`` are those who have acted."""
+        """Returns the observation from dicts keyed by agent; ``there`` lists the agents that have acted."""
         flags = dict(zip(FLAGS, (terminated, truncated), strict=True))
         seen = {
             OBS: {str(agent): obs[agent] if agent in obs else _zero(space) for agent, space in self._seen.items()},
@@ -123,12 +123,12 @@ class Parallel(gymnasium.Env[Any, Any]):
 
 
 def _by_name(found: dict[Any, Any]) -> spaces.Dict:
-    """Returns the space of dicts of these by the agents' names."""
+    """Returns a ``Dict`` of these spaces, keyed by the agents' names."""
     return spaces.Dict({str(agent): space for agent, space in found.items()})
 
 
 def _zero(space: Any) -> Any:
-    """Returns what an agent that is not there would see: zero, or where a discrete space starts."""
+    """Returns the observation of an absent agent: zero, or the start of a discrete space."""
     parts = getattr(space, "spaces", None)
     if parts is not None:
         return {name: _zero(parts[name]) for name in parts} if isinstance(parts, dict) else tuple(map(_zero, parts))
@@ -136,5 +136,5 @@ def _zero(space: Any) -> Any:
 
 
 def _number(space: Any, action: Any) -> Any:
-    """Returns an action in a Python int if it is one, which some environments need."""
+    """Returns a discrete action as a Python int, which some environments need; others unchanged."""
     return int(action) if isinstance(space, spaces.Discrete) else action

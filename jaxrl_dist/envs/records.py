@@ -17,13 +17,13 @@ Records = Mapping[str, np.ndarray]
 """The memory shared by caller and worker, one row per environment of the vector.
 
 The caller writes ``action`` and ``reset``. The worker writes the outcome of the step and ``since`` (when it started on
-this environment, by ``time.monotonic``, a clock that all processes share). A part of an observation or action has a
-column of its name, such as ``obs/camera``.
+this environment, by ``time.monotonic``, a clock that all processes share). Each part of an observation or action has a
+column named after it, such as ``obs/camera``.
 """
 
 
 def record_fields(observation: Any, action: Any, metrics: Sequence[str] = ()) -> list[Any]:
-    """Returns names, dtypes and shapes of an environment's record, for spaces as policies see them."""
+    """Returns the names, dtypes and shapes of an environment's record; the spaces are those that policies see."""
     parts = leaves({"obs": observation, "action": action}).items()
     return [
         *([path, part.dtype.str, list(part.shape)] for path, part in parts),

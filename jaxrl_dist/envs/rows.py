@@ -1,4 +1,4 @@
-"""The agents of PettingZoo's environments as rows of the batch, as ``agents`` has it for JAX environments."""
+"""Makes the agents of PettingZoo environments rows of the batch, like ``agents`` for JAX environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxrl_dist.spaces import Box, MultiDiscrete, Space, leaves
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 FROM_INFO = Mask("info", PART)
-"""Where legal actions are if they are no part of the agents' own observations."""
+"""Where legal actions are if they are not part of the agents' observations."""
 
 
 class Group(NamedTuple):
@@ -32,24 +32,24 @@ class Group(NamedTuple):
     agents: Sequence[str]
     spec: EnvSpec
     native: Space
-    """What each of them sees without the parts that are added here."""
+    """Each agent's observation space, without the parts added here."""
     action: Space
-    """What each of them does."""
+    """Each agent's action space."""
     from_info: bool
-    """Whether legal actions are one of these parts."""
+    """Whether legal actions are one of the added parts."""
     joint: bool
-    """Whether they act as one, a row of the batch."""
+    """Whether they act as one, in one row of the batch."""
 
 
 class Team(NamedTuple):
-    """An environment of several agents on the host."""
+    """A multi-agent environment on the host."""
 
     spec: EnvSpec
     whole: EnvSpec
-    """Of ``parallel.Parallel``, which has all agents."""
+    """The spec of ``parallel.Parallel``, which has all agents."""
     agents: Sequence[str]
     groups: Mapping[str, Group]
-    """By policy; that of the only one is ``""``."""
+    """Keyed by policy; ``""`` if there is one policy."""
     agent_ids: bool
 
 
@@ -129,14 +129,13 @@ def _group(env_id: str, made: Description, agents: Sequence[str], wrappers: Wrap
 
 
 class Rows:
-    """A ``HostEnv`` whose rows are the agents of environments, environment by environment: ``[B * k]``.
+    """A ``HostEnv`` whose rows are agents, environment by environment: ``[B * k]``.
 
-    Agents that act as one are one row, ``[B]``, as in ``agents.from_team``: their reward is the mean of theirs.
+    Agents that act as one share one row, ``[B]``, as in ``agents.from_team``; its reward is the mean of theirs.
 
-    Of several policies, actions, observations, time steps and episodes are dicts by policy, and the rows of a policy
-    are its agents. An agent that is not there has ``valid`` False: it has not joined yet, or its episode has ended
-    before the others'. An environment resets once no agent is left. Where a time limit of the run cuts it, all its
-    agents are truncated.
+    With several policies, actions, observations, time steps and episodes are dicts keyed by policy, and a policy's rows
+    are its agents. ``valid`` is False for an agent that has not joined yet, or whose episode has ended before the
+    others'. An environment resets once no agent is left. If the run's time limit cuts it, all its agents are truncated.
     """
 
     def __init__(self, env: DrawnEnv, team: Team) -> None:

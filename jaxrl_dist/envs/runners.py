@@ -24,7 +24,7 @@ from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 START_SECONDS = 60.0
 """Time limit for the start of a worker process on a busy machine; ``timeout`` counts from then on."""
 CLOSE_SECONDS = 5.0
-"""Time limit for closing environments; one second if they have stopped answering before."""
+"""Time limit for closing environments; one second if they had already stopped answering."""
 
 
 def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:

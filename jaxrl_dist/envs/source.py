@@ -39,7 +39,7 @@ class EnvSource(NamedTuple):
     mask: Mask = NO_MASK
     """Where a Gymnasium environment says which actions are legal."""
     team: rows.Team | None = None
-    """The agents of an environment of PettingZoo's; None: it is another one."""
+    """The agents of a PettingZoo environment; None for other environments."""
     native: EnvSpec | None = None
     """The spec before the wrappers ``hide`` and ``frame_stack``; None: they change nothing."""
 
@@ -67,9 +67,9 @@ class EnvSource(NamedTuple):
         """Makes environments on the host.
 
         Args:
-          share: the part of the run's environments to make, or a number to make all. An environment's seed depends on
-            ``seed`` and on its index within the run, not on the share.
-          seed: of the run; of several runs, whose environments follow each other, a list of their seeds.
+          share: the part of the run's environments to make, or their number to make all. A seed depends on
+            ``seed`` and on the environment's index within the run, not on the share.
+          seed: the run's seed; for several runs, whose environments follow each other, a list of seeds.
           training: False for evaluation, which plays full Atari games.
           drawn: whether ``render`` will be called.
 
@@ -118,8 +118,8 @@ def find(
     Atari environments use the ``baselines`` preset by default.
 
     Args:
-      env: a name, a gymnax-style environment object (see ``native.is_gymnax``) or a function that returns one; of a
-        function with a name, ``config.named_env`` is better, because any process can find it.
+      env: a name, a gymnax-style environment object (see ``native.is_gymnax``) or a function that returns one. For a
+        function with a name, prefer ``config.named_env``, because any process can find it.
       options: ``--env-options``.
       atari_preset: ``baselines`` or ``machado``, for EnvPool's Atari environments.
       workers: step Gymnasium environments in threads or in processes.

@@ -20,7 +20,7 @@ def stacked(env: EnvSpec | DeviceEnv, frame_stack: int) -> EnvSpec | DeviceEnv:
     """Gives an environment or a spec stacked observations; if it has this stack already, returns it unchanged.
 
     Raises:
-      ConfigError: the observations are no arrays of numbers, or stacking makes an image's channel axis ambiguous.
+      ConfigError: the observations are not arrays of numbers, or stacking makes an image's channel axis ambiguous.
     """
     if isinstance(env, DeviceEnv):
         return _pure(env, _spec(env.spec, frame_stack)) if frame_stack > 1 else env

@@ -54,11 +54,11 @@ class Task(NamedTuple):
     """From ``records.record_fields``."""
     action_repeat: int = 1
     time_limit: int | None = None
-    """In the environment's unrepeated steps."""
+    """In raw environment steps, before action repeat."""
     mask: Sequence[str] = NO_MASK
-    """The ``Mask`` of an environment whose mask is no part of its observation."""
+    """The ``Mask`` of an environment whose mask is not part of its observation."""
     metrics: Sequence[str] = ()
-    """Of the info; each has a column such as ``info/success``, NaN where a step reports none."""
+    """Entries of the info; each has a column such as ``info/success``, NaN where a step reports no value."""
 
 
 def _number(what: str, value: Any) -> Any:
@@ -123,7 +123,7 @@ class _Env:
         records["terminated"][index], records["truncated"][index] = terminated, truncated
 
     def _told(self, info: Any, before: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Adds the numbers of an info to those of the action's repeats before."""
+        """Adds the numbers of an info to those from the action's earlier repeats."""
         if not before:
             return before
         known = episodes.numbers(info)
@@ -146,14 +146,14 @@ class _Env:
         parts = {}
         for path, space in self._actions.items():
             part = self._records[path][index].astype(space.dtype).reshape(space.shape)
-            parts[path] = part + space.start if hasattr(space, "start") else part  # it may start at any number
+            parts[path] = part + space.start if hasattr(space, "start") else part  # may start at any number
         return parts["action"] if "action" in parts else unnamed(self._action, _nested(parts)["action"])
 
     def _legal(self, info: Any) -> np.ndarray:
         """Returns which actions are legal, ``[n]`` bool.
 
         Raises:
-          ValueError: the environment does not say so as it did at the start.
+          ValueError: the environment's mask is missing or has changed its size.
         """
         name, record = self._mask.name, self._records[f"obs/{masks.PART}"]
         mask = self._env.get_wrapper_attr(name)() if self._mask.where == "method" else info.get(name)
@@ -197,8 +197,8 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     """Makes the environments of a task, steps them at each message of the caller, and closes them at the end.
 
     Sends an empty message when the worker is up, when the environments are made, after each step and when they are
-    closed. On an error it sends ``failure_of`` instead; after an error before closing it only closes. It answers a
-    request to draw with ``_Env.picture`` or, in the same way, with an error.
+    closed. On an error it sends ``failure_of`` instead, closes the environments and ends. It answers a request to draw
+    with ``_Env.picture`` or, in the same way, with an error.
     """
     from gymnasium.wrappers import TimeLimit
 
@@ -251,7 +251,7 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
 
 
 def failure_of(error: BaseException, **where: Any) -> bytes:
-    """Encodes an exception as JSON: ``error`` in one line, what is ``refused``, ``traceback`` and ``where``."""
+    """Encodes an exception as JSON: ``error`` (one line), ``refused`` (a ``ConfigError``), ``traceback``, ``where``."""
     line = " ".join(traceback.format_exception_only(error)[-1].split())
     refused = error.with_flags if isinstance(error, ConfigError) else ""
     return json.dumps({**where, "refused": refused, "error": line, "traceback": traceback.format_exc()}).encode()
@@ -270,7 +270,7 @@ def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
     """Makes one environment and closes it.
 
     Sends an empty message when the worker is up, then a ``Description`` in JSON or ``failure_of`` the error, with
-    ``missing`` True if a library is not installed, and at last the result of ``closed``.
+    ``missing`` True if a library is not installed, and finally the result of ``closed``.
     """
     import gymnasium
 

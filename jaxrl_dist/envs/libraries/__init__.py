@@ -22,7 +22,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
 MODULES = {"playground": "mujoco_playground"}
-"""Modules of libraries, if they do not have the name of the package, which is the prefix."""
+"""Modules of libraries that are not named like the package, whose name is the prefix."""
 
 
 class Step(NamedTuple):
@@ -33,7 +33,7 @@ class Step(NamedTuple):
     reward: Any
     terminated: Any
     truncated: Any = False
-    """True where the library's own clock has cut the episode."""
+    """True where the library's own time limit has cut the episode."""
     info: Mapping[str, Any] = {}
 
 
@@ -46,17 +46,17 @@ class State(NamedTuple):
 
 
 class Params(NamedTuple):
-    """The parameters of an ``Adapted`` environment, by gymnax's name."""
+    """The parameters of an ``Adapted`` environment, named as in gymnax."""
 
     max_steps_in_episode: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A library's environment behind gymnax's interface; nothing in it resets by itself.
+    """A library's environment behind gymnax's interface; it never resets by itself.
 
     ``reset_env``, ``step_env`` and ``is_truncated`` are as in gymnax. The time limit is counted here, unless the
-    library tells its own truncations from terminations.
+    library itself distinguishes truncation from termination.
     """
 
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
@@ -134,7 +134,7 @@ def load(library: str) -> Library:
     try:
         with theirs():
             module: Any = importlib.import_module(f"{__name__}.{library}")
-    except Exception as error:  # a library that its dependencies have left behind fails with any
+    except Exception as error:  # an outdated library may raise any error with newer dependencies
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(f"{library}: cannot be imported: {line}") from error
     found: Library = module
@@ -168,14 +168,14 @@ def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
             return module.make(env_id, options)
     except ConfigError:
         raise
-    except Exception as error:  # such as levels that it would download
+    except Exception as error:  # such as a failed download of levels
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(f"{library}:{env_id} cannot be made here: {line}") from error
 
 
 @contextlib.contextmanager
 def theirs() -> Iterator[None]:
-    """Runs the libraries' own code: hides what it prints and warns of, and lets it broadcast between ranks."""
+    """Runs the libraries' own code: hides its output and warnings, and allows rank promotion."""
     silent = contextlib.redirect_stdout(io.StringIO())
     with warnings.catch_warnings(), silent, jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")

@@ -26,7 +26,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     params = params.replace(**parse_options(f"craftax:{env_id}", options, fields))
     limit = int(params.max_timesteps)
-    # The library would report its clock as a terminal state, so it is set to ring after the limit here.
+    # The library would report its time limit as a terminal state, so its limit is one step above the one here.
     params = params.replace(max_timesteps=limit + 1)
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:

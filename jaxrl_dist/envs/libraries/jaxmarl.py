@@ -21,7 +21,7 @@ def ids() -> list[str]:
 def make(env_id: str, options: Mapping[str, str]) -> Team:
     """Options are the constructor's arguments that are numbers or texts, such as ``num_agents`` and ``max_steps``.
 
-    One more is ``state``: whether observations have a part ``state``, that of the whole environment.
+    Another option is ``state``: whether observations have a part ``state``, the state of the whole environment.
     """
     env = jaxmarl.make(env_id)
     parameters = inspect.signature(type(env)).parameters.values()
@@ -32,10 +32,10 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
     shows_state = values.pop("state", False)
     if limit is not None:
         limit = values.pop(CLOCK, int(limit))
-        # The library would report its clock as the end of the task, so it is set to ring after the limit here.
+        # The library would report its time limit as the end of the task, so its limit is one step above the one here.
         clock = {CLOCK: limit + 1}
     try:
         env = jaxmarl.make(env_id, **values, **clock)
-    except TypeError:  # a few have a clock that no argument sets
+    except TypeError:  # a few have a limit that no argument sets
         env = jaxmarl.make(env_id, **values)
     return Team(env, "jaxmarl", limit, shows_state)

@@ -21,8 +21,8 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
 CLOCK = "step_count"
-"""A part of observations that only tells the time. Learning bootstraps where the time limit cuts an episode, so the
-time is no part of the task (Pardo et al. 2018, https://arxiv.org/abs/1712.00378, section 3.2)."""
+"""A part of observations that only counts steps. Learning bootstraps where the time limit cuts an episode, so the time
+is not part of the task (Pardo et al. 2018, https://arxiv.org/abs/1712.00378, section 3.2)."""
 MASK = "action_mask"
 
 
@@ -33,7 +33,7 @@ def ids() -> list[str]:
 def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     """Options are the constructor's arguments that are numbers, such as ``time_limit``.
 
-    A mask over combinations of an action's components makes their product one discrete action.
+    If the mask covers combinations of an action's components, each combination is a value of one discrete action.
 
     Raises:
       ConfigError: the environment has a reward for each of several agents.
@@ -48,7 +48,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     env = jumanji.make(env_id, **values)
     limit = int(env.time_limit) if "time_limit" in parameters else None
     if limit is not None:
-        # The library would report its clock as a terminal state, so it is set to ring after the limit here.
+        # The library would report its time limit as a terminal state, so its limit is one step above the one here.
         env = jumanji.make(env_id, **{**values, "time_limit": limit + 1})
     if env.reward_spec.shape:
         raise ConfigError(f"jumanji:{env_id} has a reward for each of {env.reward_spec.shape[0]} agents; one works")

@@ -15,7 +15,8 @@ from jaxrl_dist.envs.libraries import Adapted, Step, bool_space, one_hot
 from jaxrl_dist.types import PyTree
 
 CATEGORIES = 1 + max(int(value) for value in vars(EntityIds).values() if hasattr(value, "dtype"))
-"""Of a grid's channels: kinds of entities, and fewer colours and states. Spaces of NAVIX 0.7 leave out the last two."""
+"""Categories in each channel of a grid: kinds of entities; colours and states have fewer. Spaces of NAVIX 0.7 leave out
+the last two."""
 
 
 def ids() -> list[str]:

@@ -18,7 +18,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
 PLAYER = 0
-"""The player that learns where the opponents are random; pgx draws which player begins."""
+"""The player that learns if the opponents are random; pgx draws which player begins."""
 OPPONENTS = ("agents", "random")
 
 
@@ -27,9 +27,9 @@ def ids() -> list[str]:
 
 
 def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
-    """Makes a game, whose players are agents if it has several.
+    """Makes a game; if it has several players, each is an agent.
 
-    Options of games of several players are ``opponents`` (``random``: the agent is player 0, and the others choose
+    Options of games with several players are ``opponents`` (``random``: the agent is player 0, and the others choose
     legal actions at random) and ``state`` (whether observations have a part ``state``: those of all players).
 
     Raises:
@@ -51,11 +51,11 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
 
 
 class Players:
-    """A game whose players are agents, in JaxMARL's style, as ``groups.Team`` says.
+    """A game whose players are agents, in JaxMARL's style; see ``groups.Team``.
 
-    All of them act at every step. For all but the player on the move, action 0 is the only legal one, and nothing
-    happens if they take it. Each player gets its rewards after every move, and sees the game from its side; pgx draws
-    which player begins.
+    All players act at every step. Except for the player whose turn it is, action 0 is the only legal one and has no
+    effect. Each player gets its rewards after every move, and sees the game from its side; pgx draws which player
+    begins.
     """
 
     def __init__(self, env: Any) -> None:

@@ -19,7 +19,7 @@ def adapted(env: Any, family: str, limit: int) -> Adapted:
     Args:
       env: has ``reset(key)``, ``step(state, action)``, ``observation_size`` and ``action_size``; actions are -1 .. 1.
       family: as ``EnvSpec.family``.
-      limit: steps after which an episode is truncated. A ``time_out`` of the state's info may be an end of the task.
+      limit: steps after which an episode is truncated. A ``time_out`` in the state's info may mean the end of the task.
     """
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
