@@ -29,9 +29,9 @@ class Late(Exception):
 class Parallel(Generic[Item]):
     """Runs streams in daemon threads; none begins an item while more than ``in_flight`` of its items wait.
 
-    With ``in_flight`` 0 an item also waits while whoever took it works on it, up to the next ``take``.
+    With ``in_flight`` 0 an item also counts as waiting while its consumer works on it, until the next ``take``.
 
-    An exception in a stream is raised again by whatever waits for items. A stream may end. As a context manager,
+    An exception in a stream is raised again where items are taken. A stream may end. As a context manager,
     ``Parallel`` closes each stream in its thread and joins the threads.
     """
 
@@ -132,7 +132,7 @@ class Parallel(Generic[Item]):
           deadline: time of ``time.perf_counter`` at which to give up; None: never.
 
         Returns:
-          None if none of these streams runs any more, or if ``enough`` says so.
+          None if none of these streams runs any more, or if ``enough`` returns True.
 
         Raises:
           Late: the deadline has passed.
@@ -161,7 +161,7 @@ class Parallel(Generic[Item]):
     def close(self) -> int:
         """Ends the streams and returns the number of items that nobody took.
 
-        A thread that is stuck in foreign code is left running; it is a daemon, so the process can still end.
+        A thread that is stuck in other code is left running; it is a daemon, so the process can still end.
         """
         self.stopping.set()
         with self._changed:
@@ -185,7 +185,7 @@ class Parallel(Generic[Item]):
 
 
 def gather_async(streams: Parallel[Item]) -> Iterator[Item]:
-    """The items of all streams as they come."""
+    """Yields the items of all streams in order of arrival."""
     while (taken := streams.take()) is not None:
         yield taken[1]
 
@@ -193,7 +193,7 @@ def gather_async(streams: Parallel[Item]) -> Iterator[Item]:
 def gather_sync(
     streams: Parallel[Item], least: int | None = None, deadline_seconds: float = 0.0
 ) -> Iterator[list[Item | None]]:
-    """Rounds of one item of each stream, in the order of the streams; ends when a round cannot be filled.
+    """Yields rounds with one item from each stream, in the order of the streams; ends when a round cannot be filled.
 
     Args:
       least: items that suffice once ``deadline_seconds`` have passed since the round's first item. A stream whose item
@@ -216,7 +216,7 @@ def gather_sync(
 
 
 def union(*streams: Iterable[Item], weights: Sequence[int] | None = None) -> Iterator[Item]:
-    """All items of all streams, in turn ``weights[i]`` items of stream ``i`` (default 1), until all have ended."""
+    """Yields all items, in turn ``weights[i]`` items of stream ``i`` (default 1), until all streams have ended."""
     turns = collections.deque((iter(stream), weight) for stream, weight in _weighted(streams, weights))
     while turns:
         stream, weight = turns.popleft()
@@ -253,19 +253,19 @@ def _weighted(streams: Sequence[Iterable[Item]], weights: Sequence[int] | None) 
 
 
 def batch(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of ``size`` consecutive items; a last, shorter list is dropped."""
+    """Yields lists of ``size`` consecutive items; a last, shorter list is dropped."""
     iterator = iter(stream)
     while len(items := list(itertools.islice(iterator, size))) == size:
         yield items
 
 
 def every(stream: Iterable[Item], count: int) -> Iterator[Item]:
-    """The last of every ``count`` items."""
+    """Yields the last of every ``count`` items."""
     return itertools.islice(stream, count - 1, None, count)
 
 
 def duplicate(stream: Iterable[Item], copies: int, bound: int) -> list[Iterator[Item]]:
-    """Several streams of the same items, none of which may run more than ``bound`` items ahead of another.
+    """Returns several streams of the same items, none of which may run more than ``bound`` items ahead of another.
 
     Raises:
       BufferError: from the stream that runs ahead. It cannot wait: the reader of the other streams waits for it.

@@ -32,7 +32,7 @@ MEMBER = "member"
 """Axis name of the members that share a device, within ``over_members``."""
 
 LIGHT = 2**20
-"""Numbers of a member up to which members are computed in groups."""
+"""Elements in a member's arrays up to which members are computed in groups."""
 
 REPLICATED = PartitionSpec()
 BATCH = PartitionSpec(DATA)
@@ -90,7 +90,7 @@ def learning(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs:
     """Maps a function of shards that computes gradients or sums over devices.
 
     ``check_vma`` proves while tracing that replicated outputs are equal on all devices, and makes the gradient of a
-    global mean correct. Where shards have one device it has nothing to prove and is off.
+    global mean correct. With one device along ``data`` it has nothing to prove and is off.
     """
     check_vma = mesh.shape[DATA] > 1
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
@@ -108,11 +108,11 @@ def acting(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: A
 def over_members(function: Callable[..., Any], most: int | None = None) -> Callable[..., Any]:
     """Maps a function of one member over the leading axis of all arrays that it takes and returns.
 
-    Where a device has one member, the function runs as it would for a single run.
+    If a device has one member, the function runs as it would for a single run.
 
     Args:
-      most: members that a device computes together, if it has more and their number divides; the others follow. None:
-        all. Groups copy their arrays, so members with more than ``LIGHT`` numbers, such as replay memories, form none.
+      most: the maximum number of members that a device computes together, in equal groups one after the other; None:
+        all. Groups copy their arrays, so members with more than ``LIGHT`` elements, such as replay memories, form none.
     """
 
     def together(*args: Any) -> Any:
@@ -133,9 +133,9 @@ def over_members(function: Callable[..., Any], most: int | None = None) -> Calla
 
 
 def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..., Any]:
-    """Maps a function of one policy over dicts by policy, in the order of the first argument.
+    """Maps a function of one policy over dicts keyed by policy, in the order of the first argument.
 
-    If the first argument is no dict, there is one policy, and the function takes the arguments as they are. With
+    If the first argument is not a dict, there is one policy, and the function takes the arguments as they are. With
     several ``outputs`` the function returns a tuple, and the mapped one a tuple of dicts.
     """
 
@@ -151,25 +151,25 @@ def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..
 
 
 def by_policy(tree: Any) -> dict[str, Any]:
-    """Returns what several policies have, by policy; what a single one has gets the name ``""``."""
+    """Returns a dict keyed by policy; the value of a single policy gets the name ``""``."""
     return tree if isinstance(tree, dict) else {"": tree}
 
 
 def rollout_specs(algorithm: Any) -> Any:
-    """Returns the sharding of a rollout; of several policies, a dict of theirs."""
+    """Returns the sharding of a rollout; with several policies, a dict keyed by policy."""
     return over_policies(lambda _: ROLLOUT)(algorithm)
 
 
 def any_member(condition: jax.Array) -> jax.Array:
     """Returns whether ``condition``, a bool scalar, holds for any of the members that share a device.
 
-    The result is one for all of them, so a ``lax.cond`` on it stays a branch, where ``vmap`` would compute both.
+    They share one result, so a ``lax.cond`` on it stays a branch; otherwise ``vmap`` would compute both branches.
     """
     return jax.lax.pmax(condition.astype(jnp.int32), MEMBER) > 0 if among_members() else condition
 
 
 def among_members() -> bool:
-    """Returns whether what is traced is computed for several members at once."""
+    """Returns whether the code being traced runs for several members at once."""
     try:
         jax.lax.axis_size(MEMBER)
     except NameError:
@@ -221,14 +221,14 @@ class Program:
                 if self._compiled is None:
                     began = time.perf_counter()
                     self._compiled = self.lower(*args).compile()
-                    if self._spans:  # the others may compile for longer than its collectives would wait
+                    if self._spans:  # other processes may compile for longer than its collectives would wait
                         peers.gather(None, "a compiled program")
                     self.compile_seconds = time.perf_counter() - began
         return self._compiled(*args)
 
     def lower(self, *args: Any) -> Any:
         """Lowers the function for arguments of these shapes and dtypes; returns a ``jax.stages.Lowered``."""
-        if peers.world() is not None and not self._spans:  # JAX takes no values to be divided from one of several
+        if peers.world() is not None and not self._spans:  # then JAX does not divide values itself
             args = arrays.put(args, self._where[0])
         return self._jitted.lower(*args)
 
@@ -283,7 +283,7 @@ def global_index(local_size: int) -> jax.Array:
 
 
 def vary(tree: Any) -> Any:
-    """Marks arrays as different on each device, so that a gradient by them is that of this device's examples alone."""
+    """Marks arrays as varying over devices, so that a gradient with respect to them covers one device's examples."""
     if jax.lax.axis_size(DATA) == 1:
         return tree
     return jax.tree.map(

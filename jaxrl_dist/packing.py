@@ -17,7 +17,7 @@ import optax
 from jaxrl_dist.types import PyTree
 
 LARGEST = 2**20
-"""Bytes of an array that is left alone: a separate kernel for it takes longer than it takes to start."""
+"""Arrays of more bytes are not packed: their kernels run for longer than they take to start."""
 
 
 def pays_on(device: jax.Device) -> bool:
@@ -31,7 +31,7 @@ class _Packing(NamedTuple):
     treedef: Any
     leaves: tuple[jax.ShapeDtypeStruct, ...]
     groups: tuple[tuple[int, ...], ...]
-    """Numbers of the leaves of each array; a leaf alone stays as it is."""
+    """Indices of the leaves in each array; a single leaf stays as it is."""
 
     @staticmethod
     def of(tree: PyTree) -> _Packing:
@@ -52,7 +52,7 @@ class _Packing(NamedTuple):
         ]
 
     def unpack(self, arrays: Sequence[jax.Array], leading: int = 0) -> PyTree:
-        """Returns the tree of arrays with ``leading`` more axes in front."""
+        """Returns the tree of arrays, which have ``leading`` more axes in front."""
         leaves: list[Any] = [None] * len(self.leaves)
         for group, array in zip(self.groups, arrays, strict=True):
             if len(group) == 1:
@@ -99,7 +99,7 @@ def scan(
 
 
 def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
-    """Applies a function that treats all numbers alike to the numbers of all leaves of a dtype at once, as a vector."""
+    """Applies a function that treats all elements alike to all leaves of a dtype at once, as one vector."""
     leaves, treedef = jax.tree.flatten(tree)
     groups: dict[Any, list[int]] = {}
     for number, leaf in enumerate(leaves):
@@ -113,7 +113,7 @@ def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
 
 
 def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the sum of each of some arrays of one shape and dtype, on a GPU by one kernel for all."""
+    """Returns the sum of each array, on a GPU by one kernel for all; they have one shape and dtype."""
 
     def together(*arrays: jax.Array) -> list[jax.Array]:
         return list(jnp.sum(jnp.stack([x.reshape(-1) for x in arrays]), axis=1))

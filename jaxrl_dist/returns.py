@@ -59,7 +59,7 @@ def lambda_returns(
     discount: Scalar,
     gae_lambda: Scalar,
 ) -> jax.Array:
-    """Computes lambda returns ``[T, B]``; ``gae_lambda = 1`` gives Monte-Carlo returns that bootstrap at its end.
+    """Computes lambda returns ``[T, B]``; ``gae_lambda = 1`` gives Monte-Carlo returns that bootstrap at the end.
 
     Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq. 12.3
     (http://incompleteideas.net/book/the-book-2nd.html).

@@ -18,7 +18,7 @@ RESET = 2**32 - 1
 
 
 def rollout_step(iteration: jax.Array | int) -> jax.Array:
-    """The step, uint32, whose keys start rollout ``iteration``: that of the first observations for the first rollout.
+    """The step, uint32, whose keys start rollout ``iteration``; ``RESET`` for the first rollout.
 
     These numbers count down, and those of training's steps count up.
     """
@@ -44,9 +44,9 @@ def stream(seed: int | jax.Array, name: Stream) -> jax.Array:
 
 
 def of_policy(key: jax.Array, index: int) -> jax.Array:
-    """The key of a stream for the policy of this number, of several in one environment; that of the first is ``key``.
+    """The key of a stream for policy ``index`` of several in one environment; for the first it is ``key`` itself.
 
-    No iteration and no step of an environment reaches ``2^31``, so nothing else derives from the key between.
+    No iteration and no step of an environment reaches ``2^31``, so nothing else derives from the intermediate key.
     """
     return key if index == 0 else jax.random.fold_in(jax.random.fold_in(key, np.uint32(2**31)), index)
 

@@ -59,7 +59,7 @@ Space = Part | dict[str, "Space"]
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:
     """Returns the parts of nested dicts by their path, in JAX's order: ``{"camera/left": ..., "speed": ...}``.
 
-    Anything but a dict is a part; on its own, it has the path ``""``.
+    Anything except a dict is a part; without a dict around it, it has the path ``""``.
     """
     if not isinstance(tree, dict):
         return {path: tree}
@@ -88,9 +88,9 @@ def is_image(space: Space) -> bool:
 
 
 def describe(space: Space) -> str:
-    """Returns a space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``.
+    """Describes a space in a word, without its bounds: ``float32[4]``, ``Discrete(2)`` or ``MultiDiscrete(3, 2)``.
 
-    Of named parts, returns ``{camera: uint8[64, 64, 3], speed: float32[2]}``.
+    Named parts look like ``{camera: uint8[64, 64, 3], speed: float32[2]}``.
     """
     if isinstance(space, dict):
         return "{" + ", ".join(f"{name}: {describe(part)}" for name, part in space.items()) + "}"

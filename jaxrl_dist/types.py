@@ -22,7 +22,7 @@ PyTree = Any
 Array = Any
 """A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
 Algorithms = Any
-"""An ``Algorithm``; of several policies in one environment, a dict of theirs by policy."""
+"""An ``Algorithm``; with several policies in one environment, a dict keyed by policy."""
 Acted = tuple[PyTree, PyTree, PyTree]
 """Output of a policy: action, core, and extras, which are stored with the action."""
 
@@ -51,9 +51,9 @@ class EnvSpec:
     unread_mask: str = ""
     """Why policies cannot use the action masks that the environment seems to have; empty: they can, or it has none."""
     info_metrics: tuple[str, ...] = ()
-    """Numbers of its info that statistics of episodes have, as ``envs.episodes.parse`` returns them."""
+    """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns them."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
-    """What each of several policies sees and does; then the spaces above are dicts by policy. Empty: there is one."""
+    """The spec of each of several policies; then the spaces above are dicts keyed by policy. Empty: one policy."""
 
 
 # --- Experience ---------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Rollout(NamedTuple):
 
     @property
     def seen(self) -> PyTree:
-        """The observations ``[T, B, ...]`` that the actions answer."""
+        """The observations ``[T, B, ...]`` that the actions respond to."""
         import jax
 
         return jax.tree.map(lambda x: x[:-1], self.obs)
@@ -142,7 +142,7 @@ class EpisodeStats(NamedTuple):
         return jax.tree.map(lambda *fields: np.stack(fields), *parts)
 
     def merge(self, axis: int | None = None) -> EpisodeStats:
-        """Combines the statistics of all entries along an axis; None: of all axes, as scalars."""
+        """Combines the statistics of all entries along an axis; None: along all axes, to scalars."""
         sums = [field.sum(axis) for field in (self.episodes, self.return_sum, self.length_sum)]
         info = {name: (total.sum(axis), count.sum(axis)) for name, (total, count) in self.info.items()}
         return EpisodeStats._make([*sums, self.return_min.min(axis), self.return_max.max(axis), info])
@@ -232,7 +232,7 @@ class Algorithm:
     num_minibatches: int = 1
     """Updates into which the learner divides each pass."""
     done: Callable[[Mapping[str, jax.Array]], jax.Array] | None = None
-    """``(means of an update's metrics) -> bool``: True leaves it and the rollout's later updates out; None: never."""
+    """``(means of an update's metrics) -> bool``: True skips it and the rollout's later updates; None: never."""
     corrects_lag: bool = False
     """Whether the loss allows for experience of older policy versions, as replayed experience always is."""
 
@@ -252,8 +252,8 @@ class Algorithm:
 
     behaviour: Callable[[Variables, PyTree, Context], tuple[PyTree, PyTree]] | None = None
     """``(variables, core [B, ...], context) -> (params [B, ...], core)`` before each rollout: the parameters with which
-    each environment acts until the next one, and the core that the rollout starts with. It gives the same parameters
-    for the core that it has returned, so that they need not be kept. None: all act with ``variables.params``."""
+    each environment acts until the next one, and the core that the rollout starts with. For the core that it returned,
+    it returns the same parameters again, so they need not be kept. None: all act with ``variables.params``."""
     episodic: bool = False
     """Whether each rollout begins with a new episode in every environment."""
     paired: bool = False
@@ -293,14 +293,14 @@ class Learner(NamedTuple):
     midway: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
     parts: tuple[tuple[str, Learner], ...] = ()
-    """Of several policies, the name and learner of each."""
+    """The name and learner of each of several policies."""
 
 
 # --- Reports ------------------------------------------------------------------------------------------
 
 
 class Checkpoint(NamedTuple):
-    """All that a run needs to continue as if it had never stopped: numpy arrays and JSON values."""
+    """Everything that a run needs to continue as if it had never stopped: numpy arrays and JSON values."""
 
     state: TrainState
     actor: PyTree  # state of compiled environments; () for host environments, which are restarted
@@ -338,7 +338,7 @@ class Report:
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
     """Adds the caller's numbers to this report's line in ``metrics.jsonl`` and to the run's trackers; must be called
     before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
-    line has already, and for values that are no numbers."""
+    line already has, and for values that are not numbers."""
     members: tuple[Report, ...] = ()
-    """Of a population: the newest report of each member that has one. The population's own counts are sums, its metrics
-    means over the members, and its variables those of the member with the highest return."""
+    """For a population, the newest report of each member that has one. The population's own counts are sums, its
+    metrics means over the members, and its variables those of the member with the highest return."""

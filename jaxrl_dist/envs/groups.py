@@ -36,7 +36,7 @@ class Team:
 
     ``env`` has ``agents`` (names), ``reset(key) -> (obs, state)``, ``step_env(key, state, actions) -> (obs, state,
     rewards, dones, info)``, ``observation_space(agent)`` and ``action_space(agent)``. Everything except the states is a
-    dict keyed by agent; ``dones`` has ``__all__``, too. It may have ``get_avail_actions(state)`` (legal actions by agent).
+    dict keyed by agent; ``dones`` also has ``__all__``. ``get_avail_actions(state)`` (legal actions) is optional.
     """
 
     env: Any

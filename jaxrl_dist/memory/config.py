@@ -37,7 +37,7 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
     sequence_length: int = 16
     """Training steps of a window, with a recurrent core."""
     max_priority_share: float = 0.9
-    """eta: weight of the largest error in a window's priority, with a recurrent core; the mean has the rest
+    """eta: weight of the largest error in a window's priority, with a recurrent core; the mean gets the rest
     (Kapturowski et al. 2019, section 2.3)."""
 
     def validate(self) -> None:

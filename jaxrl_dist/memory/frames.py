@@ -88,7 +88,7 @@ def newest(stacks: PyTree, frame_stack: int) -> Frame:
 
     A stack whose frames are all equal counts as fresh. This is exact: a fresh frame makes such a stack, and any other
     stack of equal frames is what its newest frame would make if it were fresh. Each later stack depends only on the
-    stack before it and on the new frame. Of an observation with several parts, all must be such stacks.
+    stack before it and on the new frame. If an observation has several parts, all must be such stacks.
     """
 
     def split(stacks: jax.Array) -> jax.Array:

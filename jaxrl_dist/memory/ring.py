@@ -3,7 +3,7 @@
 Each device stores and samples the steps of the environments that it holds; nothing moves between devices. A *window* is
 a run of ``window`` steps of one environment and the observation after the last. Sampling returns windows as a
 ``Rollout`` with ``T = window``, so an algorithm treats replayed experience as fresh experience. An observation is
-stored once, in its dtype; of a stack, only the newest frame.
+stored once, in its dtype; for a stack, only the newest frame.
 
 A window never crosses the write head and never starts on a reset step. It may run over an episode's end, where
 ``returns`` cuts. With stacks of ``frame_stack`` frames, sampling also reads the frames before the window, so a window
@@ -38,7 +38,7 @@ class Priorities(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The ring. Every leaf is ``[B, ...]``, divided over the devices by environment; ``C`` slots an environment.
+    """The ring. Every leaf is ``[B, ...]``, divided over the devices by environment; ``C`` slots per environment.
 
     Step ``k`` of an environment, counted from its first, lies in slot ``k % C``; the successor of slot ``s`` is the
     observation of slot ``s + 1``.
@@ -62,7 +62,7 @@ def init(like: Rollout, slots: int, *, prioritized: bool, frame_stack: int = 1) 
 
     Args:
       like: shapes and dtypes of a rollout of all environments, ``[T, B, ...]``.
-      slots: steps kept of each environment.
+      slots: steps kept for each environment.
       frame_stack: frames in an observation, as in ``EnvSpec``.
     """
 
@@ -154,8 +154,8 @@ def cut(memory: Memory, window: int, frame_stack: int = 1) -> Memory:
 def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, frame_stack: int = 1) -> Index:
     """Draws this device's ``batch_size`` windows: each environment equally often, and in it each window equally likely.
 
-    So an environment with more reset steps than another, of which fewer windows can start, has the same share. Every
-    example has its share of the environments, by its global index, and a key, so the windows are the same on any number
+    So an environment with many reset steps, where fewer windows can start, has the same share as others. The global
+    index of an example determines its share of the environments and its key, so the windows are the same on any number
     of devices.
 
     Returns:
@@ -169,7 +169,7 @@ def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, f
     def draw(attempt: jax.Array) -> Index:
         keys = rng.per_index(jax.random.fold_in(key, attempt), examples)
         draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-        # floor((example + draw) * num_envs / batch_size), rounded alike whatever the number of examples before.
+        # floor((example + draw) * num_envs / batch_size), rounded the same for any number of examples before.
         whole, rest = jnp.divmod(jnp.arange(batch_size, dtype=jnp.int32) * num_envs, batch_size)
         rest = rest.astype(jnp.float32) / batch_size + draws[:, 0] * (num_envs / batch_size)
         env = jnp.minimum(whole + rest.astype(jnp.int32), num_envs - 1)
@@ -203,7 +203,7 @@ def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, f
 
 
 def draw_prioritized(memory: Memory, key: jax.Array, batch_size: int) -> tuple[Index, jax.Array]:
-    """Draws this device's ``batch_size`` windows in proportion to their priority, one from each of as many strata.
+    """Draws this device's ``batch_size`` windows in proportion to their priority, one from each stratum.
 
     Source: Schaul et al. (2016), https://arxiv.org/abs/1511.05952, section 3.3 and appendix B.2.1.
 

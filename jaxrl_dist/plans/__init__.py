@@ -31,8 +31,8 @@ class PlanInfo(NamedTuple):
     """See ``together``; over several processes, only ``on_device`` has it."""
     check: Callable[[Train[Any], Algorithm, str, int], None] | None = None
     """``(config, algorithm, name, num_devices)``: raises ``ConfigError`` if the resolved config or the algorithm does
-    not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn. Of several policies, it
-    is called for each that trains."""
+    not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn. With several policies,
+    it is called for each that trains."""
     several: bool = True
     """Whether several policies can train."""
     copies: bool = True
@@ -70,7 +70,7 @@ def pool_options(
     """Returns the options of a resolved config's actor threads, for plans that have them.
 
     Args:
-      names: the algorithm's name in messages; of several policies, those by policy. That of a single one is ``""``.
+      names: algorithms' names in messages, keyed by policy; ``""`` is the key if there is one policy.
       on_host: whether the environments run on the host.
 
     Raises:

@@ -71,7 +71,7 @@ def asynchronous(job: Job) -> Iterator[Report]:
 
 
 class Turn(NamedTuple):
-    """What a trainer has done with a round of experience, or without."""
+    """The result of a trainer's turn, with or without a round of new experience."""
 
     state: TrainState
     metrics: Mapping[str, Any]
@@ -82,7 +82,7 @@ class Turn(NamedTuple):
 
 
 class Training(Protocol):
-    """What learns from the actors' experience."""
+    """One or several trainers that learn from the actors' experience."""
 
     @property
     def programs(self) -> Sequence[meshes.Program]:
@@ -185,10 +185,10 @@ def overlapped(job: Job, training: Training) -> Iterator[Report]:
 def rounds(
     job: Job, pool: ActorPool, tally: Tally, more: Callable[[], bool]
 ) -> Iterator[Sequence[Sample | None] | None]:
-    """Yields the samples of each iteration: one of each actor, or the same number in order of arrival.
+    """Yields the samples of each iteration: one from each actor, or the same number in order of arrival.
 
-    Replayed experience must keep each environment's order, and so takes one of each actor. Yields None while there are
-    no new samples and there is ``more`` to learn without them.
+    Replayed experience must keep each environment's order, so it takes one from each actor. Yields None while no new
+    samples have arrived and there is ``more`` to learn without them.
     """
     options = job.pool
     if options.lag is None and options.gather is None and not replays(job.algorithm):

@@ -1,4 +1,4 @@
-"""Local SGD: members of a population learn alone for some iterations, and then become their mean."""
+"""Local SGD: members of a population learn separately for some iterations, and then take the mean of their networks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def averaging(state: TrainState, running: jax.Array, every: int | None) -> Train
 
 
 def averaged(learned: PyTree, running: jax.Array) -> PyTree:
-    """Replaces arrays ``[M, ...]`` of the members that are ``running [M]`` by their mean over these; integers stay.
+    """Replaces arrays ``[M, ...]`` of the members that are ``running [M]`` by their mean; integers stay.
 
-    For networks and what their optimisers know, this is local SGD (Stich 2019, https://arxiv.org/abs/1805.09767,
+    For networks and optimiser states, this is local SGD (Stich 2019, https://arxiv.org/abs/1805.09767,
     algorithm 1).
     """
     weights = running / jnp.maximum(running.sum(), 1)
@@ -35,7 +35,7 @@ def averaged(learned: PyTree, running: jax.Array) -> PyTree:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         chosen = running.reshape(-1, *[1] * (x.ndim - 1))
-        # Zero weights do not hide what is not finite in a member that has ended.
+        # Zero weights would not hide NaN or infinity in a member that has ended.
         total = jnp.tensordot(weights.astype(x.dtype), jnp.where(chosen, x, 0), axes=1, precision="highest")
         return jnp.where(chosen, total, x)
 

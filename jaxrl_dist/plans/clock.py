@@ -17,7 +17,7 @@ class Clock:
     """
 
     def __init__(self, resumed: Checkpoint | None, away: Callable[[], float]) -> None:
-        """``away`` is the job's."""
+        """``away`` is ``Job.away``."""
         self._away = away
         kept = {} if resumed is None else resumed.progress
         self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)

@@ -24,7 +24,7 @@ from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Array, EpisodeStats, PyTree, Rollout, TrainState, Variables
 
 LEARN_TOGETHER = 16
-"""Members that learn together on a CPU: the activations of more leave its caches (docs/speed.md)."""
+"""Members that learn together on a CPU: the activations of more would not fit into its caches (docs/speed.md)."""
 MEMBERS = meshes.of_members(meshes.REPLICATED)
 BATCH = meshes.of_members(meshes.BATCH)
 _STATE = meshes.of_members(meshes.STATE)
@@ -32,10 +32,10 @@ _SUMS: Any = IntervalSums._make([MEMBERS] * 3 + [BATCH])
 
 
 def lower(job: Job, members: int = 1) -> Any:
-    """Lowers the plan's program for the devices of ``job``, which need not be there.
+    """Lowers the plan's program for the devices of ``job``, which need not exist.
 
     Args:
-      members: of a population whose hyperparameters are equal.
+      members: number of members of a population with equal hyperparameters.
 
     Returns:
       A ``jax.stages.Lowered``, whose ``compile()`` allocates nothing on the devices.
@@ -50,7 +50,7 @@ def lower(job: Job, members: int = 1) -> Any:
 
 
 def traces(job: Job) -> bool:
-    """Returns whether one program can train members that differ in ``job.hyper``: no value decides what it does."""
+    """Returns whether one program can train members that differ in ``job.hyper``: tracing needs no values."""
 
     def iteration(hyper: Mapping[str, Array]) -> Any:
         keys = tuple(job.key(stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
@@ -86,7 +86,7 @@ def member_keys(jobs: Sequence[Job], stream: Stream) -> jax.Array:
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Maps a function over the members without batching it: it computes what it would for a single run, bit for bit."""
+    """Maps a function over the members without batching it, so results equal those of single runs bit for bit."""
 
     def mapped(*args: Any) -> Any:
         if len(jax.tree.leaves(args)[0]) > 1:
@@ -108,7 +108,7 @@ def initial_actor(jobs: Sequence[Job], hyper: Mapping[str, Array]) -> device.Act
 def initial_state(
     jobs: Sequence[Job], hyper: Mapping[str, Array], *, equal: bool = False, restarted: bool = False
 ) -> TrainState:
-    """Returns the states before the first update, on the mesh; of resumed members, those of their checkpoints.
+    """Returns the states before the first update, on the mesh; for resumed members, those in their checkpoints.
 
     Args:
       equal: the members begin with the networks of the first one.
@@ -139,7 +139,7 @@ def initial_state(
 
 
 def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *inputs: Any) -> IntervalSums:
-    """Returns zero sums of a member, as numpy arrays, of all metrics, and with episodes for each of its devices."""
+    """Returns a member's zero sums of all metrics, with episodes for each of its devices, as numpy arrays."""
 
     def metrics(*inputs: Any) -> Any:
         state, actor, *others = _without_axis(inputs)
@@ -153,13 +153,13 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
 
 def parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
     """Returns sums of a checkpoint with the metrics and the parts of ``blank``."""
-    if isinstance(blank.learned, dict) and not since.learned:  # of a new run, which does not know its policies
+    if isinstance(blank.learned, dict) and not since.learned:  # a new run's sums, which have no policies yet
         return blank
 
     def of_policy(_: Any, learned: Array, sums: Any, episodes: EpisodeStats, *blank: Any) -> tuple[Any, ...]:
         known, none = blank
         sums = {name: np.asarray(sums.get(name, x), x.dtype) for name, x in known.items()}
-        if len(episodes.episodes) != len(none.episodes):  # another number: the first holds all episodes
+        if len(episodes.episodes) != len(none.episodes):  # another number of devices: the first holds all episodes
             whole = with_info(episodes.merge(), none)
             episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), whole, none)
         episodes = with_info(episodes, none)
@@ -232,7 +232,7 @@ def _learn_together(job: Job) -> Callable[..., Any]:
 
 
 def compile_update(job: Job, average_every: int | None = None) -> meshes.Program:
-    """``(state, rollout, keys, hyper, running) -> (state, metrics)`` of members; the state is donated.
+    """``(state, rollout, keys, hyper, running) -> (state, metrics)`` for members; the state is donated.
 
     Args:
       average_every: as for ``make_program``.
@@ -250,7 +250,7 @@ def compile_update(job: Job, average_every: int | None = None) -> meshes.Program
 def _added(
     grew: jax.Array, learned: jax.Array, sums: Any, episodes: EpisodeStats, metrics: Any, ended: EpisodeStats
 ) -> tuple[Any, ...]:
-    """Adds an iteration to the sums of a policy: ``learned, sums, episodes``; ``grew``: it has made updates."""
+    """Adds an iteration to the sums of a policy: ``learned, sums, episodes``; ``grew``: it made updates."""
     total = jax.tree.map(lambda *x: jnp.stack(x), episodes, ended)
     sums = jax.tree.map(lambda s, x: s + jnp.where(grew, x, 0), sums, metrics)
     return learned + grew, sums, total.merge(axis=0)
@@ -261,7 +261,7 @@ def make_program(
 ) -> meshes.Program:
     """Returns ``(state, actor, since, keys, hyper, running, count) -> (state, actor, since, steps, fault)``.
 
-    The program makes ``count`` iterations, and adds their sums to ``since``; ``steps [M]`` are the members' env steps.
+    The program runs ``count`` iterations, and adds their sums to ``since``; ``steps [M]`` are the members' env steps.
     If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration and
     returns each device's first ``fault``.
 

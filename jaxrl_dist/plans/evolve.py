@@ -1,6 +1,6 @@
-"""Selection among the members of a population: who goes on, from whose parameters, with which hyperparameters.
+"""Selection among the members of a population: which ones go on, with whose parameters and which hyperparameters.
 
-Both ways are functions of one type, ``Evolve``. A plan calls them between two dispatches.
+Both methods are functions of one type, ``Evolve``. A plan calls them between two dispatches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pbt(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.
     """Population-based training (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846): truncation and perturbation.
 
     Each of the worst fifth, but at least one member, copies a random member of the best fifth, and perturbs each of its
-    hyperparameters. Equal scores replace nothing.
+    hyperparameters. A member is not replaced by one with an equal score.
     """
     order = np.argsort(scores, kind="stable")
     count = max(1, int(FRACTION * len(scores)))
@@ -56,7 +56,7 @@ def perturbed(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
 def halving(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.ndarray, Hyper]:
     """Successive halving (Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943): the better half goes on.
 
-    Of an odd number, the member in the middle goes on, too; members keep their order.
+    With an odd number, the middle member goes on, too; members keep their order.
     """
     del rng
     best = np.argsort(-scores, kind="stable")[: math.ceil(len(scores) / 2)]
@@ -70,18 +70,18 @@ class Selection(NamedTuple):
     evolve: Evolve
     seed: int
     interval: int
-    """Iterations before the first selection, and for ``pbt`` between two."""
+    """Iterations before the first selection, and for ``pbt`` between selections."""
     doubles: bool = False
-    """Whether each interval ends at twice the iterations of the last one, as for halving: every rung costs as much."""
+    """Whether each interval ends at twice the iterations of the last one, as in halving: each rung costs the same."""
 
     def due(self, iteration: int) -> bool:
-        """Returns whether to select after so many iterations."""
+        """Returns whether to select after this many iterations."""
         count, rest = divmod(iteration, self.interval)
         return count > 0 and rest == 0 and (not self.doubles or count & (count - 1) == 0)
 
     @staticmethod
     def valid(config: Any, values: Mapping[str, float]) -> bool:
-        """Returns whether an algorithm may have these hyperparameters; if not, a member keeps its own."""
+        """Returns whether an algorithm may have these hyperparameters; if not, a member keeps its current ones."""
         try:
             varied(config.algorithm, values).validate()
         except ConfigError:
@@ -89,5 +89,5 @@ class Selection(NamedTuple):
         return True
 
     def rng(self, iteration: int) -> np.random.Generator:
-        """Returns the random numbers of the selection after so many iterations."""
+        """Returns the random numbers of the selection after this many iterations."""
         return np.random.default_rng((self.seed, iteration))

@@ -49,7 +49,7 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
 def gradients(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors that compute gradients; their policy may lag some versions behind the learner."""
     clock, stages = Clock(job.resumed, job.away), Stages()
-    # An actor continues only after its gradient has been applied (Mnih et al. 2016, algorithm S3), so it acts with it.
+    # An actor continues only after its gradient has been applied (Mnih et al. 2016, algorithm S3), and acts with it.
     options = job.pool._replace(in_flight=0)
     steps = job.num_envs // options.num_actors * job.rollout_length
     apply, state = compile_apply(job.algorithm, job.mesh, steps), job.initial_state()

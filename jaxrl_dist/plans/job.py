@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class Kept:
-    """What runs have traced and compiled, by name; later runs of the process that compute the same share it."""
+    """Traced and compiled functions by name, shared with later runs of the process that compute the same."""
 
     def __init__(self) -> None:
         self._lock, self._made = threading.RLock(), dict[Hashable, Any]()
 
     def once(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Returns what ``make`` returned when this name was first asked for.
+        """Returns the result of ``make`` from the first call with this name.
 
         A run does not wait for a program that an earlier one has compiled: its ``compile_seconds`` begin at 0.
         """
@@ -52,8 +52,8 @@ class Job(NamedTuple):
     learner: Learner
     source: EnvSource
     mesh: Mesh
-    hyper: Mapping[str, float] = {}  # those hyperparameters in which members of a population differ
-    vary: Callable[[Mapping[str, Array]], tuple[Algorithms, Learner]] | None = None  # makes both with other ``hyper``
+    hyper: Mapping[str, float] = {}  # the hyperparameters in which members of a population differ
+    vary: Callable[[Mapping[str, Array]], tuple[Algorithms, Learner]] | None = None  # returns both for other ``hyper``
     init_variables: Variables | dict[str, Variables] | None = None  # None: the algorithm's own
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to resume from; None: a new run
@@ -67,8 +67,8 @@ class Job(NamedTuple):
         """Returns what ``make`` returns for this job, or for an equal one of an earlier run.
 
         Args:
-          name: of what is made, with all that it depends on beside the fields that ``setup.make_job`` compares.
-          make: gets the job without its checkpoint and callbacks, which would live as long as what it makes.
+          name: names the result, with everything it depends on except the fields that ``setup.make_job`` compares.
+          make: gets the job without its checkpoint and callbacks, which would live as long as the result.
         """
         defaults = ("init_variables", "resumed", "stop", "away", "offer", "kept")
         bare = self._replace(**{name: self._field_defaults[name] for name in defaults})
@@ -76,7 +76,7 @@ class Job(NamedTuple):
 
     @property
     def num_envs(self) -> int:
-        """Environments, over all devices and actors; each agent of one counts."""
+        """Environments, over all devices and actors; each agent counts as one."""
         return self.config.num_envs * self.source.spec.num_agents
 
     @property
@@ -107,7 +107,7 @@ class Job(NamedTuple):
     def initial_state(self) -> TrainState:
         """Returns the state before the first update, on the mesh; for a resumed run, the checkpoint's state.
 
-        Environments on the host are restarted. ``on_device``, whose environments go on, has its own.
+        Environments on the host are restarted; ``on_device``, where they go on, uses ``compiled.initial_state``.
         """
         shardings = meshes.shardings(self.mesh, meshes.STATE)
         init = self.once("initial state", lambda job: jax.jit(job.learner.init, out_shardings=shardings))
@@ -121,7 +121,7 @@ class Job(NamedTuple):
         return state._replace(memory=cut(state.memory))
 
     def with_init_variables(self, state: TrainState, spec: PartitionSpec) -> TrainState:
-        """Returns a new state with ``init_variables``, if there are any, in the shapes and shardings that it has."""
+        """Returns the state with ``init_variables``, if there are any, in the state's shapes and shardings."""
         if self.init_variables is None:
             return state
         given = [isinstance(x, np.ndarray) for x in jax.tree.leaves(self.init_variables)]
@@ -146,7 +146,7 @@ class Job(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Mean return of the newest whole interval before this session; -infinity: none of its episodes ended."""
+        """Mean return of the newest whole interval before this session; -infinity if no episode ended."""
         return -math.inf if self.resumed is None else score_of(self.resumed.progress)
 
     def ended_by(self, env_steps: int, score: float) -> str | None:
@@ -167,7 +167,7 @@ class Job(NamedTuple):
 
     def actor_job(self) -> ActorJob:
         """Returns the job of an actor pool."""
-        # Threads cast no votes: over several processes, waits end with the rollouts under way.
+        # Threads do not vote on stopping: with several processes, waits end with the rollouts under way.
         stop = self.stop if peers.world() is None else lambda: False
         return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, stop)
 

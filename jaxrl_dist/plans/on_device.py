@@ -63,14 +63,14 @@ class Compiled(Population):
         self._ready(self.program)
 
     def inputs(self, count: int) -> tuple[Any, ...]:
-        """Returns the arguments with which ``program`` makes ``count`` iterations; it uses up the first three."""
+        """Returns the arguments with which ``program`` runs ``count`` iterations; it donates the first three."""
         limit = self._placed("count", np.int32(count), meshes.REPLICATED)
         return self._state, self._actor, self._since, self._keys, self._hyper, self._goes_on(), limit
 
     def _iterate(self, running: Sequence[int]) -> int:
         job, clock = self._jobs[0], self.program
         rollout = job.num_envs * job.rollout_length
-        # No member reaches its end before the last of so many iterations.
+        # No member reaches its end before the last of these iterations.
         left = min(-(-(self._jobs[member].total_env_steps - self._env_steps[member]) // rollout) for member in running)
         count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
         began = time.perf_counter() - clock.compile_seconds

@@ -1,8 +1,9 @@
 """Several policies, each with a trainer at its own pace, on one stream of experience.
 
-Source: the workflow of two trainers of RLlib Flow (Liang et al. 2021, https://arxiv.org/abs/2011.12719): PPO learns
-from each rollout, while DQN stores it and learns from its replay memory. The trainers take turns on the devices that
-learn. While no rollout is there, those that replay go on, and a trainer's policy acts as soon as its turn is over.
+Source: RLlib Flow's workflow with two trainers (Liang et al. 2021, https://arxiv.org/abs/2011.12719): PPO learns from
+each rollout, while DQN stores it and learns from its replay memory. The trainers take turns on the devices that learn.
+While no rollout has arrived, those that replay go on. A policy acts with its new parameters as soon as its trainer's
+turn is over.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Trainers:
     def turns(self, state: TrainState, rounds: Iterator[Sequence[PyTree] | None]) -> Iterator[Turn]:
         """As ``asynchronous.Training.turns``."""
         states = {name: state_of(state, name) for name in self._trainers}
-        states = {name: own._replace(iteration=jnp.copy(own.iteration)) for name, own in states.items()}  # each its own
+        states = {name: own._replace(iteration=jnp.copy(own.iteration)) for name, own in states.items()}  # not shared
         copies = dict(zip(states, flow.duplicate(rounds, len(states), bound=1), strict=True))
         each = [trainer.turns(states[name], _of(name, copies[name])) for name, trainer in self._trainers.items()]
         for name, turn in zip(itertools.cycle(states), flow.concurrently(*each), strict=False):
@@ -81,6 +82,6 @@ class Trainers:
 
 
 def _of(name: str, rounds: Iterator[Sequence[PyTree] | None]) -> Iterator[Sequence[PyTree] | None]:
-    """Yields what is a policy's, of rollouts and priorities by policy."""
+    """Yields one policy's part of rollouts and priorities, which are keyed by policy."""
     for content in rounds:
         yield None if content is None else [part[name] for part in content if name in part]

@@ -24,16 +24,16 @@ from jaxrl_dist.types import Report, TrainState
 
 
 class Population(abc.ABC):
-    """Runs that differ in seed and ``hyper`` only, the members, in the same programs.
+    """Runs that differ only in seed and ``hyper``, called members, in the same programs.
 
-    Every array of the programs has a leading axis of members. A member learns what it would learn as a single run, up
-    to rounding. Once it is done, what the programs still compute for it is ignored. Plans say how members advance.
+    Every array of the programs has a leading axis of members. A member learns the same as a single run, up to rounding.
+    Once it is done, further results for it are ignored. Each plan's subclass defines how members advance.
     """
 
     _state: TrainState
-    """Of all members that the programs compute."""
+    """The state of all members that the programs compute."""
     _actor: Any = ()
-    """Of the environments, for checkpoints; () if they run on the host."""
+    """The environments' state, for checkpoints; () if they run on the host."""
     _env: HostEnv | None = None
     _axis = True
     """Whether all arrays have an axis of members."""
@@ -49,10 +49,10 @@ class Population(abc.ABC):
         """Prepares the program.
 
         Args:
-          jobs: of the members; resumed ones that are not done are at the same iteration.
+          jobs: the members' jobs; resumed members that are not done are at the same iteration.
           training: the members whose reports will be taken; None: all.
-          selection: how the members that are not done are selected after some of the reports; None: not at all.
-          numbers: of the members in their whole population, for reports; None: there are no others.
+          selection: when and how to select among the members that are not done; None: never.
+          numbers: the members' numbers in the whole population, for reports; None: there are no others.
           average_every: iterations after which the members' networks become their mean; None: never.
         """
         self._names = range(len(jobs)) if numbers is None else numbers
@@ -86,7 +86,7 @@ class Population(abc.ABC):
                     self._advance()
                 yield self._due.pop(member)
         finally:
-            self._done[member] = True  # though the caller may have left earlier
+            self._done[member] = True  # also if the caller stops early
 
     def _start(self) -> None:
         jobs, self._started = self._jobs, True
@@ -118,7 +118,7 @@ class Population(abc.ABC):
         return jax.tree.map(lambda x: x[row], tree) if self._axis else tree
 
     def _goes_on(self) -> jax.Array:
-        """Returns whether the members of the programs are not done, ``[M]`` bool on the mesh."""
+        """Returns which members of the programs are not done, ``[M]`` bool on the mesh."""
         return self._placed("running", [not self._done[member] for member in self._rows], compiled.MEMBERS)
 
     def _placed(self, name: str, value: Any, spec: PartitionSpec) -> jax.Array:
@@ -128,7 +128,7 @@ class Population(abc.ABC):
         return self._small[name][1]
 
     def _advance(self) -> None:
-        """Makes some iterations, and the reports that are due after them."""
+        """Runs some iterations, and makes the reports that are due after them."""
         running = self._running()
         assert not any(member in self._due for member in running), "a report has not been taken"
         self._iterations += self._iterate(running)
@@ -205,7 +205,7 @@ class Population(abc.ABC):
         self._keep(index)
 
     def _numbers(self) -> tuple[IntervalSums, TrainState]:
-        """Fetches what reports show of all members, with one transfer."""
+        """Fetches the numbers of all members' reports in one transfer."""
         state = self._state
         counts = state.updates, state.iteration, state.skipped
         since, (updates, iteration, skipped) = arrays.fetch((self._sums(), counts))
@@ -241,12 +241,12 @@ class Population(abc.ABC):
         hyper = {f"hyper/{name}": value for name, value in self._jobs[member].hyper.items()}
         return {"population/parent": float(self._names[self._parents[member]]), **hyper}
 
-    # --- What a plan says ---------------------------------------------------------------------------------
+    # --- Defined by each plan ---------------------------------------------------------------------------------
 
     @staticmethod
     @abc.abstractmethod
     def traces(job: Job) -> bool:
-        """Returns whether programs can train members that differ in ``job.hyper``: no value decides what they do."""
+        """Returns whether programs can train members that differ in ``job.hyper``: tracing needs no values."""
 
     @abc.abstractmethod
     def _begin(self) -> None:
@@ -254,11 +254,11 @@ class Population(abc.ABC):
 
     @abc.abstractmethod
     def _iterate(self, running: Sequence[int]) -> int:
-        """Makes some iterations, calls ``_count``, and returns how many; no member ends before the last of them."""
+        """Runs some iterations, calls ``_count``, and returns their number; no member ends before the last of them."""
 
     @abc.abstractmethod
     def _sums(self) -> IntervalSums:
-        """Returns the sums since the last report of each row."""
+        """Returns each row's sums since the last report."""
 
     @abc.abstractmethod
     def _restart(self) -> None:
@@ -266,7 +266,7 @@ class Population(abc.ABC):
 
     @abc.abstractmethod
     def _keep(self, index: np.ndarray) -> None:
-        """Goes on with these rows of all arrays."""
+        """Keeps only these rows of all arrays."""
 
     def _times(self) -> Mapping[str, float]:
         """Returns the seconds of the plan's stages."""
@@ -282,7 +282,7 @@ def _copied(tree: Any, what: str, row: int | None) -> Any:
     """Copies a member's part of the arrays on the devices to the host; other values stay. Raises as ``copied``.
 
     Args:
-      row: None: the arrays have no axis of members.
+      row: the member's row; None: the arrays have no axis of members.
     """
     leaves, structure = jax.tree.flatten(tree)
     here = [x for x in leaves if isinstance(x, jax.Array)]

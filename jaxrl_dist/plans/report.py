@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class IntervalSums(NamedTuple):
     """Sums over the interval since the last report, held by programs, checkpoints and reports.
 
-    ``HostInterval`` computes them for plans whose iterations begin and end on the host. Of several policies, all but
-    ``iterations`` are dicts by policy.
+    ``HostInterval`` computes them for plans whose iterations begin and end on the host. With several policies, all
+    fields except ``iterations`` are dicts keyed by policy.
     """
 
     iterations: Array  # int32 scalar
@@ -91,7 +91,7 @@ class HostInterval:
     """Sums an interval's iterations on the host, as ``on_device`` does on the devices."""
 
     def __init__(self, job: Job, length: int) -> None:
-        """``length``: of an interval, in iterations."""
+        """``length`` is that of an interval, in iterations."""
         self._job, self._length, self.score = job, length, job.score
         self._begin(job.resumed)
 
@@ -111,13 +111,13 @@ class HostInterval:
         self._metrics: list[tuple[Any, Any]] = []  # not on the host yet
 
     def ended(self, episodes: EpisodeStats) -> None:
-        """Adds statistics of finished episodes; of several policies, a dict of theirs."""
+        """Adds statistics of finished episodes; with several policies, a dict keyed by policy."""
         self._episodes.append(episodes)
 
     def learned(self, metrics: Mapping[str, Any], counts: Any = True) -> None:
         """Adds an iteration's metrics; ``counts`` is False if it made no update, as while a replay memory fills.
 
-        Of several policies, both are dicts by policy, and may leave out those that have not had their turn.
+        With several policies, both are dicts keyed by policy, without those that have not had their turn.
         """
         self._metrics.append((counts, metrics))
         if len(self._metrics) == _FETCH:
@@ -162,17 +162,17 @@ _FETCH = 1000
 
 
 def updated(state: TrainState, before: Any) -> Any:
-    """Returns whether updates have been made since there were ``before``; of several policies, a dict by policy."""
+    """Returns whether updates have been made since there were ``before``; with several policies, a dict."""
     return jax.tree.map(lambda new, old: int(new) > old, state.updates, before)
 
 
 def updates_of(state: TrainState) -> Any:
-    """Returns the number of updates so far; of several policies, a dict by policy."""
+    """Returns the number of updates so far; with several policies, a dict keyed by policy."""
     return jax.tree.map(int, state.updates)
 
 
 def of_all(env_steps: int, episodes: EpisodeStats) -> list[tuple[int, EpisodeStats]]:
-    """Returns the env steps and the finished episodes of a rollout of each process."""
+    """Returns the env steps and the finished episodes of one rollout per process."""
     values, structure = jax.tree.flatten(episodes)
     here = [env_steps, [value.tolist() for value in values]]
     return [
@@ -182,7 +182,7 @@ def of_all(env_steps: int, episodes: EpisodeStats) -> list[tuple[int, EpisodeSta
 
 
 def with_info(episodes: EpisodeStats, none: EpisodeStats) -> EpisodeStats:
-    """Returns the statistics with the metrics of ``none``, which replaces those that are missing."""
+    """Returns the statistics with the metrics of ``none``, whose values replace missing ones."""
     return episodes._replace(info={metric: episodes.info.get(metric, zeros) for metric, zeros in none.info.items()})
 
 
@@ -271,7 +271,7 @@ def report(
 
 
 def _of_policies(since: IntervalSums) -> dict[str, float | None]:
-    """Returns the means of the learner's metrics; of several policies, with those of episodes, as ``prey/loss/q``."""
+    """Returns means of the learner's metrics; with several policies, of episodes too, named like ``prey/loss/q``."""
     if not isinstance(since.learned, dict):
         return mean(since.sums, since.learned)
     found, episodes = {}, dict[str, EpisodeStats](since.episodes)  # type: ignore[arg-type]

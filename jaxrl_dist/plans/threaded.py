@@ -1,4 +1,4 @@
-"""Shared by the plans with actor threads: flags, joining samples, and counting them."""
+"""Functions shared by the plans with actor threads: for flags, and for joining and counting samples."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
 def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Deliver:
     """Returns a function with which an actor sends its rollout to the learner, overlapping with updates there.
 
-    It sends a list of the rollout and, with ``priority``, the rollout's priorities; what is on its part of the mesh
-    already is not copied.
+    It sends a list of the rollout and, with ``priority``, the rollout's priorities; arrays that are on its part of the
+    mesh already are not copied.
 
     Args:
       home: the actor's entry of ``homes``.
@@ -128,7 +128,7 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
 def prioritize(job: Job, on: Mesh) -> Deliver:
     """Returns a function that computes the initial priorities of a rollout's windows on the device that acted.
 
-    Of several policies, it returns a dict of those that need priorities.
+    With several policies, it returns a dict of the policies that need priorities.
     """
     stream = rng.stream(job.session_seed, rng.Stream.PRIORITIZE)
     keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
@@ -240,7 +240,7 @@ class Tally(reports.HostInterval):
         return fresh
 
     def _count(self, samples: Sequence[Sample]) -> None:
-        """Counts the samples of an actor of each process, of its next actor, and so on."""
+        """Counts the samples of each process's first actor, then of each one's next actor, and so on."""
         for sample in samples:
             for steps, episodes in reports.of_all(sample.env_steps, sample.episodes):
                 self.env_steps += steps
@@ -254,7 +254,7 @@ class Tally(reports.HostInterval):
         self.iterations += 1
         there = [sample for sample in samples if sample is not None]
         self._count(there)
-        for sample in there:  # those of other processes, in lockstep, are as old
+        for sample in there:  # those of other processes, in lockstep, have the same lag
             self._trained += peers.count()
             self._lags[self._lag(sample)] += peers.count()
 
