@@ -188,7 +188,7 @@ def _find_fault(experience: Rollout, before: int, rows: int) -> jax.Array:
 
 
 def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int, first: int = 0) -> None:
-    """Checks on the host what the programs found; steps count from iteration 0, whose reset counts as step 0.
+    """Raises for the first fault that the programs found; steps count from iteration 0, whose reset counts as step 0.
 
     Args:
       num_envs: environments on all these devices; ``first`` is the index of the first of them within the run.

@@ -1,4 +1,4 @@
-"""Actor threads beside the learner: the store of policies that they act with, and the samples that they send."""
+"""Actor threads that run alongside the learner: the store of their policies, and the samples that they send."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ActorJob(NamedTuple):
 
 
 class PoolOptions(NamedTuple):
-    """How actors run beside the learner."""
+    """How actors run alongside the learner."""
 
     num_actors: int = 1
     """Actors of this process."""

@@ -193,7 +193,7 @@ def describe(made: Any) -> Description:
 
 
 def picture(drawn: Any) -> np.ndarray:
-    """Returns what an environment's ``render`` returned, if it is a picture, ``[H, W, 3]`` uint8.
+    """Returns the result of an environment's ``render`` if it is a picture, ``[H, W, 3]`` uint8.
 
     Raises:
       TypeError: it is something else.

@@ -131,7 +131,7 @@ def _group(env_id: str, made: Description, agents: Sequence[str], wrappers: Wrap
 class Rows:
     """A ``HostEnv`` whose rows are agents, environment by environment: ``[B * k]``.
 
-    Agents that act as one share one row, ``[B]``, as in ``agents.from_team``; its reward is the mean of theirs.
+    Agents that act as one share one row, ``[B]``, as in ``agents.from_team``; its reward is the mean over the agents.
 
     With several policies, actions, observations, time steps and episodes are dicts keyed by policy, and a policy's rows
     are its agents. ``valid`` is False for an agent that has not joined yet, or whose episode has ended before the
@@ -194,7 +194,7 @@ class Rows:
         self._env.close()
 
     def _seen(self, group: Group, obs: PyTree) -> PyTree:
-        """Returns what the agents of a policy see, ``[B * k, ...]``."""
+        """Returns the observations of a policy's agents, ``[B * k, ...]``."""
 
         def rows(part: str) -> PyTree:
             each = [obs[part][agent] for agent in group.agents]

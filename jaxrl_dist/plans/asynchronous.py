@@ -2,7 +2,7 @@
 
 Sources: RLlib's AsyncSamples and AsyncReplay optimizers (Liang et al. 2018, https://arxiv.org/abs/1712.09381,
 section 5) and the Sebulba architecture (Hessel et al. 2021, https://arxiv.org/abs/2104.06272). An iteration learns from
-``num_envs x rollout_length`` steps, as in every plan: from as many rollouts as there are actors.
+``num_envs x rollout_length`` steps, as in every plan; these are as many rollouts as there are actors.
 """
 
 from __future__ import annotations

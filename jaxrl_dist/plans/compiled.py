@@ -130,7 +130,7 @@ def initial_state(
         cut = meshes.Program(meshes.over_members(job.learner.cut), job.mesh, (BATCH,), BATCH, donate=(0,))
         return state._replace(memory=cut(state.memory))
 
-    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # it was not saved, or there is none
+    def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # not saved, or the algorithm has none
         learner = job.variant(hyper)[1]
         memory = learner.init(key).memory
         return memory if restarted else learner.midway(memory)

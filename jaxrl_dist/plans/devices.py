@@ -20,7 +20,7 @@ def all_devices() -> list[jax.Device]:
 
 
 def first_devices(count: int | None) -> list[jax.Device]:
-    """Returns the first ``count`` devices, as many of each process; None: all of them.
+    """Returns the first ``count`` devices, the same number from each process; None: all of them.
 
     Raises:
       ConfigError: there are fewer, or they do not divide over the processes.
@@ -42,7 +42,7 @@ def _of_process(devices: Sequence[jax.Device], process: int) -> list[jax.Device]
 
 
 def check_evenly(devices: Sequence[jax.Device], what: str) -> None:
-    """Checks that each process has as many of these devices.
+    """Checks that each process has the same number of these devices.
 
     Raises:
       ConfigError: they do not.

@@ -115,7 +115,7 @@ class Job(NamedTuple):
         if self.resumed is None:
             return self.with_init_variables(init(key), meshes.REPLICATED)
         state = TrainState._make(map(arrays.put, self.resumed.state, shardings))
-        if not jax.tree.leaves(state.memory):  # there is none, or it was not saved and fills again
+        if not jax.tree.leaves(state.memory):  # the algorithm has none, or it was not saved and fills again
             return state._replace(memory=init(key).memory)
         cut = meshes.Program(self.learner.cut, self.mesh, (meshes.BATCH,), meshes.BATCH, donate=(0,))
         return state._replace(memory=cut(state.memory))
@@ -190,7 +190,7 @@ def ended_by(config: Train[Any], env_steps: int, score: float) -> str | None:
 
 
 def score_of(progress: Mapping[str, Any]) -> float:
-    """Returns the score in a checkpoint's progress; -infinity: there is none."""
+    """Returns the score in a checkpoint's progress; -infinity if it has no score."""
     return float.fromhex(progress.get("score", "-inf"))
 
 

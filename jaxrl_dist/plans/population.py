@@ -52,7 +52,7 @@ class Population(abc.ABC):
           jobs: the members' jobs; resumed members that are not done are at the same iteration.
           training: the members whose reports will be taken; None: all.
           selection: when and how to select among the members that are not done; None: never.
-          numbers: the members' numbers in the whole population, for reports; None: there are no others.
+          numbers: the members' numbers in the whole population, for reports; None: these are all members.
           average_every: iterations after which the members' networks become their mean; None: never.
         """
         self._names = range(len(jobs)) if numbers is None else numbers

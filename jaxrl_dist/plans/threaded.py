@@ -36,12 +36,12 @@ def replays(algorithm: Algorithms) -> bool:
 
 
 def prioritizes(algorithm: Algorithms) -> bool:
-    """Returns whether an algorithm, or any of several policies, replays experience by its priorities."""
+    """Returns whether an algorithm, or any of several policies, replays experience by priority."""
     return any(each.replay and each.replay.priority_exponent is not None for each in by_policy(algorithm).values())
 
 
 def content_specs(algorithm: Algorithms) -> list[Any]:
-    """Returns the sharding of what an actor sends: a rollout and, for prioritised replay, its priorities."""
+    """Returns the sharding of an actor's message: a rollout and, for prioritised replay, its priorities."""
     return [meshes.rollout_specs(algorithm), meshes.TIME_BATCH][: 1 + prioritizes(algorithm)]
 
 

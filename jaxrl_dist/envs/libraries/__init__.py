@@ -26,7 +26,7 @@ MODULES = {"playground": "mujoco_playground"}
 
 
 class Step(NamedTuple):
-    """The result of one step of one environment; all but ``obs``, ``state`` and ``info`` are scalars."""
+    """The result of one step of one environment; fields except ``obs``, ``state`` and ``info`` are scalars."""
 
     obs: PyTree
     state: PyTree
@@ -145,7 +145,7 @@ def check(library: str, env_id: str) -> Library:
     """Returns the adapter of a library that has an environment of this id.
 
     Raises:
-      ConfigError: it has none, or the library is missing.
+      ConfigError: the id is unknown, or the library is missing.
     """
     module = load(library)
     if env_id not in module.ids():
