@@ -47,9 +47,9 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | Non
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise ConfigError(f"{spec.backend}:{spec.id} cannot be drawn: {line}") from error
     if spec.family == "classic_control":
-        for fields, picture in _PICTURES.items():
+        for fields, line_drawing in _PICTURES.items():
             if all(hasattr(state, field) for field in fields):
-                return picture(*(float(getattr(state, field)) for field in fields))
+                return line_drawing(*(float(getattr(state, field)) for field in fields))
     images = [part for part in leaves(obs).values() if part.ndim in (2, 3)]
     if not images:
         raise ConfigError(

@@ -68,20 +68,20 @@ class Compiled(Population):
         return self._state, self._actor, self._since, self._keys, self._hyper, self._goes_on(), limit
 
     def _iterate(self, running: Sequence[int]) -> int:
-        job, clock = self._jobs[0], self.program
+        job, program = self._jobs[0], self.program
         rollout = job.num_envs * job.rollout_length
         # No member reaches its end before the last of these iterations.
         left = min(-(-(self._jobs[member].total_env_steps - self._env_steps[member]) // rollout) for member in running)
         count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
-        began = time.perf_counter() - clock.compile_seconds
-        self._state, self._actor, self._since, *outputs = self.program(*self.inputs(count))
+        began = time.perf_counter() - program.compile_seconds
+        self._state, self._actor, self._since, *outputs = program(*self.inputs(count))
         steps, fault = arrays.fetch(outputs)
         self._count(steps)
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
             # The program stops before the faulty iteration, so that a resumed run meets the fault again.
             found = device.Fault(fault.iteration[row], fault.where[row])
             device.check_fault(job.source.spec, found, job.num_envs, job.rollout_length)
-        seconds = time.perf_counter() - clock.compile_seconds - began
+        seconds = time.perf_counter() - program.compile_seconds - began
         fitting = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
         self._per_dispatch = peers.least(fitting, "iterations of a dispatch")
         return count
