@@ -39,12 +39,12 @@ usage: jaxrl-dist COMMAND ...
   plot RUN_DIR ... -o FILE           plot learning curves, or compare scores: --kind
   export RUN_DIR [-o FILE]           write the policy as StableHLO, which runs without this package
   check-env ENV [FLAGS]              check your own environment: one line for each fault
-  doctor                             say whether this machine can train, on what, and what is missing
+  doctor                             say whether this machine can train, on which devices, and what is missing
   doctor --compile-for h200x8 ALGO --env ID [FLAGS]  compile a run for a GPU or TPU that is not here
-  list algorithms|envs|plans|placements  what there is
-  presets [ALGO --env ID]            the flags that would run
+  list algorithms|envs|plans|placements  list what is available
+  presets [ALGO --env ID]            show the flags that a run would use
   profile ALGO --env ID [FLAGS]      show where the time of a run goes, stage by stage
-  --version                          which jaxrl-dist this is
+  --version                          print the version of jaxrl-dist
 
 algorithms: {algorithms}
 

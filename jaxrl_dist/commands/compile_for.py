@@ -1,4 +1,4 @@
-"""``jaxrl-dist doctor --compile-for TARGET ALGO --env ID [FLAGS]``: compiles a run for devices that are not here."""
+"""``jaxrl-dist doctor --compile-for TARGET ALGO --env ID [FLAGS]``: compiles a run for devices not on this machine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jaxrl_dist.config import env_name
 from jaxrl_dist.errors import ConfigError
 
 EXTRAS = {"cuda": ("cuda12", "cuda13"), "tpu": ("tpu",)}
-"""JAX's extras, each of which brings a compiler for the platform."""
+"""By platform, the JAX extras that bring a compiler for it."""
 DEVICES = ("num_devices", "learner_devices", "actor_devices")
 """Fields that name devices of this machine."""
 
 
 def run(target: str | None, args: Sequence[str]) -> int:
-    """Compiles the run that ``args`` name, as ``train`` would parse them, and prints what the program needs and starts.
+    """Compiles the run that ``args`` name, parsed as by ``train``, and prints its memory and the kernels it starts.
 
     Raises:
-      ConfigError: no such target, its compiler is not installed, or the run cannot be compiled for it.
+      ConfigError: the target is unknown, its compiler is not installed, or the run cannot be compiled for it.
     """
     as_json = "--json" in args
     if target is None or target.startswith("-"):
@@ -40,10 +40,10 @@ def run(target: str | None, args: Sequence[str]) -> int:
 
 
 def report(target: str, asked: train.Asked) -> dict[str, Any]:
-    """Compiles a run for a target by its name, as ``compiled``.
+    """Compiles a run for the target of this name; see ``compiled``.
 
     Raises:
-      ConfigError: as ``compiled``, or there is no such target, or its compiler is not installed.
+      ConfigError: as ``compiled``, or the target is unknown, or its compiler is not installed.
     """
     from jaxrl_dist.training import targets
 
@@ -61,12 +61,12 @@ def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
     """Compiles a run for a ``targets.Target``.
 
     Returns:
-      Names of the run and the target, the seconds that compiling took, bytes of memory a device, and the loops with
-      what one pass of each starts.
+      The run, the target, the seconds of compiling, the bytes of memory per device, and what one pass of each loop
+      starts.
 
     Raises:
-      ConfigError: the run is not of ``--plan on_device``, names devices of this machine, or does not divide over the
-        target's.
+      ConfigError: the plan is not ``on_device``, or the run is a population, names devices of this machine, or does
+        not divide over the target's devices.
     """
     devices = target.devices()
 
@@ -127,7 +127,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def memory(report: Mapping[str, Any]) -> list[str]:
-    """Formats what the run is and takes of a device's memory."""
+    """Formats the run and its memory per device."""
     sizes = dict(report["memory"])
     available = sizes.pop("device")
     used = sum(sizes.values())

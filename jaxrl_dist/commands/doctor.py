@@ -51,7 +51,8 @@ class Doctor:
     """Checks whether this machine can train, on which devices, with which libraries, and what is missing.
 
     doctor --compile-for TARGET ALGO --env ID [FLAGS] [--json] compiles the run that train would start, for accelerators
-    that need not be here, such as h200, h200x8 or v5e:2x4. It prints the memory of a device, and what each loop starts.
+    that this machine may lack, such as h200, h200x8 or v5e:2x4. It prints the memory per device, and the kernels that
+    each loop starts.
     """
 
 
@@ -200,7 +201,7 @@ def probe(name: str) -> dict[str, Any]:
     """Runs ``main`` for ``name``, which is ``devices`` or a backend, in a separate process.
 
     Returns:
-      Its answer, with the last line of its stderr as ``said``; if it gave none, only ``error``, one line.
+      The answer of ``main``, with the last line of stderr as ``said``; without an answer, only a one-line ``error``.
     """
     command = [sys.executable, "-P", "-m", "jaxrl_dist.commands.doctor", name]
     paths = os.pathsep.join(path or "." for path in sys.path)

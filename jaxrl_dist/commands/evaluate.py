@@ -37,7 +37,7 @@ class Evaluate:
     algorithm: str | None = None
     """File of the algorithm, if the run trained your own."""
     evaluation_policy: Literal["greedy", "sampled"] | None = None
-    """Take the best actions or draw them; None: as the run's evaluations did."""
+    """Take the best actions or sample them; None: as the run's evaluations did."""
     max_steps: int | None = None
     """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
 
@@ -62,10 +62,10 @@ def run(args: Sequence[str]) -> int:
 
 
 def asked_policy(asked: Evaluate, name: str | None = None) -> Policy:
-    """Loads the policy of the run that the user named, or of several policies the one of this name.
+    """Loads the policy of the run that the user named; ``name`` picks one of several policies.
 
     Raises:
-      ConfigError: the directory is no run, or has no policy.
+      ConfigError: the directory holds no run, or no policy.
     """
     check_range(asked, "seed", low=0, high=2**31 - 1)
     check_range(asked, "max_steps", low=1, high=10**9)

@@ -23,13 +23,13 @@ class Export:
     out: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """The file to write; None: policy.stablehlo or policy.onnx in the run directory."""
     format: Literal["stablehlo", "onnx"] = "stablehlo"
-    """What to write: StableHLO runs wherever JAX does, ONNX wherever a runtime of that format does."""
+    """Format of the file: StableHLO runs wherever JAX does, ONNX in any ONNX runtime."""
     batch: int | None = None
-    """Number of environments that the file acts in at once; None: any number."""
+    """Number of environments per call of the exported policy; None: any number."""
     platforms: tuple[str, ...] = ()
-    """Platforms that the file is to run on, such as cpu cuda tpu; none: the one of this machine."""
+    """Platforms on which the file can run, such as cpu cuda tpu; none: this machine's."""
     policy: str | None = None
-    """Name of the policy, of a run with several."""
+    """Name of the policy to export, if the run has several."""
     env: str | None = None
     """The run's environment, if it has the form my_module:make."""
     algorithm: str | None = None

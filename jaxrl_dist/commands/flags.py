@@ -32,15 +32,15 @@ class Command(Train[Config]):
     is tried first. Or one of a further library, such as brax:ant. Or a Python function that makes a gymnasium.Env or a
     gymnax-style one, such as my_module:make."""
     config: str | None = None
-    """A run's config.json, or its directory: train with its config, except for the flags that are given."""
+    """A run's config.json or directory: train with its config; other flags override it."""
     resume_or_start: bool = False
-    """Go on with the run in --run-dir if it has saved a checkpoint, else start it: a supervisor repeats one command."""
+    """Resume the run in --run-dir if it has saved a checkpoint, else start it; a supervisor can repeat the command."""
     placement: str | None = None
     """One word for the flags that say where acting and learning run, such as anakin, sebulba:1+3, seed, replicas:4,
-    server:4 or apex:4; see jaxrl-dist list placements. Flags that are given win."""
+    server:4 or apex:4; see jaxrl-dist list placements. Explicit flags override it."""
     plan_memory: str | None = None
-    """Print the memory that the run would take, and do not train. Takes a device: here, h200, v5e:2x4 ..., as
-    jaxrl-dist doctor --compile-for does."""
+    """Print the memory that the run needs, and do not train. The value is a device: here, h200, v5e:2x4 ..., as for
+    jaxrl-dist doctor --compile-for."""
     quiet: bool = False
     """Print nothing but errors."""
     verbose: bool = False
@@ -49,7 +49,7 @@ class Command(Train[Config]):
 
 @dataclasses.dataclass(frozen=True)
 class _NoHyperparameters:
-    """What several policies have in common."""
+    """Replaces the algorithm's flags in a run with several policies, which share no hyperparameters."""
 
 
 def plain_defaults(algorithm: str | type) -> Command[Any]:
@@ -65,10 +65,10 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     """Parses the flags of a training run, and returns the given values by field name.
 
     Args:
-      algorithm: its name, or its config class.
+      algorithm: name or config class.
 
     Raises:
-      ConfigError: no such algorithm, an unknown flag or a value that cannot be read, in one line.
+      ConfigError: the algorithm or a flag is unknown, or a value cannot be read; the message is one line.
     """
     default = plain_defaults(_NoHyperparameters if algorithm is Policies else algorithm)
     kind = type(default.algorithm)
@@ -117,7 +117,7 @@ def check_flags(
     """Checks that every flag exists and is given once, and returns the names of the given fields.
 
     Args:
-      names: of all fields.
+      names: all fields.
       switches: names of the fields that also have a ``--no-`` form.
       others: returns the algorithms that have a field, if an algorithm's flags are checked.
 

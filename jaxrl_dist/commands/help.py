@@ -1,4 +1,4 @@
-"""Help pages: what each setting means, in groups, with the values that would run.
+"""Help pages: the settings in groups, with their meanings and the values that a run would use.
 
 Imports nothing heavy, so that ``--help`` is fast.
 """
@@ -81,7 +81,7 @@ def defaults_of(kind: Any) -> dict[str, Any]:
 
 
 def choices_of(hint: Any) -> list[str]:
-    """Returns the choices of a ``Literal`` or of an optional one; other types have none."""
+    """Returns the choices of a ``Literal`` or of ``Literal | None``; empty for other types."""
     return [str(x) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for x in get_args(part)]
 
 
@@ -137,9 +137,9 @@ def train_page(command: Any, kind: Any, values: Mapping[str, Any], prog: str, ab
 
     Args:
       command: the dataclass of the command line's flags.
-      kind: that of the hyperparameters.
-      values: of all fields: those that would run.
-      about: says which values these are.
+      kind: the dataclass of the hyperparameters.
+      values: the values of all fields that the run would use.
+      about: explains where the values come from.
       everything: shows all groups, not only ``SHORT``.
     """
     hints = {**get_type_hints(command, include_extras=True), **get_type_hints(kind, include_extras=True)}
@@ -193,7 +193,7 @@ def _metavar(hint: Any) -> str:
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
-    """Returns the lines of a text of paragraphs, as wide as the terminal."""
+    """Wraps paragraphs to the width of the terminal, and returns the lines."""
     width = max(min(shutil.get_terminal_size((100, 24)).columns, _WIDEST), indent + 40)
     margin = " " * indent
     lines = []

@@ -1,4 +1,4 @@
-"""``jaxrl-dist list algorithms|envs [LIBRARY]|plans|placements``: prints what there is."""
+"""``jaxrl-dist list algorithms|envs [LIBRARY]|plans|placements``: lists what is available."""
 
 from __future__ import annotations
 

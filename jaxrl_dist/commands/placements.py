@@ -18,12 +18,12 @@ class Placement(NamedTuple):
     """A placement of the literature."""
 
     sizes: str
-    """The form of its numbers, such as ``A+L``; empty: it has none."""
+    """The form of its numbers, such as ``A+L``; empty: no numbers."""
     says: str
     fields: Callable[..., Mapping[str, Any]]
     """The fields of ``Train``, or hyperparameters, that the numbers stand for."""
     needs: tuple[str, ...] = ()
-    """Hyperparameters without which an algorithm has no use for it."""
+    """Hyperparameters that the algorithm must have."""
 
 
 def _numbers(first: int, count: int) -> str:
@@ -83,13 +83,13 @@ PLACEMENTS = {
         needs=("priority_exponent",),
     ),
 }  # fmt: skip
-"""By their words. Sources: Hessel et al. 2021 (arXiv:2104.06272), Espeholt et al. 2020 (arXiv:1910.06591), Zhu et al.
+"""By name. Sources: Hessel et al. 2021 (arXiv:2104.06272), Espeholt et al. 2020 (arXiv:1910.06591), Zhu et al.
 2023 (MSRL, arXiv:2210.00882, table 2), Stich 2019 (arXiv:1805.09767), Huang et al. 2023 (arXiv:2310.00036), Mnih et al.
 2016 (arXiv:1602.01783), Horgan et al. 2018 (arXiv:1803.00933)."""
 
 
 def fields(word: str, algorithm: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that a placement stands for, without those that are given.
+    """Returns the fields that a placement stands for, except for those that the user gave.
 
     Args:
       word: such as ``sebulba:1+3``.
@@ -97,7 +97,7 @@ def fields(word: str, algorithm: type, given: Mapping[str, Any]) -> dict[str, An
       given: the fields that the user gave, which win.
 
     Raises:
-      ConfigError: there is no such placement, it is of no use to the algorithm, or its plan contradicts the given one.
+      ConfigError: the placement is unknown or does not suit the algorithm, or its plan contradicts the given one.
     """
     name, _, sizes = word.partition(":")
     if name not in PLACEMENTS:
@@ -122,17 +122,17 @@ def fields(word: str, algorithm: type, given: Mapping[str, Any]) -> dict[str, An
 
 
 def check_one_policy(given: Mapping[str, Any]) -> None:
-    """Checks that a run of several policies is not to be placed.
+    """Checks that a run of several policies has no ``--placement``.
 
     Raises:
-      ConfigError: it is.
+      ConfigError: it has one.
     """
     if given.get("placement") is not None:
         raise ConfigError("--placement is for runs with one policy; name the flags that it stands for (jaxrl-dist list placements)")
 
 
 def spelled() -> list[str]:
-    """Returns the placements as they are written."""
+    """Returns the placements as written on the command line, such as ``sebulba:A+L``."""
     return [_written(name) for name in PLACEMENTS]
 
 

@@ -19,10 +19,10 @@ _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")
 HELP = """\
 usage: jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV [FLAGS]
 
-Trains several policies in one environment. AGENTS are names of agents, with * and ? as in the shell and commas between
-several. ALGO is an algorithm, or a policy that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) of a
-run with several; copy(POLICY,UPDATES), the variables of another policy, taken again after so many of its updates;
-copy(POLICY,UPDATES,SIZE), a pool of so many such copies.
+Trains several policies in one environment. AGENTS are names of agents, separated by commas; * and ? match as in the
+shell. ALGO is an algorithm, or a policy that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) for a run
+with several policies; copy(POLICY,UPDATES), the variables of another policy, copied again after every UPDATES of its
+updates; copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies.
 
   --NAME.FLAG VALUE                  a hyperparameter of one policy, or its {own}
 
@@ -31,13 +31,13 @@ All other flags are the run's. `jaxrl-dist train ALGO --help` lists the flags.
 
 
 def given(args: Sequence[str]) -> bool:
-    """Returns whether the arguments name policies; ``ppo --policy MlpPolicy`` is a call of another library."""
+    """Returns whether the arguments name policies; ``ppo --policy MlpPolicy``, as in other libraries, does not."""
     there = any(arg.split("=", 1)[0] == FLAG for arg in args)
     return there and (args[0].startswith("-") or "=" in (flags.value_of(args, FLAG) or ""))
 
 
 def asked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the algorithms of ``Train`` by policy, and the values of its other fields.
+    """Returns the algorithms by policy, as ``Train`` takes them, and the values of its other fields.
 
     Raises:
       ConfigError: a policy is named twice, has no algorithm or no agents, or a flag is wrong.
@@ -66,7 +66,7 @@ def asked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns the flags of each policy, without its name, and the others."""
+    """Returns the flags of each policy, without its name, and the flags of the run."""
     own: dict[str, list[str]] = {name: [] for name in policies}
     rest: list[str] = []
     into = rest
@@ -86,7 +86,7 @@ def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, li
 
 
 def _own(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
-    """Returns the hyperparameters of a policy, and how it sees."""
+    """Returns the hyperparameters of a policy, and its fields of ``OWN``."""
     if isinstance(algorithm, str) and still(algorithm) is not None:
         if args:
             raise ConfigError(f"{_named(policy, args[0])}: {algorithm} does not train, and has no flags")

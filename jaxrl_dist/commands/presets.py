@@ -1,4 +1,4 @@
-"""``jaxrl-dist presets``: shows the flags that would run for an algorithm and an environment."""
+"""``jaxrl-dist presets``: shows the flags that a run of an algorithm on an environment would use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxrl_dist.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Presets:
-    """Shows what would run for an algorithm and an environment: all flags that differ from the defaults."""
+    """Shows what a run of an algorithm on an environment would use: all flags that differ from the defaults."""
 
     algorithm: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ALGO")]] = ""
     """Name of the algorithm; without it, the command lists the kinds of tasks that have presets."""

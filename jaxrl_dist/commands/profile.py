@@ -21,17 +21,17 @@ HELP = """\
 usage: jaxrl-dist profile ALGO --env ID [FLAGS]
        jaxrl-dist profile RUN_DIR [FLAGS]
 
-Times a run, then each of its stages alone: environment, policy, replay, postprocess, gradient, optimizer. FLAGS are
-those of `jaxrl-dist train`, and:
+Times a run, then each of its stages separately: environment, policy, replay, postprocess, gradient, optimizer. FLAGS
+are those of `jaxrl-dist train`, and:
 
-  --seconds S        seconds for the run, and again for the stages (default 10); compiling comes on top
+  --seconds S        seconds for the run, and again for the stages (default 10), without compiling
   --json FILE        write the numbers as JSON
   --picture FILE     draw them, as .png, .svg or .pdf
 
 No run directory is written.
 """
 BAR = 32
-"""Characters of a bar for the whole of an iteration."""
+"""Width of the bar of a whole iteration, in characters."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -78,7 +78,7 @@ def _seconds(text: str | None) -> float:
     """Converts the value of ``--seconds``.
 
     Raises:
-      ConfigError: it is no positive number.
+      ConfigError: it is not a positive number.
     """
     try:
         seconds = 10.0 if text is None else float(text)

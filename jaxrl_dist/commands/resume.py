@@ -21,8 +21,8 @@ from jaxrl_dist.training.stored import stored_config
 HELP = """\
 usage: jaxrl-dist resume RUN_DIR [FLAGS]
 
-Goes on with a run from the newest of its checkpoints that is whole. What no file may name is to be named again: by
---env an environment of the form my_module:make, by --algorithm the file of an algorithm of your own. These may change;
+Continues a run from its newest complete checkpoint. Stored files never name code, so name yours again: --env for an
+environment of the form my_module:make, --algorithm for the file of your own algorithm. These flags may change;
 `jaxrl-dist train ALGO --help` explains them:
 
   {flags}

@@ -26,7 +26,7 @@ usage: jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...] [--job
 
 Trains the members that --seeds and --vary ask for, each in a process, --jobs of them at a time (default: 2). That
 suits plans whose actors are threads; under --plan on_device `jaxrl-dist train` trains all members in one program,
-which is faster. The same command with the same --run-dir goes on with a sweep that was stopped.
+which is faster. The same command with the same --run-dir continues a sweep that was stopped.
 
 `jaxrl-dist train ALGO --help` explains the other flags.
 """
@@ -97,7 +97,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _claim(path: pathlib.Path, config: Mapping[str, Any]) -> None:
-    """Makes the directory of a new sweep, or checks that it holds this one.
+    """Makes the directory of a new sweep, or checks that an existing one holds this sweep.
 
     Raises:
       ConfigError: it holds another run.
@@ -115,7 +115,7 @@ def _claim(path: pathlib.Path, config: Mapping[str, Any]) -> None:
 def _command(
     args: Sequence[str], config: Train[Any], member: Train[Any], values: Mapping[str, Any]
 ) -> Callable[[], list[str]]:
-    """Returns a function that returns the command that trains a member, or goes on with it."""
+    """Returns a function that builds the command to train a member, or to resume it if it has a checkpoint."""
     algorithm, *rest = args
     kept, skipping = [], False
     for arg in rest:
@@ -136,7 +136,7 @@ def _command(
             code = ["--algorithm", algorithm] if algorithm.endswith(".py") else []
             code += ["--env", str(config.env)] if split_env(str(config.env))[1] else []
             return [*words, "resume", str(run_dir), "--processes", "1", "--quiet", *code]
-        directories.remove(run_dir)  # it holds no more than reports of what is lost
+        directories.remove(run_dir)  # it holds only reports of progress that is lost
         return [*words, "train", algorithm, *kept, *own]
 
     return command

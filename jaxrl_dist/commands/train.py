@@ -33,21 +33,21 @@ class Asked(NamedTuple):
     name: str
     """The algorithm's display name."""
     algorithm: Any
-    """Its name or config class; of several policies, as ``Train`` takes them."""
+    """Its name or config class; with several policies, all of them, as ``Train`` takes them."""
     fields: dict[str, Any]
-    """Fields of ``Train`` and hyperparameters, those of ``--config`` included."""
+    """Fields of ``Train`` and hyperparameters, including those of ``--config``."""
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
-        """Returns the whole config, and its environment."""
+        """Returns the complete config, and its environment."""
         find_modules(self.fields.get("env"))
         return resolved(Train(self.algorithm), self.fields)
 
 
 def asked(args: Sequence[str]) -> Asked | None:
-    """Parses ``ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file. None: help was asked for, and is printed.
+    """Parses ``ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file. Returns None after printing help.
 
     Raises:
-      ConfigError: there is no algorithm, or a flag is wrong.
+      ConfigError: the algorithm is missing, or a flag is wrong.
     """
     if policies.given(args):
         return _several(args)
@@ -62,7 +62,7 @@ def asked(args: Sequence[str]) -> Asked | None:
     stored: dict[str, Any] = {}
     config_file = flags.value_of(args, "--config")
     if config_file is not None:
-        from jaxrl_dist.training.stored import stored_fields  # here, not above: ``--help`` need not wait for it
+        from jaxrl_dist.training.stored import stored_fields  # imported late, so that ``--help`` is fast
 
         named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
         if "parts" in stored:
@@ -109,7 +109,7 @@ def _several(args: Sequence[str]) -> Asked | None:
 
 
 def _help(asked: Asked, *, everything: bool) -> str:
-    """Returns the help of an algorithm, with the values that would run if the environment is named."""
+    """Returns the help of an algorithm; if ``--env`` is given, with the values that the run would use."""
     config: Train[Any] = flags.plain_defaults(asked.algorithm)
     shown = vars(config)
     about = "In parentheses: values without a preset; with --env ID, those that would run."
@@ -144,7 +144,7 @@ def run(args: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def joined(fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
-    """Joins the processes of a run for its time, and tells them of signals and errors here."""
+    """Joins the processes of a run while the context lasts, and tells the others of signals and errors here."""
     start.start(launch_of(fields), detect=True)
     if (watch := start.watch()) is not None:
         watch.asked = lambda: stop.number or 0
@@ -153,7 +153,7 @@ def joined(fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
 
 
 def shown_as(fields: dict[str, Any]) -> dict[str, bool]:
-    """Takes the flags that say how much is printed out of ``fields``, and returns them.
+    """Removes ``quiet`` and ``verbose`` from ``fields``, and returns them.
 
     Raises:
       ConfigError: they contradict each other.
@@ -188,12 +188,10 @@ def _train(run: Asked, stop: signals.Stop, *, again: bool, quiet: bool, verbose:
 
 
 def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
-    """Prepares to resume the run in a config's directory; None: there is none that has saved a checkpoint.
-
-    What such a run has left is deleted.
+    """Prepares to resume the run in a config's directory; without a checkpoint, deletes its files and returns None.
 
     Raises:
-      ConfigError: the run there has other flags, or another process is at it.
+      ConfigError: the run there has other flags, or another process uses it.
       FinishedError: it is finished.
     """
     from jaxrl_dist.run import checkpoint, files

@@ -16,18 +16,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxrl_dist.hosts import peers
 
 GATHERED = 2**28
-"""Bytes of the arrays that ``fetch`` gathers at a time, on each device."""
+"""Largest number of bytes that ``fetch`` gathers on each device at a time."""
 
 
 def connect() -> None:
-    """Connects the devices of all processes, by a sum over them, before anything waits for anything else."""
+    """Connects the devices of all processes by a sum over them, before any process waits for another."""
     mesh = Mesh(np.asarray(jax.devices()), ("all",))
     ones = put(np.ones(mesh.size, np.float32), NamedSharding(mesh, PartitionSpec("all")))
     jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones).block_until_ready()
 
 
 def own_devices(devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Returns those devices that belong to this process."""
+    """Returns the devices that belong to this process."""
     return [device for device in devices if device.process_index == jax.process_index()]
 
 
@@ -48,7 +48,7 @@ def put(tree: Any, shardings: Any) -> Any:
 
     Args:
       tree: values that are equal in all processes.
-      shardings: one, or a tree of them of which ``tree``'s structure is an extension.
+      shardings: one sharding, or a tree of shardings that is a prefix of ``tree``.
     """
     leaves = jax.tree.leaves(shardings, is_leaf=lambda x: isinstance(x, Sharding))
     if all(sharding.is_fully_addressable for sharding in leaves):
@@ -73,7 +73,7 @@ def fetch(tree: Any) -> Any:
 
 
 def whole(tree: Any) -> Any:
-    """Copies those arrays of ``tree`` to the host of which other processes hold parts; all must call it."""
+    """Copies to the host those arrays of ``tree`` of which other processes hold parts; all processes must call it."""
     leaves, structure = jax.tree.flatten(tree)
     parted = [at for at, x in enumerate(leaves) if isinstance(x, jax.Array) and not _is_here(x)]
     small = [at for at in parted if leaves[at].nbytes <= GATHERED]
@@ -100,7 +100,7 @@ def _slice(x: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
 
 
 def _everywhere(arrays: list[jax.Array]) -> list[jax.Array]:
-    """Returns arrays on the same mesh, whole on each device."""
+    """Replicates arrays of one mesh on each of its devices."""
     sharding: Any = arrays[0].sharding
     replicated = NamedSharding(sharding.mesh, PartitionSpec())
     found: list[jax.Array] = jax.jit(_identity, out_shardings=replicated)(arrays)
@@ -135,7 +135,7 @@ def as_global(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """Joins the parts of all processes into arrays on ``mesh``, without copying; the inverse of ``as_local``.
 
     Args:
-      specs: a tree of partition specs of which ``tree``'s structure is an extension.
+      specs: a tree of partition specs that is a prefix of ``tree``.
     """
     if not spans(mesh):
         return tree

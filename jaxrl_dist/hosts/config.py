@@ -19,15 +19,15 @@ NAMES = ("coordinator", "processes", "process", "lost_process_timeout")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Processes that make one run together. It describes how a run is started, and no number of the run."""
+    """Processes that make one run together. These fields say how a run is started, and change none of its numbers."""
 
     coordinator: str | None = None
     """Address HOST:PORT of process 0, for a run over several processes; give each process the same command, except for
     --process. Sizes then count over all processes."""
     processes: int | None = None
-    """Processes of the run; 1: this one alone, also where SLURM, Open MPI or a TPU pod has started several."""
+    """Number of processes of the run; 1: only this one, even if SLURM, Open MPI or a TPU pod has started several."""
     process: int | None = None
-    """The number of this process, from 0 on; process 0 writes the files."""
+    """Number of this process, from 0; process 0 writes the files."""
     lost_process_timeout: float = 30.0
     """Seconds without an answer after which a process counts as lost, and the others end."""
 

@@ -1,10 +1,10 @@
-"""What the processes of a run tell each other: values that all must know before the run goes on.
+"""Exchanges values that all processes of a run must know before it goes on.
 
 Values travel through the key-value store of JAX's coordination service, on the host. No collective of the devices waits
 for a process that is busy elsewhere, and each wait ends once a process is lost or has failed. With one process, each
 function returns its argument.
 
-All processes must call ``gather`` and what is made of it in the same order, which the text ``about`` checks.
+All processes must call ``gather`` and the functions built on it in the same order; the text ``about`` checks this.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from jaxrl_dist.errors import ProcessError
 Result = TypeVar("Result")
 FAILED = "a failure"
 WAIT_MS = 500
-"""Milliseconds of a wait, after which a process looks whether the others are still there."""
+"""Milliseconds of a wait, after which a process checks whether the others are still alive."""
 
 
 class World(NamedTuple):
     """The processes of a run, as one of them sees the others."""
 
     client: Any
-    """Of JAX's coordination service: a key-value store for text."""
+    """Client of JAX's coordination service, a key-value store for text."""
     number: int
-    """Of this process."""
+    """Number of this process."""
     size: int
     timeout: float
     """Seconds after which a process that does not answer is lost."""
@@ -42,7 +42,7 @@ _said = 0
 
 
 def join(world: World | None) -> None:
-    """Makes this process one of a run's; None: it is alone again."""
+    """Makes this process one of the processes of a run; None: it is the only one again."""
     global _world, _said
     _world, _said = world, 0
 
@@ -76,8 +76,8 @@ def gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
       within: seconds to wait for the others.
 
     Raises:
-      ProcessError: another process has failed, or is elsewhere in its program.
-      TimeoutError: the others have not come in time.
+      ProcessError: another process has failed, or is at another point of the program.
+      TimeoutError: the others have not answered in time.
     """
     global _said
     if _world is None:
@@ -108,7 +108,7 @@ def _wait(here: World, key: str, until: float) -> str:
     while True:
         try:
             return str(here.client.blocking_key_value_get(key, WAIT_MS))
-        except Exception as error:  # of jaxlib's own kind
+        except Exception as error:  # jaxlib's own type
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise ProcessError(f"the coordinator does not answer: {str(error).splitlines()[0]}") from None
         if (problem := here.problem()) is not None:
@@ -138,12 +138,12 @@ def attempt(function: Callable[[], Result], about: str) -> Result:
 
 
 def any_of(wish: bool, about: str) -> bool:
-    """Returns whether any process wishes it."""
+    """Returns whether ``wish`` is True in any process."""
     return wish if _world is None else any(gather(bool(wish), about))
 
 
 def least(number: int, about: str) -> int:
-    """Returns the smallest number."""
+    """Returns the smallest ``number`` of all processes."""
     return number if _world is None else int(min(gather(number, about)))
 
 

@@ -1,4 +1,4 @@
-"""Joins the processes of a run, by JAX's distributed runtime."""
+"""Joins the processes of a run through JAX's distributed runtime."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxrl_dist.hosts.config import Launch
 from jaxrl_dist.hosts.watch import Watch, on_terminate
 
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")
-"""Names of the clusters that are found without flags, as in ``jax.distributed.initialize``."""
+"""Names of the clusters that are detected without flags, as in ``jax.distributed.initialize``."""
 HINTS = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_hnp_uri"}
-"""Variables of the environment, one of which these clusters set; TPUs have a package instead."""
+"""Environment variables, of which SLURM and Open MPI set one; TPU hosts have the package ``libtpu`` instead."""
 JOIN_SECONDS = 300
-"""Within which all processes must have come, and at the end have gone."""
+"""Seconds within which all processes must join and, at the end, leave."""
 _MORE_SECONDS = 15
-"""After ``lost_process_timeout``, until JAX's own heartbeats end the process: the watch can say which one is lost."""
+"""Seconds after ``lost_process_timeout`` until JAX's heartbeats end the process: the watch names the lost one first."""
 
 _watch: Watch | None = None
 _kept: list[Any] = []
@@ -35,7 +35,7 @@ def watch() -> Watch | None:
 
 
 def start(launch: Launch, *, detect: bool = False) -> None:
-    """Joins the processes of a launch; must be called before JAX is used. A process that has joined stays in.
+    """Joins the processes of a launch; must be called before JAX is used. A process that has joined cannot leave.
 
     Args:
       detect: whether to look for the processes of SLURM, Open MPI or a TPU pod if the launch names none.
@@ -74,13 +74,13 @@ def _arguments(launch: Launch, *, detect: bool) -> dict[str, Any] | None:
 
 
 def detected() -> str | None:
-    """Returns the name of the cluster that has started this process and others, as JAX knows it; None: there is none.
+    """Returns JAX's name for the cluster that has started this process and others; None: no cluster has.
 
     Raises:
-      ConfigError: the cluster does not tell what JAX needs.
+      ConfigError: the cluster does not report what JAX needs.
     """
     if not (HINTS & os.environ.keys() or importlib.util.find_spec("libtpu")):
-        return None  # importing JAX takes a second, and a wrong flag is to be refused at once
+        return None  # importing JAX takes a second, and a wrong flag should be refused at once
     try:
         from jax._src.clusters import ClusterEnv  # JAX has no public name for it
     except ImportError:
@@ -109,7 +109,7 @@ def _initialize(launch: Launch, arguments: dict[str, Any]) -> None:
     _kept.append(on_terminate(_ended))
     library: Any = vars(distributed)["_jax"]
     original = library.get_distributed_runtime_client
-    # ``initialize`` does not pass this option on; without it, C++ ends the process with a page of its stack.
+    # ``initialize`` does not pass this option on; without it, C++ ends the process with a page of stack trace.
     client = functools.partial(original, missed_heartbeat_callback=_ended)
     library.get_distributed_runtime_client = client
     try:
@@ -152,7 +152,7 @@ def _join(launch: Launch) -> None:
 
 @contextlib.contextmanager
 def no_stdout() -> Iterator[None]:
-    """Discards what C++ prints: gloo tells there of each of its connections."""
+    """Discards what C++ prints to stdout, where gloo logs each of its connections."""
     sys.stdout.flush()
     kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -165,7 +165,7 @@ def no_stdout() -> Iterator[None]:
 
 
 def _part() -> None:
-    """Ends the watch with the process; JAX then waits for the other processes, and parts from them."""
+    """Ends the watch when the process ends; JAX then waits for the other processes and disconnects."""
     if _watch is not None:
         _watch.close()
 
@@ -197,7 +197,7 @@ def failed_alike(error: BaseException) -> bool:
 def failing() -> Iterator[None]:
     """Tells the other processes of an error that ends the run here, so that they end, too.
 
-    An error of a collective may come from a process that is lost: the watch then ends this one with a better line.
+    An error of a collective may come from a process that is lost: the watch then ends this one with a better message.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""A thread in each process that tells the others that it is alive, and ends it once another one is lost.
+"""A thread in each process that tells the others that the process is alive, and ends it once another one is lost.
 
-A process that waits in a collective of the devices cannot be woken: where another process is lost or has failed, the
-thread ends the whole process after one line. Sources of the news are the key-value store of JAX's coordination service,
-and the service's own heartbeats, which notice the end of process 0.
+A process that waits in a device collective cannot be woken, so once another process is lost or has failed, the thread
+prints one line and ends the whole process. It learns this from the key-value store of JAX's coordination service, and
+from the service's heartbeats, which notice the end of process 0.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 from jaxrl_dist.errors import ProcessError
 
 SECONDS = 1.0
-"""Between two looks at the other processes."""
+"""Seconds between two checks of the other processes."""
 GRACE_SECONDS = 8.0
-"""For the main thread to end by itself after another process has failed."""
+"""Seconds that the main thread has to end by itself after another process has failed."""
 _STATE = "jaxrl/state"
 
 
 class Watch:
-    """What this process says of itself, and what it knows of the others."""
+    """Reports the state of this process to the others, and tracks theirs."""
 
     def __init__(self, client: Any, index: int, count: int, timeout: float) -> None:
-        """Begins to watch; ``timeout`` as ``Launch.lost_process_timeout``."""
+        """Starts the threads; ``timeout`` is ``Launch.lost_process_timeout``."""
         self.advice = ""
-        """What the user can do once a process is lost, such as a command."""
+        """Advice for the user once a process is lost, such as a command to run."""
         self.asked: Callable[[], int] = lambda: 0
         """Returns the number of the signal that asks this process to end the run; 0: none."""
         self.signal = 0
@@ -57,7 +57,7 @@ class Watch:
     def fail(self, message: str, code: int) -> None:
         """Tells the others that this process has failed: they end, too, with the same exit code."""
         self.failed = {"message": message, "code": code}
-        with contextlib.suppress(Exception):  # then they notice that it is lost
+        with contextlib.suppress(Exception):  # if this fails, they notice that it is lost
             self._tell()
 
     def wait(self) -> ProcessError | None:
@@ -118,7 +118,7 @@ class Watch:
             self._client.key_value_set(f"{_STATE}/{self._index}", json.dumps(state), True)
 
     def _wait_for_answers(self) -> None:
-        """Notices that the coordinator's host is gone without a word: the other thread then waits for its answer."""
+        """Notices that the coordinator's host has vanished, while the other thread waits for its answer."""
         while not self._stopping.wait(SECONDS):
             if time.monotonic() - self._answered > self._timeout:
                 self.lost(0)
@@ -155,8 +155,8 @@ class Watch:
 def on_terminate(function: Callable[[], None]) -> Any:
     """Calls a function where C++ would end the process with ``std::terminate``; returns what must be kept alive.
 
-    jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end the process. Without
-    a C++ library that can be found, the process ends with C++'s own words.
+    jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end the process. If
+    the C++ library cannot be found, the process ends with C++'s own message.
     """
     kept = ctypes.CFUNCTYPE(None)(function)
     with contextlib.suppress(OSError, AttributeError):

@@ -22,17 +22,17 @@ FORMATS = ("stablehlo", "onnx")
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """Describes an exported file."""
 
     bytes: int
     inputs: tuple[str, ...]
     """Types and shapes of the function's arguments, such as ``float32[b,4]``."""
     outputs: tuple[str, ...]
     parts: Mapping[str, str] = {}
-    """Types and shapes of the parts of ``obs`` by their path, such as ``{"camera/left": "uint8[b,64,64,3]"}``; of an
-    observation without parts, none."""
+    """Types and shapes of the parts of ``obs`` by their path, such as ``{"camera/left": "uint8[b,64,64,3]"}``; empty
+    for an observation without parts."""
     core: str = ""
-    """The nested tuples of the core with types and shapes, as a StableHLO file takes them; empty: it has no arrays."""
+    """The nested tuples of the core with types and shapes, as a StableHLO file takes them; empty: no arrays."""
 
 
 def export(
@@ -59,8 +59,8 @@ def export(
     Args:
       out: the file to write.
       batch: the number of environments B; None: any number.
-      platforms: where it is to run, such as ``("cpu", "cuda")``; empty: the platform of this machine. Of StableHLO
-        only.
+      platforms: where the file can run, such as ``("cpu", "cuda")``; empty: the platform of this machine. Only for
+        StableHLO.
       format: one of ``FORMATS``.
 
     Raises:
@@ -130,7 +130,7 @@ def _kind(array: Any) -> str:
 
 
 def _onnx(act: Callable[..., Any], args: tuple[PyTree, ...], batch: int | None) -> bytes:
-    """Returns the ONNX model of a function of ``(obs, core, start)``, in whose shapes ``b`` is a dimension's name."""
+    """Returns the ONNX model of a function of ``(obs, core, start)``; if ``batch`` is None, its dimension is ``b``."""
     tree = jax.tree.structure(args)
 
     def flat(*leaves: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from jax.extend import core as jex
 from jaxrl_dist.errors import ConfigError
 
 OLDEST = (0, 17)
-"""Version of jax2onnx from which it knows the operations of a policy."""
+"""Oldest version of jax2onnx that supports the operations of a policy."""
 
 
 def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[str], outputs: list[str]) -> bytes:
@@ -43,7 +43,7 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
 
 
 def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function without calls and without branches by platform, which jax2onnx lacks; the CPU's stay."""
+    """Inlines calls and the CPU's platform branches, because jax2onnx supports neither calls nor such branches."""
 
     def run(*args: Any) -> list[Any]:
         return _evaluate(jax.make_jaxpr(function)(*args), *args)
@@ -80,6 +80,6 @@ def _evaluate(program: jex.ClosedJaxpr, *args: Any) -> list[Any]:
 
 
 def _constant(equation: jex.JaxprEqn, values: Sequence[Any]) -> Any:
-    """Evaluates at once what does not depend on the arguments, such as the number of a platform's branch."""
+    """Evaluates an equation that does not depend on the arguments, such as the index of a platform's branch."""
     with jax.ensure_compile_time_eval():
         return equation.primitive.bind(*values, **equation.params)

@@ -57,10 +57,10 @@ class Policy:
 
         Args:
           obs: ``[B, ...]`` as the environment returns them.
-          core: the policy state from the last call; None is ``initial_core(B)``, for the start of all episodes.
+          core: the policy state from the last call; None: ``initial_core(B)``, the start of all episodes.
           key: a scalar key to sample actions; None for greedy actions.
-          reward: ``[B]``, those of the last actions, for a policy that was trained with ``core_inputs`` of ``reward``;
-            0 where an episode starts.
+          reward: ``[B]``, the rewards of the last actions, if the policy was trained with ``reward`` in
+            ``core_inputs``; 0 where an episode starts.
 
         Returns:
           Actions ``[B, ...]`` within the environment's bounds, and the policy state for the next call. Where an
@@ -68,7 +68,7 @@ class Policy:
 
         Raises:
           ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, a reward is missing, or
-            these are several policies.
+            this object holds several policies.
         """
         if isinstance(self.algorithm, dict):
             names = ", ".join(self.algorithm)
@@ -85,7 +85,7 @@ class Policy:
         return self._act(self.variables, obs, core, keys)
 
     def _checked(self, obs: PyTree) -> tuple[PyTree, int]:
-        """Returns the observations and their number B; parts that only the critic sees may be missing, and become 0.
+        """Returns the observations and the batch size B; missing parts that only the critic sees become 0.
 
         Raises:
           ValueError: as ``__call__``.
@@ -126,7 +126,7 @@ class Policy:
         """Plays episodes like the command ``evaluate``; for arguments and errors see ``Evaluator``.
 
         Args:
-          sampled: draw actions, or take the best ones; None: as the run's ``evaluation_policy``.
+          sampled: sample actions instead of taking the best ones; None: as the run's ``evaluation_policy``.
         """
         self.check_plays()
         assert self.config.num_envs is not None, "the preset has it"
@@ -158,7 +158,7 @@ def _restored(config: Train[Any], variables: Variables) -> Policy:
 
 
 def _blank(space: Space, num_envs: int) -> PyTree:
-    """Returns zeros ``[num_envs, ...]``; an export knows their number by a symbol only."""
+    """Returns zeros ``[num_envs, ...]``; in an export, ``num_envs`` is symbolic."""
     return jax.tree.map(lambda part: jnp.zeros((num_envs, *part.shape), part.dtype), space)
 
 
@@ -185,12 +185,12 @@ def load_policy(
 
     Args:
       algorithm: the config class that was trained, if it is not built in. A stored file never names code to run.
-      env: the environment, if it differs from the run's, or if no file can store the run's: an object, or the form
-        ``my_module:make``.
+      env: the environment, if it differs from the run's, or if no file can store the run's, which is an object or has
+        the form ``my_module:make``.
       env_options: the environment's options, if they differ from the run's.
       torso: your own network, if the run trained one.
       core: your own recurrent core, if the run trained one.
-      policy: the one to load, if the run has several. None: all of them, which can be evaluated, but not called.
+      policy: name of the policy to load, if the run has several. None: all of them, to be evaluated but not called.
 
     Raises:
       ConfigError: ``run_dir`` has no trained variables, is a population or is damaged, or its environment cannot be

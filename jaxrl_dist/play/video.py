@@ -31,7 +31,7 @@ def record(
 
     Args:
       out: the file to write; it must end in ``.gif``.
-      episodes: number of episodes, at most 128; of environments with several agents, one of each agent is one.
+      episodes: number of episodes, at most 128; with several agents, one episode of each agent counts as one.
       fps: frames per second, rounded to the nearest rate that GIF's hundredths of a second allow.
       max_steps: as for ``Evaluator``.
       progress: called with the number of finished episodes.
