@@ -1,4 +1,4 @@
-"""Prints what the machine reaches at best, as one line of JSON; a part of ``scripts/benchmark.py``."""
+"""Prints the best rates of this machine as one line of JSON; a part of ``scripts/benchmark.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MATMULS = ((4, 64, 64), (128, 64, 64), (256, 256, 256), (4096, 64, 64), (16384, 
 
 
 def fastest(function: Callable[[], jax.Array], rounds: int = 30) -> float:
-    """Returns the least seconds of a call, of some after one that compiles."""
+    """Returns the least seconds of ``rounds`` calls, after one that compiles."""
     function().block_until_ready()
     taken = []
     for _ in range(rounds):

@@ -1,7 +1,7 @@
-"""Times a run that no profile takes apart: ``FLAGS of train [--seconds S]``; a part of ``scripts/benchmark.py``.
+"""Times a run as a whole: ``FLAGS of train [--seconds S]``; a part of ``scripts/benchmark.py``.
 
-Without seconds the run goes to its end, as it must over several processes: each has a clock. Prints JSON: env steps per
-second, and per second of CPU time, from the first report on, which comes after compiling.
+Without ``--seconds`` the run goes to its end, as it must over several processes, whose clocks differ. Prints JSON: env
+steps per second, and per second of CPU time, counted from the first report, after compiling.
 """
 
 from __future__ import annotations

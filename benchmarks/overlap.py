@@ -2,7 +2,7 @@
 
     python benchmarks/overlap.py impala --env envpool:Pong-v5
 
-Times actors alone (their samples are discarded), the learner alone (it learns from one batch repeatedly), and both
+Times only the actors (their samples are discarded), only the learner (it learns from one batch repeatedly), and both
 together under the plan ``asynchronous``, in turn. On shared cores, taking turns would give ``1 / (1/acting +
 1/learning)``, and a run should not be much slower. On separate devices, the slower of the two bounds the run.
 Flags of ``train`` may follow, such as ``--num-envs 16``.
@@ -62,12 +62,12 @@ def main() -> None:
 
 
 def senders(job: Job) -> list[Deliver]:
-    """Returns what sends each actor's rollouts to the learner."""
+    """Returns the functions that send each actor's rollouts to the learner."""
     return [sender(home, [ROLLOUT]) for home in homes(job.mesh, job.pool.num_actors)]
 
 
 def act(job: Job, iterations: int) -> float:
-    """Returns the seconds that the actors take alone."""
+    """Returns the seconds that the actors take without the learner."""
     store = ParamStore(job.pool.meshes)
     store.publish(job.initial_state())
     with ActorPool(job.actor_job(), job.pool, store, senders(job)) as pool:
@@ -76,7 +76,7 @@ def act(job: Job, iterations: int) -> float:
 
 
 def learn(job: Job, iterations: int) -> float:
-    """Returns the seconds that the updates take alone."""
+    """Returns the seconds that the updates take without the actors."""
     state, key, update = job.initial_state(), job.key(Stream.LEARN), compile_update(job.learner, job.mesh)
     store = ParamStore(job.pool.meshes)
     store.publish(state)

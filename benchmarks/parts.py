@@ -1,4 +1,4 @@
-"""Compares a synchronous run with the bound of its parts: environment, inference and update, each timed alone.
+"""Compares a synchronous run with the bound of its parts: environment, inference and update, each timed separately.
 
     python benchmarks/parts.py ppo --env envpool:Pong-v5 --rounds 10
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
-    """Returns functions that run one iteration of each part alone, and of the whole."""
+    """Returns functions that run one iteration of each part, and of the whole."""
     spec, source = job.source.spec, job.source
     options = adapter.options(spec.id, source.options, source.atari_preset, training=True)
     with warnings.catch_warnings():

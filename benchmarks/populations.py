@@ -1,9 +1,9 @@
-"""How much faster many seeds train together than one after another: ``python benchmarks/populations.py``.
+"""Measures how much faster seeds train together than one after another: ``python benchmarks/populations.py``.
 
 Both ways train PPO (4 environments x 128 steps) without evaluations and files, in one process, in turns. Rates are env
-steps of all seeds per second: "training" from the first report on, which comes after compiling; "CPU" the same per
-second of CPU time, which other work on the machine hardly changes; "whole" with set-up and compilation, from a warm
-cache on the disk.
+steps of all seeds per second. "training" counts from the first report, after compiling. "CPU" is the same per second of
+CPU time, which other work on the machine hardly changes. "whole" includes set-up and compilation, from a warm cache on
+the disk.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def config(env: str, total: int, seed: int = 0, seeds: int = 1) -> jaxrl_dist.Tr
 
 
 def timed(*configs: jaxrl_dist.Train) -> tuple[float, float, float]:
-    """Trains one config after the other, and returns the rates of training: by the clock, by the CPU, and whole."""
+    """Trains one config after the other, and returns the rates "training", "CPU" and "whole"."""
     began, whole = time.perf_counter(), 0
     steps, seconds, cpu_seconds = 0, 0.0, 0.0
     for each in configs:

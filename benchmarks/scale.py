@@ -4,7 +4,7 @@ The run is PPO on CartPole under ``on_device`` with a fixed number of environmen
 gives the seconds of an iteration that devices divide among them (environments, policy, postprocess, gradient) and those
 that each device spends as a whole (optimizer, rest). A program that does nothing else gives the seconds of
 an all-reduce. The model adds them up: see docs/scale.md. Devices are forced ones of this CPU, which share its cores, so
-more of them cannot be faster: they show the cost of dividing. Nothing else should use the machine.
+more of them cannot be faster; they show the cost of dividing. Nothing else should use the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLAGS = [
 ]
 LENGTH = ["--report-interval", str(NUM_ENVS * ROLLOUT), "--total-env-steps", str(12 * NUM_ENVS * ROLLOUT)]
 PARAMETERS = 2 * (64 * 64 + 64) + 2 * (4 * 64 + 64) + 64 * 2 + 2 + 64 + 1
-"""Of both networks: what an all-reduce adds up, in float32."""
+"""Parameters of both networks, which an all-reduce sums in float32."""
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def profiled(folder: pathlib.Path, seconds: float) -> dict[str, float]:
 
 
 def measured(folder: pathlib.Path, processes: int, devices: int) -> dict[str, Any]:
-    """Returns the rate of a run, and the seconds of an all-reduce, over processes with so many devices each."""
+    """Returns the rate of a run, and the seconds of an all-reduce, over processes with ``devices`` devices each."""
     found: dict[str, Any] = {"processes": processes, "devices": devices}
     jobs = {
         "rate": [ROOT / "benchmarks" / "ours.py", *FLAGS, *LENGTH],
@@ -143,7 +143,7 @@ def all_reduce(join: list[str], rounds: int = 20, times: int = 100) -> float:
 
 
 def start(devices: int, *command: Any) -> subprocess.Popen[str]:
-    """Starts Python with so many CPU devices."""
+    """Starts Python with this many CPU devices."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
     return subprocess.Popen([sys.executable, *map(str, command)], env=env, stdout=subprocess.PIPE, text=True)

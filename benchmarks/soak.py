@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def soak(prepared: run.Run, minutes: float, warm_up: float) -> None:
-    """Takes reports for some minutes."""
+    """Trains for some minutes, and prints the memory and its slope."""
     process, began, checkpoints = psutil.Process(), time.monotonic(), set[int]()
     samples: list[tuple[float, float]] = []  # minutes, MB
     printed = 0

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Compiles every algorithm for GPUs and TPUs that are not here, and keeps what their programs start.
+"""Compiles every algorithm for GPUs and TPUs that need not be here, and stores what their programs start.
 
     python scripts/accelerators.py                       # all of them, most of an hour on two cores
     python scripts/accelerators.py --only ppo --target h200
 
-Needs the extras ``cuda12`` and ``tpu``. The counts go to docs/accelerators.json, which docs/accelerators.md shows, and
-which ``tests/test_accelerators.py`` holds new ones to.
+Needs the extras ``cuda12`` and ``tpu``. The counts go to docs/accelerators.json. docs/accelerators.md shows them, and
+``tests/test_accelerators.py`` compares new counts with them.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ RUNS = {
 """Flags of ``jaxrl-dist train``; sizes divide over the 256 devices of the largest target."""
 COUNTED = ("kernels", "copies", "conditionals")
 PLACES = ("env_step", "update", "iteration")
-"""Loops of the table."""
+"""Loops that the table shows."""
 
 
 def compiled(run: str, target: str) -> dict[str, Any]:
-    """Returns what ``jaxrl-dist doctor --compile-for`` says of a run, in a separate process.
+    """Returns the report of ``jaxrl-dist doctor --compile-for`` on a run, made in a separate process.
 
     Raises:
-      RuntimeError: it has failed.
+      RuntimeError: the command has failed.
     """
     command = [sys.executable, "-m", "jaxrl_dist.cli", "doctor", "--compile-for", target, *RUNS[run].split(), "--json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}

@@ -1,16 +1,16 @@
 #!/usr/bin/env python
-"""Measures how fast runs are: beside what their parts allow, beside the machine, and beside other libraries.
+"""Measures how fast runs are, compared with what their parts allow, with the machine and with other libraries.
 
-    python scripts/benchmark.py --minutes 20 --out speed                  # the rows that this machine is made for
+    python scripts/benchmark.py --minutes 20 --out speed                  # the rows for this kind of device
     python scripts/benchmark.py --minutes 60 --out speed --with-peers     # rejax, SBX, SB3 and Sample Factory too
     python scripts/benchmark.py --out speed --only cartpole --rounds 5    # some rows
     python scripts/benchmark.py --out speed --draw                        # only write the tables and the picture again
 
-Each side of a row runs in a process, the sides of a row one after the other, and then all again in the next round, so
-that a machine whose speed drifts slows all alike: only the ratios of one round compare. Our side is
-``jaxrl-dist profile``, which also times each part of the run alone. Peers have virtual environments in ``.bench``, made
-when they are first needed. A further call adds rounds: ``OUT/results.json`` holds every measurement,
-``OUT/results.md`` the tables, ``OUT/speed.png`` the picture. Nothing else should use the machine meanwhile.
+Each side of a row runs in a separate process. A round runs all sides one after the other, so a drift of the machine's
+speed affects them alike: compare only ratios within a round. Our side is ``jaxrl-dist profile``, which also times each
+part of the run separately. Each peer gets a virtual environment in ``.bench`` when it is first needed. Further calls
+add rounds. ``OUT/results.json`` holds every measurement, ``OUT/results.md`` the tables, ``OUT/speed.png`` the picture.
+Nothing else should use the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REQUIREMENTS = {
     # Python 3.11 gets torch's CPU build if pip is configured for it; any other build runs on the CPU too.
     "Sample Factory": ("sample-factory==2.1.1", "torch==2.13.0", "envpool==1.2.5", "setuptools<81", "psutil"),
 }
-"""What to install for each peer, in its virtual environment; ``{jax}`` is the version that we measure with."""
+"""Packages of each peer's virtual environment; ``{jax}`` is the version of JAX that our side runs with."""
 
 
 class Row(NamedTuple):
@@ -50,11 +50,11 @@ class Row(NamedTuple):
 
     name: str
     suites: str
-    """Which of cpu, gpu and tpu have it."""
+    """Suites that measure it: some of cpu, gpu and tpu."""
     flags: str
-    """Of ``jaxrl-dist profile``; the networks and sizes are the peers', too."""
+    """Flags of ``jaxrl-dist profile``; peers use the same networks and sizes."""
     peers: Mapping[str, tuple[Any, ...]] = {}
-    """By peer, the arguments of its script: see ``command``."""
+    """Arguments of each peer's script; see ``command``."""
 
 
 _PPO = "--num-epochs 4 --num-minibatches 4 --hidden-sizes 64 64 --activation tanh --learning-rate 1e-3"
@@ -84,7 +84,7 @@ _SAC_SB3 = {"batch_size": 256, "learning_starts": 1000, "policy_kwargs": {"net_a
 
 
 def _ppo(env: str, num_envs: int, steps: int, suites: str = "cpu gpu tpu") -> Row:
-    """Returns PPO with the sizes that PureJaxRL and rejax made usual."""
+    """Returns PPO with the usual sizes of PureJaxRL and rejax."""
     peer = {"rejax": ("ppo", env, steps, {**_PPO_PEER, "num_envs": num_envs})}
     name = f"ppo {env} {num_envs}"
     return Row(name, suites, f"ppo --env gymnax:{env} --num-envs {num_envs} --torso mlp {_PPO_PLAIN}", peer)
@@ -185,7 +185,7 @@ def measure(
 
 
 def _ours(row: Row, seconds: float) -> dict[str, Any]:
-    """Profiles a run and returns its rate and what binds it; of a population, only the rate."""
+    """Profiles a run and returns its rate and its bottleneck; for a population, only the rate."""
     if "--seeds" in row.flags:
         return _run([sys.executable, ROOT / "benchmarks" / "ours.py", *row.flags.split(), "--seconds", seconds])
     with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +207,7 @@ def _ours(row: Row, seconds: float) -> dict[str, Any]:
 
 
 def command(peer: str, arguments: Sequence[Any]) -> list[Any]:
-    """Returns the command of a peer's side, in its virtual environment, which is made if it is missing."""
+    """Returns the command of a peer's side, and makes the peer's virtual environment if it is missing."""
     folder = ROOT / ".bench" / peer.lower().replace(" ", "-")
     if not (folder / "installed").exists():
         print(f"installing {peer} in {folder}", flush=True)
@@ -221,7 +221,7 @@ def command(peer: str, arguments: Sequence[Any]) -> list[Any]:
 
 
 def _run(command: Sequence[Any], *, text: bool = False) -> dict[str, Any]:
-    """Runs a side and returns the JSON of the last line that it prints, or ``error``; ``text``: it prints none."""
+    """Runs a side and returns the JSON of the last line that it prints, or ``error``; ``text``: it prints no JSON."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path} if command[0] == sys.executable else os.environ
     done = subprocess.run([str(part) for part in command], env=env, capture_output=True, text=True)
@@ -262,7 +262,7 @@ def load(out: pathlib.Path) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """Returns median and range of some values, such as ``1.2 (1.1 to 1.3)``; empty: a dash."""
+    """Returns median and range of some values, such as ``1.2 (1.1 to 1.3)``; a dash if there are none."""
     if not values:
         return "-"
     median, least, most = (f"{x:{form}}" for x in (statistics.median(values), min(values), max(values)))

@@ -99,7 +99,7 @@ def fields(path: str) -> str:
 
 
 def algorithm_flags(name: str) -> str:
-    """Returns a table for each class that an algorithm's flags come from; for a preset, one of the flags it sets."""
+    """Returns a table for each class that defines flags of an algorithm; for a preset, a table of the flags it sets."""
     kind = algorithms.config_class(name)
     if name in algorithms.PRESETS:
         base, values = algorithms.PRESETS[name]
@@ -136,7 +136,7 @@ def flag_table(
 
 
 def quoted(value: Any) -> str:
-    """Formats a default for a table; the words ``on``, ``off`` and ``none`` are no values to type."""
+    """Formats a default for a table, as code unless it is ``on``, ``off`` or ``none``, which nobody types."""
     text = help.spelled(value)
     return text if isinstance(value, bool) or text == "none" else f"`{text}`"
 
@@ -148,7 +148,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def synonyms(_: str | None) -> str:
-    """Returns a table of our flags and of what other libraries call them."""
+    """Returns a table of our flags and their names in other libraries."""
     rows = []
     for fields, names in SYNONYMS.items():
         ours = " or ".join(f"`{flag(field)}`" for field in fields.split() if field != "seeds")
@@ -230,13 +230,13 @@ def algorithm_curves(name: str) -> str:
 
 
 def accelerators(_: str | None) -> str:
-    """Returns what every algorithm's program starts on each target: the kept counts of ``scripts/accelerators.py``."""
+    """Returns a table for each target of what every algorithm's program starts, as counted by accelerators.py."""
     script = runpy.run_path(str(ROOT / "scripts" / "accelerators.py"))
     return "\n\n".join(f"## {script['TARGETS'][target]}\n\n{script['table'](target)}" for target in script["TARGETS"])
 
 
 def scale(_: str | None) -> str:
-    """Returns what a run over several devices and processes was predicted to reach, and reached."""
+    """Returns a table of predicted and measured rates of a run over several devices and processes."""
     measured = json.loads((ROOT / "docs" / "scale.json").read_text(encoding="utf-8"))
     table: str = runpy.run_path(str(ROOT / "benchmarks" / "scale.py"))["table"](measured)
     return table

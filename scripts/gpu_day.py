@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Measures a GPU in calls of a few minutes: speed, sameness, memory, and Pong to the end.
+"""Measures a GPU in calls of a few minutes: speed, memory, reproducibility, and Pong to the end.
 
-    python scripts/gpu_day.py --minutes 9 --out gpu     # again and again: each call does what the earlier ones have not
+    python scripts/gpu_day.py --minutes 9 --out gpu     # repeat it: each call does tasks that are not done yet
     python scripts/gpu_day.py --out gpu --draw          # only write the tables and the picture again
     python scripts/gpu_day.py --minutes 9 --out day --rehearse   # small sizes, on any machine
 
-The tasks come in order of worth. Each runs in a separate process, so that a task that fails or hangs costs one line; a
-task that does not fit into the minutes left waits for the next call. The last task trains Pong and goes on with the
-same run in each call. ``OUT/results.json`` holds everything, ``OUT/results.md`` the tables and ``OUT/speed.png`` the
-picture. Where no package index can be reached, the packages have to lie on ``PYTHONPATH``.
+The most useful tasks come first. Each runs in a separate process, so a task that fails or hangs costs one line. A task
+that does not fit into the minutes left waits for the next call. The last task trains Pong and continues the same run in
+each call. ``OUT/results.json`` holds everything, ``OUT/results.md`` the tables and ``OUT/speed.png`` the picture.
+Without a package index, the packages must be on ``PYTHONPATH``.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from typing import Any, NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = "results.json"
 SPARE = 20.0
-"""Seconds of a call that are left for starting and ending processes."""
+"""Seconds of a call that are reserved for starting and ending processes."""
 
 
 class Sizes(NamedTuple):
-    """How large the tasks are."""
+    """Sizes of the tasks."""
 
     seconds: float
-    """That a speed is timed, after compiling."""
+    """Seconds for which a speed is timed, after compiling."""
     limit: float
     """Seconds after which a task is stopped."""
     widths: tuple[int, ...]
-    """Numbers of environments within the program."""
+    """Numbers of environments in the compiled program."""
     rollout: int
     seeds: tuple[int, ...]
-    """Runs in one program."""
+    """Numbers of runs in one program."""
     atari: str
     """Environment on the host."""
     atari_envs: int
     golden: str
-    """Pattern of the golden runs that have to be equal."""
+    """Pattern of the golden runs that must be equal."""
     resumed_steps: int
     target: float
     """Return at which the last task ends."""
@@ -74,7 +74,7 @@ SMALL = Sizes(
 
 
 class Task(NamedTuple):
-    """Something to measure."""
+    """A measurement."""
 
     name: str
     run: Callable[[Sizes, pathlib.Path], Any]
@@ -90,7 +90,7 @@ def speed(flags: Sequence[str], sizes: Sizes) -> dict[str, Any]:
     """Trains for some seconds, and returns what a user would see: env steps a second after compiling, and memory.
 
     Args:
-      flags: of ``jaxrl-dist train``.
+      flags: the flags of ``jaxrl-dist train``.
     """
     import dataclasses
 
@@ -131,7 +131,7 @@ def speed(flags: Sequence[str], sizes: Sizes) -> dict[str, Any]:
 
 
 class Watch:
-    """Notes the GPU's utilisation in percent, twice a second, where there is ``nvidia-smi``."""
+    """Records the GPU's utilisation in percent twice a second, if ``nvidia-smi`` is installed."""
 
     def __init__(self) -> None:
         self.used: list[float] = []
@@ -167,7 +167,7 @@ def of_widths(*flags: str) -> Callable[[Sizes, pathlib.Path], Any]:
 
 
 def seeds(sizes: Sizes, _: pathlib.Path) -> Any:
-    """Measures populations of PPO with its default sizes; their env steps are those of all members."""
+    """Measures populations of PPO with its default sizes; env steps count all members."""
     return [speed(["ppo", "--env", "gymnax:CartPole-v1", "--seeds", str(count)], sizes) for count in sizes.seeds]
 
 
@@ -192,11 +192,11 @@ def precisions(sizes: Sizes, _: pathlib.Path) -> Any:
     return rows
 
 
-# --- Sameness -----------------------------------------------------------------------------------------
+# --- Reproducibility ----------------------------------------------------------------------------------
 
 
 def golden(sizes: Sizes, folder: pathlib.Path, tolerance: float, **second: str) -> dict[str, Any]:
-    """Makes golden runs twice and compares them; ``second`` is the environment of the second time."""
+    """Makes golden runs twice and compares them; ``second`` sets environment variables of the second time."""
     script = [sys.executable, str(ROOT / "scripts" / "golden.py")]
     names = ("a", "b")
     for name, env in zip(names, ({}, second), strict=True):
@@ -246,7 +246,7 @@ def say(command: Sequence[str], **env: str) -> str:
     """Runs a command and returns what it prints.
 
     Raises:
-      RuntimeError: it has failed; the message ends with what it said.
+      RuntimeError: the command has failed; the message ends with its stderr.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True)
@@ -256,7 +256,7 @@ def say(command: Sequence[str], **env: str) -> str:
 
 
 def doctor(sizes: Sizes, _: pathlib.Path) -> Any:
-    """Returns what ``jaxrl-dist doctor`` says."""
+    """Returns the output of ``jaxrl-dist doctor``."""
     del sizes
     return say([*CLI, "doctor"]).splitlines()
 
@@ -333,10 +333,10 @@ TASKS = (
 
 
 def in_process(task: Task, sizes: Sizes, out: pathlib.Path, seconds: float) -> Any:
-    """Runs a task in a separate process, for so many seconds at most.
+    """Runs a task in a separate process for at most ``seconds``.
 
     Raises:
-      RuntimeError: it has failed, or was stopped.
+      RuntimeError: the task has failed, or was stopped.
     """
     answer = out / "answer.json"
     answer.unlink(missing_ok=True)
@@ -368,9 +368,9 @@ def day(
     start: Callable[[Task, Sizes, pathlib.Path, float], Any] = in_process,
     tasks: Sequence[Task] = TASKS,
 ) -> dict[str, Any]:
-    """Does tasks that are not done, in order, until the minutes are over; returns all results so far.
+    """Runs the tasks that are not done, in order, until the minutes are over; returns all results so far.
 
-    A task that fails is tried again once, by the next call.
+    The next call retries a failed task once.
     """
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * minutes - SPARE
@@ -433,7 +433,7 @@ def draw(out: pathlib.Path) -> None:
 
 
 def picture(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draws env steps a second, a bar a run."""
+    """Draws a bar of env steps a second for each run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.3 * len(rows) + 1), layout="constrained")

@@ -40,7 +40,7 @@ def spelled(name: str, value: object) -> str:
 
 
 class Bar(NamedTuple):
-    """What an algorithm must reach with its default flags: ``needed`` of ``seeds`` runs at ``threshold`` or better."""
+    """A goal for an algorithm with its default flags: ``needed`` of ``seeds`` runs at ``threshold`` or better."""
 
     name: str
     algorithm: str
@@ -89,7 +89,7 @@ LANDER = "envpool:LunarLanderContinuous-v2"
 
 
 def zoo(value: float, steps: str) -> tuple[float, str]:
-    """Returns a return that RL Zoo's ``benchmark.md`` reports, one run with the deterministic policy."""
+    """Returns a published return of RL Zoo's ``benchmark.md``: one run, evaluated with the deterministic policy."""
     return value, f"RL Zoo, {steps}"
 
 
@@ -436,7 +436,7 @@ def gallery(bars: Sequence[Bar], folder: str) -> str:
 
 
 def published(bar: Bar, returns: Sequence[float]) -> str:
-    """Returns the cell of a published return, which says where ours is behind by more than a tenth."""
+    """Returns the cell of a published return, which marks ours as behind if it is lower by more than a tenth."""
     if bar.published is None:
         return ""
     value, source = bar.published

@@ -77,7 +77,7 @@ def execute(notebook: dict[str, Any]) -> None:
     """Runs the code cells in this process, in order and as one program, and puts their outputs into the notebook.
 
     Raises:
-      Exception: a cell's own; the cells after it have not run.
+      Exception: raised by a cell; the cells after it have not run.
     """
     import matplotlib.pyplot as plt
 

@@ -1,8 +1,8 @@
 """A sweep by Optuna, whose batches of trials are populations: ``python scripts/optuna_sweep.py STUDY.db``.
 
-Optuna proposes the hyperparameters of as many trials as a population has members, one program trains them, and Optuna
-learns their returns (``study.ask`` and ``study.tell``). The study lies in a file of SQLite: the same command goes on
-with one that was killed, and repeats the trials that it had not finished. Needs ``pip install 'jaxrl-dist[optuna]'``.
+Optuna proposes the hyperparameters of one trial for each member, one program trains them, and Optuna receives their
+returns (``study.ask`` and ``study.tell``). The study is stored in an SQLite file: after a kill, the same command
+continues it and repeats the unfinished trials. Needs ``pip install 'jaxrl-dist[optuna]'``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LEARNING_RATES, ENTROPIES = (1e-5, 1e-1), (1e-4, 1e-1)
 
 
 def sweep(storage: str, trials: int, members: int, **fields: Any) -> optuna.Study:
-    """Returns the study in the file ``storage`` once it has finished so many trials.
+    """Runs the study in the file ``storage`` until it has finished ``trials`` trials, and returns it.
 
     Args:
-      members: trials of a batch.
-      fields: of ``jaxrl_dist.preset``, for PPO.
+      members: number of trials in a batch.
+      fields: arguments of ``jaxrl_dist.preset`` for PPO.
     """
     study = optuna.create_study(
         storage=f"sqlite:///{storage}",
         study_name="ppo",
         direction="maximize",
         load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(constant_liar=True),  # the trials of a batch keep away from each other
+        sampler=optuna.samplers.TPESampler(constant_liar=True),  # keeps the trials of a batch apart
     )
     for unfinished in study.get_trials(states=[TrialState.RUNNING]):
         study.tell(unfinished.number, state=TrialState.FAIL)
@@ -51,7 +51,7 @@ def sweep(storage: str, trials: int, members: int, **fields: Any) -> optuna.Stud
         for _ in population.reports():
             pass
         for trial, row in zip(batch, population.rows, strict=True):
-            value = row.score if row.status == "done" else None  # others have diverged
+            value = row.score if row.status == "done" else None  # other members have diverged
             study.tell(trial, value, state=TrialState.FAIL if value is None else TrialState.COMPLETE)
         print(f"{done + len(batch)} trials, best return {study.best_value:.4g} with {study.best_params}", flush=True)
     return study

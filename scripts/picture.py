@@ -1,4 +1,4 @@
-"""Draws docs/overview.png and docs/learning/ppo-es.png from the measurements that are kept in docs/."""
+"""Draws docs/overview.png and docs/learning/ppo-es.png from the measurements in docs/."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def draw(out: pathlib.Path) -> None:
 
 
 def draw_ppo_es(out: pathlib.Path) -> None:
-    """Draws what scripts/ppo_es.py measured: the returns of PPO-ES and of PPO, by env steps of all members."""
+    """Draws the results of scripts/ppo_es.py: the returns of PPO-ES and of PPO, by env steps of all members."""
     found = json.loads((DOCS / "learning" / "ppo-es.json").read_text(encoding="utf-8"))
     fig, (ax,) = drawing.figure("one", 1)
     for color, (name, seeds) in zip(drawing.COLORS, found.items(), strict=False):

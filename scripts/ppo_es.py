@@ -26,7 +26,7 @@ from jaxrl_dist.training.setup import make_job
 def evolve(
     env: str, total: int, seed: int, size: int = 8, iterations: int = 4, sigma: float = 0.02, **options: Any
 ) -> Iterator[tuple[int, float]]:
-    """Yields env steps of all ``size`` members, and their mean return, after each generation of some iterations."""
+    """Yields the env steps of all ``size`` members, and their mean return, after each generation."""
     config = preset(PPO, env, num_devices=1, seed=seed * size, seeds=size, **options)
     jobs = [make_job(member.config, find(env), size) for member in members(config)]
     act, learn = compiled.make_iteration(jobs[0], size)

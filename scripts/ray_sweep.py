@@ -1,8 +1,8 @@
 """A sweep by Ray Tune on a local Ray, which ends bad trials early: ``python scripts/ray_sweep.py``.
 
 ASHA (Li et al. 2020, https://arxiv.org/abs/1810.05934) compares the trials at rungs of env steps, and ends those whose
-return is not among the best third. A trial is a run of ``jaxrl_dist.train`` in a process of Ray's, which shares out the
-cores of this machine, or of a cluster. Needs ``pip install 'jaxrl-dist[ray]'``.
+return is not among the best third. Each trial is a run of ``jaxrl_dist.train`` in a Ray process. Ray divides the cores
+of this machine, or of a cluster, among them. Needs ``pip install 'jaxrl-dist[ray]'``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jaxrl_dist
 
 
 def trial(settings: dict[str, Any]) -> None:
-    """Trains PPO and tells Ray each report, while Ray lets it go on."""
+    """Trains PPO and sends each report to Ray, until Ray ends the trial."""
     config = jaxrl_dist.preset("ppo", **settings, num_devices=1, evaluation_episodes=0)
     episode_return = 0.0
     for report in jaxrl_dist.train(config):
@@ -28,10 +28,10 @@ def trial(settings: dict[str, Any]) -> None:
 
 
 def sweep(trials: int, at_once: int, env: str, total_env_steps: int, storage: str | None = None) -> tune.ResultGrid:
-    """Returns the results of so many trials, ``at_once`` at a time.
+    """Runs ``trials`` trials, ``at_once`` at a time, and returns their results.
 
     Args:
-      storage: directory of Ray's files; None: Ray's own.
+      storage: directory of Ray's files; None: Ray's default.
     """
     ray.init(num_cpus=at_once, include_dashboard=False)
     rungs = ASHAScheduler("env_steps", max_t=total_env_steps, grace_period=total_env_steps // 9, reduction_factor=3)

@@ -1,4 +1,4 @@
-"""Prepares a release: ``python scripts/release.py 0.2.0`` writes the version where it stands, and dates the changelog.
+"""Prepares a release: ``python scripts/release.py 0.2.0`` sets the version in each file, and dates the changelog.
 
 The page docs/releasing.md says what comes next.
 """

@@ -1,4 +1,4 @@
-"""Tasks of the bars of ``learning.py`` that no library has, as a user's module would make them."""
+"""Tasks for ``learning.py`` that no library has, written as in a user's module."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class State(NamedTuple):
 
 
 class RepeatAfterMe:
-    """RLlib's task of this name: each action is to be the symbol of ``delay`` steps ago.
+    """RLlib's task of this name: each action should repeat the symbol of ``delay`` steps ago.
 
-    A right action pays 1 and a wrong one -1. Before there is such a symbol, 0 is right. The best return is 100.
+    A right action pays 1 and a wrong one -1. In the first ``delay`` steps, 0 is right. The best return is 100.
     """
 
     default_params = STEPS
