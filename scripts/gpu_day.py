@@ -80,7 +80,7 @@ class Task(NamedTuple):
     run: Callable[[Sizes, pathlib.Path], Any]
     """``(sizes, folder for its files) -> result``, which JSON can hold."""
     goes_on: bool = False
-    """Whether it uses all time that is left, and goes on in the next call until its result says ``done``."""
+    """Whether it uses all time that is left, and continues in the next call until its result says ``done``."""
 
 
 # --- Speed --------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def doctor(sizes: Sizes, _: pathlib.Path) -> Any:
 
 
 def to_the_end(sizes: Sizes, folder: pathlib.Path) -> Any:
-    """Trains until ten greedy episodes have a mean return of the target; goes on with the run of an earlier call."""
+    """Trains until ten greedy episodes have a mean return of the target; continues the run of an earlier call."""
     run_dir = folder / "run"
     if (run_dir / "config.json").exists():
         command = ["resume", str(run_dir), "--total-env-steps", str(10**8)]
@@ -289,7 +289,7 @@ def to_the_end(sizes: Sizes, folder: pathlib.Path) -> Any:
     finally:
         signal.signal(signal.SIGTERM, before)
     if process.returncode not in (0, 143):
-        shutil.rmtree(run_dir, ignore_errors=True)  # nothing can go on from it
+        shutil.rmtree(run_dir, ignore_errors=True)  # it cannot be resumed
         raise RuntimeError(said.strip()[-500:])
     reached = best(run_dir)
     rows = list(learned(run_dir / "metrics.jsonl"))

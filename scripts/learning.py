@@ -287,7 +287,7 @@ def run_bar(
 
     Args:
       keep: receives the entry after each seed.
-      before: the entry of an interrupted call, whose seeds are not run again; None: there is none.
+      before: the entry of an interrupted call, whose seeds are not run again; None: run all seeds.
     """
     entry: dict[str, Any] = {
         "command": bar.command(),

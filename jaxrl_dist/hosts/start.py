@@ -30,7 +30,7 @@ _kept: list[Any] = []
 
 
 def watch() -> Watch | None:
-    """Returns the watch of a run over several processes; None: this process is alone."""
+    """Returns the watch of a run over several processes; None: this is the only process."""
     return _watch
 
 
@@ -61,7 +61,7 @@ def start(launch: Launch, *, detect: bool = False) -> None:
 
 
 def _arguments(launch: Launch, *, detect: bool) -> dict[str, Any] | None:
-    """Returns the arguments of ``jax.distributed.initialize``; None: this process is alone."""
+    """Returns the arguments of ``jax.distributed.initialize``; None: this is the only process."""
     if launch.coordinator is not None:
         return {
             "coordinator_address": launch.coordinator,
