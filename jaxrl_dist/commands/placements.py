@@ -128,7 +128,9 @@ def check_one_policy(given: Mapping[str, Any]) -> None:
       ConfigError: it has one.
     """
     if given.get("placement") is not None:
-        raise ConfigError("--placement is for runs with one policy; name the flags that it stands for (jaxrl-dist list placements)")
+        raise ConfigError(
+            "--placement is for runs with one policy; name the flags that it stands for (jaxrl-dist list placements)"
+        )
 
 
 def spelled() -> list[str]:

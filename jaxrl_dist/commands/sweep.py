@@ -53,7 +53,9 @@ def run(args: Sequence[str]) -> int:
     found = asked(args)
     assert found is not None, "help is answered above"
     if "plan_memory" in found.fields:
-        raise ConfigError("--plan-memory is of train: `jaxrl-dist train ... --plan-memory here` says what one member takes")
+        raise ConfigError(
+            "--plan-memory is of train: `jaxrl-dist train ... --plan-memory here` says what one member takes"
+        )
     with signals.stopping() as stop:
         config, source = found.resolved()
 

@@ -10,6 +10,8 @@ from jaxrl_dist.mesh import among_members, vary_as
 
 MAX_WIDTH = 256
 """Widest input whose transpose is stored: beyond it, storing takes as long as it saves (docs/speed.md)."""
+MIN_ROWS = 512
+"""Fewest rows of an input whose transpose is stored: XLA multiplies the transpose of fewer as fast as any matrix."""
 
 
 def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
@@ -21,7 +23,9 @@ def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precisi
     assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "flax's Dense contracts the last axis with the first"
     x, kernel = vary_as(x, kernel), vary_as(kernel, x)  # custom_vjp needs gradients that vary as the inputs do
     rows = x.reshape(-1, x.shape[-1])
-    if len(kernel) <= MAX_WIDTH and not among_members():  # among members, XLA would store it twice
+    number = rows.shape[0]  # no int in a program for any number of rows, which an export is
+    pays = isinstance(number, int) and number >= MIN_ROWS and len(kernel) <= MAX_WIDTH
+    if pays and not among_members():  # among members, XLA would store it twice
         product = jax.lax.platform_dependent(rows, kernel, cpu=_matmul_of_cpu, default=_matmul)
     else:
         product = _matmul(rows, kernel)

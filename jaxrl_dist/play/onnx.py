@@ -31,7 +31,9 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
     try:
         there = importlib.metadata.version("jax2onnx")
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError("--format onnx needs a package that is not installed: pip install 'jaxrl-dist[onnx]'") from None
+        raise ConfigError(
+            "--format onnx needs a package that is not installed: pip install 'jaxrl-dist[onnx]'"
+        ) from None
     if tuple(map(int, there.split(".")[:2])) < OLDEST:
         least = ".".join(map(str, OLDEST))
         raise ConfigError(f"--format onnx needs jax2onnx {least}, and {there} is installed: pip install -U jax2onnx")

@@ -57,10 +57,13 @@ def test_each_of_several_policies_has_its_return(
     evaluation["hunter/return_mean"] = 6.5
     lines = shown([report(10_000, evaluation, **returns)], capsys)
     assert lines[1].split()[-4:] == ["prey", "hunter", "steps/s", "left"]
-    assert lines[2].split()[-9:-5] == ["-3.25", "7", "200", "0"]
+    assert lines[2].split()[-10:-6] == ["-3.25", "7", "200", "0"]
     assert lines[2].endswith("evaluation prey 4.5, hunter 6.5")
     about = "(mean and standard deviation of 2 greedy episodes)"
-    assert console.played(evaluation).splitlines() == [f"prey: return 4.5 +- 1 {about}", f"hunter: return 6.5 +- 1 {about}"]
+    assert console.played(evaluation).splitlines() == [
+        f"prey: return 4.5 +- 1 {about}",
+        f"hunter: return 6.5 +- 1 {about}",
+    ]
     assert console.played(own) == f"return 4.5 +- 1 {about}"
 
 
