@@ -161,7 +161,9 @@ BARS = (
     Bar("apex-ddpg-envpool-pendulum", "apex-ddpg", "envpool:Pendulum-v1", 200_000, -200, 5, 5),
     Bar("sac-halfcheetah", "sac", "envpool:HalfCheetah-v4", 200_000, 3000, 1, 1, published=(9635, "CleanRL, 1M")),
     Bar("ppo-hidden-cartpole", "ppo", "gymnax:CartPole-v1", 2_000_000, 350, 5, 5, MEMORY | HIDDEN),
+    Bar("impala-hidden-cartpole", "impala", "gymnax:CartPole-v1", 2_000_000, 350, 5, 5, MEMORY | HIDDEN),
     Bar("r2d2-hidden-cartpole", "r2d2", "gymnax:CartPole-v1", 1_000_000, 350, 5, 5, HIDDEN),
+    Bar("dqn-hidden-cartpole", "dqn", "gymnax:CartPole-v1", 1_000_000, 350, 5, 5, MEMORY | HIDDEN),
     *(
         Bar(f"{name}-hidden-pendulum", name, "gymnax:Pendulum-v1", 100_000, -300, 5, 5, MEMORY | HIDDEN)
         for name in ("sac", "td3")
