@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,14 @@ PANELS = {
     "ppo-breakout-cnn": "PPO, MinAtar Breakout",
 }
 """Entries of docs/learning/results.json whose curves are drawn, and their titles."""
-PEERS = {"Sample Factory": "IMPALA, Pong", "rejax 0.1.3": "PPO, CartPole"}
-"""Rows of docs/speed.md that are compared with the row ``jaxrl_dist`` above them, and what they train."""
+PEERS = {
+    ("ppo CartPole-v1 4", "rejax"): "PPO, 4 CartPoles",
+    ("ppo CartPole-v1 2048", "rejax"): "PPO, 2,048 CartPoles",
+    ("dqn CartPole-v1 10", "rejax"): "DQN, CartPole",
+    ("sac Pendulum-v1", "rejax"): "SAC, Pendulum",
+    ("impala Pong-v5", "Sample Factory"): "IMPALA, Pong",
+}
+"""Rows of docs/speed/results.json, by the run and the peer, and what they train."""
 
 
 def curves(entry: dict[str, Any]) -> list[Curve]:
@@ -33,14 +40,12 @@ def curves(entry: dict[str, Any]) -> list[Curve]:
     return found
 
 
-def rates(text: str) -> dict[str, float]:
-    """Returns our env steps per second divided by those of each peer, from the tables of speed.md."""
-    ours, found = 0.0, {}
-    for name, number in re.findall(r"^\| ([^|]+?) \| ([\d,]+) \|", text, re.MULTILINE):
-        value = float(number.replace(",", ""))
-        ours = value if name == "jaxrl_dist" else ours
-        if name in PEERS:
-            found[name] = ours / value
+def rates(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Returns the median over rounds of our env steps per second divided by a peer's, for each of ``PEERS``."""
+    found = {}
+    for (run, peer), title in PEERS.items():
+        ratios = [sides["jaxrl_dist"]["rate"] / sides[peer]["rate"] for sides in rows[run]]
+        found[f"{peer}: {title}"] = statistics.median(ratios)
     return found
 
 
@@ -53,14 +58,14 @@ def draw(out: pathlib.Path) -> None:
         ax.set_title(f"{title}\n{len(results[name]['curves'])} seeds", fontsize=7)
         ax.set_xlabel("environment steps")
     axes[0].set_ylabel("episode return")
-    speeds = rates((DOCS / "speed.md").read_text(encoding="utf-8"))
+    speeds = rates(json.loads((DOCS / "speed" / "results.json").read_text(encoding="utf-8"))["rows"])
     bars = axes[-1].barh(range(len(speeds)), list(speeds.values()), color=drawing.COLORS[0], height=0.4)
     axes[-1].bar_label(bars, [f" {ratio:.2f} x" for ratio in speeds.values()], fontsize=7)
     axes[-1].set_yticks([])
     for y, name in enumerate(speeds):
-        axes[-1].text(0, y + 0.28, f"{name.split()[0] if name[-1].isdigit() else name}: {PEERS[name]}", fontsize=6)
+        axes[-1].text(0, y + 0.28, name, fontsize=5)
     axes[-1].axvline(1, color="0.4", linewidth=0.8, linestyle="--")
-    axes[-1].set_xlim(0, 1.7)
+    axes[-1].set_xlim(0, 1.4 * max(speeds.values()))
     axes[-1].set_ylim(-0.4, len(speeds) - 0.4)
     axes[-1].set_title("env steps per second,\nours / theirs", fontsize=7)
     drawing.save(fig, out)
