@@ -36,7 +36,7 @@ NATURAL: dict[str, tuple[Any, Any]] = {
     "learning_rate": (np.float32(0.25), 0.25),
     "discount": (jnp.float32(0.5), 0.5),
     "value_clip_epsilon": (1, 1.0),
-    "core_size": (np.int32(8), 8),
+    "num_minibatches": (np.int32(8), 8),
     "num_epochs": (2.0, 2),
 }
 OPTIONS = {"gravity": "9.8", "steps": "3", "on": "True", "off": "False", "name": "x"}
