@@ -538,8 +538,8 @@ def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
 
 
-def start(command: str, run_dir: Path) -> subprocess.Popen[str]:
-    """Starts a run, and waits for its first report; if that is far, until it compiles."""
+def start(command: str, run_dir: Path, file: str = "metrics.jsonl") -> subprocess.Popen[str]:
+    """Starts a run, and waits for its first report in ``file``; if that is far, until it compiles."""
     arguments = [*command.split(), "--total-env-steps", str(10**9), "--run-dir", str(run_dir)]
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxrl_dist.cli", "train", *arguments],
@@ -549,7 +549,7 @@ def start(command: str, run_dir: Path) -> subprocess.Popen[str]:
         text=True,
     )
     deadline = time.monotonic() + 200
-    lines = run_dir / ("config.json" if "100000000" in command else "metrics.jsonl")
+    lines = run_dir / ("config.json" if "100000000" in command else file)
     while not (lines.exists() and lines.stat().st_size):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.05)
@@ -626,6 +626,34 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(attempt: int, tmp_path:
     assert reports[-1].env_steps >= total
     steps = [line["env_steps"] for line in runs.read_metrics(run_dir)]
     assert steps == sorted(set(steps)) and len(steps) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_killed_population_goes_on_with_all_members(attempt: int, tmp_path: Path) -> None:
+    generator, run_dir = random.Random(attempt), tmp_path / "run"
+    command = f"{TINY} --vary learning-rate=1e-3,1e-2 --evolve pbt --evolve-interval 64"
+    members = [run_dir / "members" / name for name in ("000", "001")]
+    process = start(command, run_dir, "members/001/metrics.jsonl")
+    try:
+        while not all(map(checkpoint.saved, members)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(3 * generator.random())
+    finally:
+        process.kill()
+        process.communicate()
+    total = int(checkpoint.saved(members[0])[0].name) + 200
+    with warnings.catch_warnings():
+        # The members save a report before the population writes its line, which may be lost in between.
+        warnings.filterwarnings("ignore", ".*has lost the lines after iteration", FileWarning)
+        *_, last = jaxrl_dist.resume(run_dir, total_env_steps=total)
+    assert len(last.members) == 2 and last.ended_by is not None
+    for member in members:
+        lines = runs.read_metrics(member)
+        steps = [line["env_steps"] for line in lines]
+        assert steps == sorted(set(steps)) and steps[-1] >= total
+        assert {line["population/parent"] for line in lines} <= {0.0, 1.0}
 
 
 # --- Hostile directories ------------------------------------------------------------------------------
