@@ -75,11 +75,32 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     hints = {**get_type_hints(Command), **get_type_hints(kind)}
     del hints["algorithm"]
     switches = [name for name, hint in hints.items() if hint in (bool, bool | None)]
+    args = _merged(args, [name for name, hint in hints.items() if hint == dict[str, str]])
     given = check_flags(args, hints, switches, algorithms.having)
     args = _spelled_out(args, [name for name in switches if hints[name] is not bool])
     command = run_tyro(Command[kind], args, default=default)  # type: ignore[valid-type]
     values = {**vars(command), **vars(command.algorithm)}
     return {name: values[name] for name in given}
+
+
+def _merged(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Moves the values of a flag of these names that is given again behind those of the first time."""
+    repeatable, first = {flag(name) for name in names}, dict[str, list[str]]()
+    parts: list[list[str]] = [[]]
+    into = parts[0]
+    for arg in args:
+        spelling, equals, value = arg.partition("=")
+        name = spelling.replace("_", "-")
+        if name in first:
+            into = first[name]
+            into += [value] if equals else []
+            continue
+        if arg.startswith("--"):
+            into = []
+            parts.append(into)
+            first |= {name: into} if name in repeatable else {}
+        into.append(arg)
+    return [arg for part in parts for arg in part]
 
 
 def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:

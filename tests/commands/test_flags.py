@@ -280,3 +280,22 @@ def test_values_from_python_are_checked_too(what: str) -> None:
     with pytest.raises(ConfigError) as error:
         Train("ppo", env="CartPole-v1", **values).validate()
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "--vary learning-rate=1e-3,1e-4 discount=0.9,0.99",
+        "--vary learning-rate=1e-3,1e-4 --vary discount=0.9,0.99",
+        "--vary=learning-rate=1e-3,1e-4 --seed 3 --vary=discount=0.9,0.99",
+    ],
+)
+def test_a_flag_of_pairs_may_be_repeated(args: str) -> None:
+    fields = flags.parse_train("ppo", ["--env", "X", *args.split()])
+    assert fields["vary"] == {"learning-rate": "1e-3,1e-4", "discount": "0.9,0.99"}
+    assert fields.get("seed") == (3 if "--seed" in args else None)
+
+
+def test_a_pair_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="discount is given twice"):
+        flags.parse_train("ppo", ["--env", "X", *"--vary discount=1,2 --vary discount=3".split()])
