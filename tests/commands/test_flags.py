@@ -298,4 +298,4 @@ def test_a_flag_of_pairs_may_be_repeated(args: str) -> None:
 
 def test_a_pair_that_is_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="discount is given twice"):
-        flags.parse_train("ppo", ["--env", "X", *"--vary discount=1,2 --vary discount=3".split()])
+        flags.parse_train("ppo", ["--env", "X", "--vary", "discount=1,2", "--vary", "discount=3"])
