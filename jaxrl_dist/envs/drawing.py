@@ -23,7 +23,7 @@ _BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 
 def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
     """Returns the ``render(state, *params)`` of a user's environment; gymnax's own return figures and are ignored."""
     own = getattr(type(env), "render", None)
-    if own is None or own.__module__.startswith("gymnax."):
+    if own is None or str(getattr(own, "__module__", "")).startswith("gymnax."):
         return None
     return lambda state: env.render(state, *params)
 
