@@ -87,6 +87,7 @@ SYNONYMS: dict[str, str] = {
     "target_noise": "policy_noise target_policy_noise",
     "target_noise_clip": "noise_clip",
     "actor_period": "policy_delay policy_frequency policy_freq actor_delay",
+    "noise_correlation": "noise_color noise_colour colored_noise noise_beta",
     "initial_std": "log_std_init init_std initial_log_std action_std_init",
     # networks
     "hidden_sizes": "net_arch hidden_size hidden_dim hidden_dims hidden_units hidden_layers hiddens fcnet_hiddens "
@@ -100,12 +101,14 @@ SYNONYMS: dict[str, str] = {
 _ACCELERATOR = "training uses every accelerator that JAX finds; {num_devices} N uses fewer, and JAX_PLATFORMS=cpu none"
 _OPTIMIZER = "{optimizer} takes optax's defaults; an algorithm file of yours can name others"
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy"
+_STATE_DEPENDENT = "{noise_correlation} 0.5 makes noise last, which is what state-dependent exploration is used for"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo {env} CartPole-v1`"
 INSTEAD: dict[str, str] = {
     # replacements for settings that we do not have
     **dict.fromkeys(("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR),
     **dict.fromkeys(("adam_eps", "adam_epsilon", "optimizer_kwargs", "momentum", "beta1", "beta2"), _OPTIMIZER),
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
+    **dict.fromkeys(("use_sde", "sde_sample_freq", "gsde"), _STATE_DEPENDENT),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
     **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` goes on with a run"),
     "policy": "{torso} chooses a network; several policies are {policy} NAME=ALGO:AGENTS, in the algorithm's place",

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
@@ -15,7 +16,7 @@ from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Time
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig):
+class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig, exploration.NoiseConfig):
     """Flags of actor-critic learning."""
 
     learning_rate: float = 1e-3
@@ -35,14 +36,14 @@ class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig):
         check_range(self, "discount", low=0, high=1)
         check_range(self, "value_coefficient", "entropy_coefficient", low=0)
 
-    @staticmethod
-    def recurrent_preset() -> dict[str, Any]:
-        """Returns flags for a run with a recurrent core; the environment's preset takes precedence.
+    @classmethod
+    def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
+        """Returns an environment's preset for a run with a recurrent core: it scales rewards unless it says otherwise.
 
         Policy and value share the core, and the gradient of large values would drown the policy's: measured on CartPole
         without velocities.
         """
-        return {"scale_rewards": True}
+        return {"scale_rewards": True, **preset}
 
     def clipped_optimizer(self, own: str, **options: Any) -> optax.GradientTransformationExtraArgs:
         """Returns ``make_optimizer(own, learning_rate, **options)``, applied to clipped gradients."""
@@ -55,8 +56,8 @@ class ActorCritic(NamedTuple):
 
     init: Callable[[jax.Array], Variables]
     policy: Callable[..., Acted]
-    """As ``Algorithm.policy``; its extras are ``log_prob`` and ``value``, both ``[B]`` float32, and ``core_inputs`` if
-    the core reads any."""
+    """As ``Algorithm.policy``, with ``noise`` of the action as a further argument; its extras are ``log_prob`` and
+    ``value``, both ``[B]`` float32, and ``core_inputs`` if the core reads any."""
     initial_core: Callable[[int], PyTree]
     window: int | None
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
@@ -96,11 +97,14 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     def choices(outputs: jax.Array, obs: PyTree) -> distributions.Distribution:
         return head.distribution(outputs, observations.legal(spec, obs))
 
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+    def policy(
+        variables: Variables, obs: PyTree, core: PyTree, context: Context, noise: jax.Array | None = None
+    ) -> Acted:
         read = inputs.read(core)
         outputs, value, memory = network.step(variables.params, obs, inputs.memory(core), core_inputs=read)
         distribution = choices(outputs, obs)
-        action = distribution.mode() if context.keys is None else distribution.sample(context.keys)
+        drawn = () if noise is None else (noise,)
+        action = distribution.mode() if context.keys is None else distribution.sample(context.keys, *drawn)
         extras = {"log_prob": distribution.log_prob(action), "value": value}
         return action, inputs.acted(core, memory, action), extras if read is None else {**extras, "core_inputs": read}
 
@@ -135,7 +139,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         outputs, values, _ = network.unroll(params, rollout.obs, memory, valid, core_inputs=read)
         return choices(outputs[:-1], rollout.seen), values
 
-    return ActorCritic(
+    net = ActorCritic(
         init=lambda key: Variables(network.init(key), ()),
         policy=policy,
         initial_core=lambda num_envs: inputs.initial(network.initial_core(num_envs), num_envs),
@@ -145,6 +149,34 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         examples=examples,
         evaluate=evaluate,
         unroll=unroll,
+    )
+    size = config.noise_size(head.log_std_size)
+    return _correlated(net, config.noise_correlation, size) if size else net
+
+
+def _correlated(net: ActorCritic, correlation: Any, size: int) -> ActorCritic:
+    """Lets consecutive actions have correlated noise ``[B, size]``, which the policy's state carries to the next."""
+
+    def strip(rollout: Rollout) -> Rollout:
+        return rollout._replace(core=rollout.core[1], final_core=rollout.final_core[1])
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        noise, rest = core
+        if context.keys is not None:
+            noise = exploration.correlated(noise, context.keys, correlation)
+        action, rest, extras = net.policy(variables, obs, rest, context, noise)
+        return action, (noise, rest), extras
+
+    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        return core[0], net.feedback(core[1], action, step)
+
+    return net._replace(
+        policy=policy,
+        initial_core=lambda num_envs: (jnp.zeros((num_envs, size)), net.initial_core(num_envs)),
+        values=lambda variables, rollout: net.values(variables, strip(rollout)),
+        examples=lambda rollout, **fields: net.examples(strip(rollout), **fields),
+        feedback=feedback,
+        unroll=lambda params, rollout: net.unroll(params, strip(rollout)),
     )
 
 

@@ -1,12 +1,40 @@
-"""Exploration noise for greedy policies, on their actions or on their parameters."""
+"""Exploration noise: on the actions of greedy and of stochastic policies, or on the parameters of greedy ones."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 
+from jaxrl_dist.checks import check_range
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, perturbation, rng
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.values import Inherits
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseConfig(Inherits):
+    """Flag of policies that draw continuous actions; algorithms inherit it."""
+
+    noise_correlation: float | None = None
+    """Correlation between the noise of a continuous action and that of the action before; None: each action has
+    independent noise. Correlated noise explores further (Hollenstein et al. 2024, arXiv:2312.11091)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "noise_correlation", low=0, below=1)
+
+    def noise_size(self, components: int) -> int:
+        """Returns how many numbers of noise a policy keeps for its ``components`` of continuous actions; 0: none.
+
+        Raises:
+          ConfigError: there are no such components.
+        """
+        if self.noise_correlation is not None and not components:
+            raise ConfigError(
+                "--noise-correlation is of continuous actions, and this environment has none: leave it out"
+            )
+        return 0 if self.noise_correlation is None else components
 
 
 def ape_x_epsilon(num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:
@@ -33,6 +61,19 @@ def ornstein_uhlenbeck(noise: jax.Array, keys: jax.Array, std: jax.Array | float
     ``theta = 0.15`` and ``std = 0.2``; from Uhlenbeck and Ornstein (1930), with a time step of 1.
     """
     return noise - theta * noise + std * gaussian(keys, noise.shape[-1])
+
+
+def correlated(noise: jax.Array, keys: jax.Array, correlation: jax.Array | float) -> jax.Array:
+    """Advances standard normal noise that is correlated in time, ``[N, A]`` float32; rows of zeros start.
+
+    ``x' = c x + sqrt(1 - c^2) N(0, 1)``: an autoregressive process of order 1. Each ``x`` by itself is standard normal,
+    so an action has the same density as with independent noise. Sources: Eberhard et al. (2023), "Pink Noise Is All You
+    Need", and Hollenstein et al. (2024), "Colored Noise in PPO", https://arxiv.org/abs/2312.11091, who draw whole
+    sequences of coloured noise; this process needs no more than the last number.
+    """
+    fresh = gaussian(keys, noise.shape[-1])
+    started = jnp.any(noise != 0, axis=-1, keepdims=True)
+    return jnp.where(started, correlation * noise + jnp.sqrt(1 - jnp.square(correlation)) * fresh, fresh)
 
 
 # --- Noise on parameters --------------------------------------------------------------------------------

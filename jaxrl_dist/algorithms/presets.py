@@ -67,8 +67,10 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "scale_rewards": True,
         },
         "classic_control/continuous": {
-            # With 8 environments and a discount of 0.99, the greedy policy may hold Pendulum sideways forever.
-            "num_envs": 16, "num_minibatches": 8, "discount": 0.95,
+            # With 8 environments and a discount of 0.99, the greedy policy may hold Pendulum sideways forever. With
+            # independent noise, MountainCarContinuous is never left and the policy learns to stand still; correlations
+            # of 0.5 to 0.9 all reach 93 and more, and from 0.8 on Pendulum gets worse.
+            "num_envs": 16, "num_minibatches": 8, "discount": 0.95, "noise_correlation": 0.5,
         },
         "box2d": {
             # RL Zoo's for LunarLander-v2, with rollouts of half the length. Measured there: batches of 256 instead of

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_dist.algorithms import presets, sequences
+from jaxrl_dist.algorithms import exploration, presets, sequences
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
@@ -17,7 +17,14 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 @dataclasses.dataclass(frozen=True)
-class SAC(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
+class SAC(
+    ReplayConfig,
+    CriticConfig,
+    exploration.NoiseConfig,
+    hidden_sizes=(256, 256),
+    activation="relu",
+    replay_capacity=1_000_000,
+):
     """Soft actor-critic with two critics and a learned temperature (Haarnoja et al. 2018)."""
 
     learning_rate: float = 1e-3
@@ -56,9 +63,13 @@ class SAC(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
             params = {"actor": actor.init(actor_key), "critic": kind.critic.init(critic_key)}
             return Variables(params | {"log_temperature": jnp.log(jnp.float32(self.temperature or 1.0))}, ())
 
+        noise_size = self.noise_size(kind.action_size)
+
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             outputs = choose(variables.params["actor"], obs)
-            action = kind.act(outputs, context.keys)
+            if self.noise_correlation is not None and context.keys is not None:
+                core = exploration.correlated(core, context.keys, self.noise_correlation)
+            action = kind.act(outputs, context.keys, core if noise_size else None)
             if context.keys is not None:
                 random = kind.act_randomly(context.keys, observations.legal(spec, obs))
                 action = jnp.where(context.env_step < self.learning_starts, random, action)
@@ -124,6 +135,7 @@ class SAC(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
             replay=replay_of(self),
             target=update_target,
             initial_target=lambda params: copied(params["critic"]),
+            initial_core=lambda num_envs: jnp.zeros((num_envs, noise_size)) if noise_size else (),
         )
         networks_of = {"actor": actor, "critic": kind.critic}
         return sequences.sequences(self, spec, algorithm, networks_of, lambda params: params)
@@ -133,11 +145,13 @@ class _Kind(NamedTuple):
     """The parts that depend on the kind of action; ``outputs`` are the actor's, ``[N, num_outputs]``."""
 
     num_outputs: int
+    action_size: int
+    """Components of a continuous action; 0: actions are discrete."""
     target_entropy: Callable[[PyTree], float | jax.Array]
     """``(obs) -> nats``, a number or ``[N]``."""
     critic: Any
     act: Callable[..., jax.Array]
-    """``(outputs, keys or None) -> action`` in the environment's units."""
+    """``(outputs, keys or None, noise or None) -> action`` in the environment's units."""
     act_randomly: Callable[[jax.Array, jax.Array | None], jax.Array]
     """``(keys, legal) -> action``, uniformly distributed over the legal ones."""
     expect: Callable[..., tuple[jax.Array, jax.Array]]
@@ -160,9 +174,9 @@ def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
         log_std = -5.0 + 0.5 * 7.0 * (jnp.tanh(raw) + 1.0)
         return distributions.TanhNormal(mean, log_std, -jnp.ones(scale.size), jnp.ones(scale.size))
 
-    def act(outputs: jax.Array, keys: jax.Array | None) -> jax.Array:
+    def act(outputs: jax.Array, keys: jax.Array | None, noise: jax.Array | None) -> jax.Array:
         squashed = distribution(outputs)
-        return scale.to_env(squashed.mode() if keys is None else squashed.sample(keys))
+        return scale.to_env(squashed.mode() if keys is None else squashed.sample(keys, noise))
 
     def expect(params: PyTree, obs: jax.Array, outputs: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         action, log_prob = distribution(outputs).sample_and_log_prob(keys)
@@ -179,7 +193,7 @@ def _continuous(config: SAC, spec: EnvSpec) -> _Kind:
         del obs
         return -float(scale.size)
 
-    return _Kind(2 * scale.size, target_entropy, critic, act, act_randomly, expect, taken)
+    return _Kind(2 * scale.size, scale.size, target_entropy, critic, act, act_randomly, expect, taken)
 
 
 def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
@@ -189,12 +203,10 @@ def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
         config, observations.seen(spec), 2, num_actions=size, recurrence=sequences.recurrence(config, spec)
     )
 
-    def act(outputs: jax.Array, keys: jax.Array | None) -> jax.Array:
-        return (
-            distributions.Categorical(outputs).mode()
-            if keys is None
-            else distributions.Categorical(outputs).sample(keys)
-        )
+    def act(outputs: jax.Array, keys: jax.Array | None, noise: None) -> jax.Array:
+        del noise
+        chosen = distributions.Categorical(outputs)
+        return chosen.mode() if keys is None else chosen.sample(keys)
 
     def act_randomly(keys: jax.Array, legal: jax.Array | None) -> jax.Array:
         return distributions.Categorical(observations.masked(jnp.zeros((len(keys), size)), legal)).sample(keys)
@@ -211,4 +223,4 @@ def _discrete(config: SAC, spec: EnvSpec) -> _Kind:
     def taken(params: PyTree, obs: jax.Array, action: jax.Array) -> jax.Array:
         return critic.apply(params, obs)[:, jnp.arange(len(action)), action]
 
-    return _Kind(size, target_entropy, critic, act, act_randomly, expect, taken)
+    return _Kind(size, 0, target_entropy, critic, act, act_randomly, expect, taken)

@@ -3,6 +3,9 @@
 Parameters have a batch shape ``[...]`` (mostly ``[B]``) before the named axes. ``sample`` takes one typed key for each
 element of the batch; an element's action depends only on that key and that element's parameters, never on the size of
 the batch (with JAX's default generator, threefry). Discrete actions are int32, continuous ones float32.
+
+Distributions with normal components take ``noise``, standard normal numbers in place of those that they would draw, so
+that a caller may correlate the noise of consecutive actions.
 """
 
 from __future__ import annotations
@@ -94,9 +97,17 @@ class Joint(NamedTuple):
 
     parts: Mapping[str, Any]  # distributions: probabilities of discrete parts, densities of others
 
-    def sample(self, keys: jax.Array) -> dict[str, PyTree]:
+    def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> dict[str, PyTree]:
+        """As ``Distribution.sample``; ``noise [..., n]`` has the numbers of all normal parts side by side."""
         fold = functools.reduce(lambda fold, _: jax.vmap(fold, (0, None)), keys.shape, jax.random.fold_in)
-        return {name: part.sample(fold(keys, i)) for i, (name, part) in enumerate(self.parts.items())}
+        drawn, taken = {}, 0
+        for i, (name, part) in enumerate(self.parts.items()):
+            own: tuple[jax.Array, ...] = ()
+            if noise is not None and isinstance(part, Normal):
+                size = part.mean.shape[-1]
+                own, taken = (noise[..., taken : taken + size],), taken + size
+            drawn[name] = part.sample(fold(keys, i), *own)
+        return drawn
 
     def log_prob(self, action: Mapping[str, PyTree]) -> jax.Array:
         return jnp.stack([part.log_prob(action[name]) for name, part in self.parts.items()]).sum(axis=0)
@@ -114,8 +125,10 @@ class Normal(NamedTuple):
     mean: jax.Array  # [..., A] float32
     log_std: jax.Array  # [..., A] float32
 
-    def sample(self, keys: jax.Array) -> jax.Array:
-        noise = _per_key(lambda key, mean: jax.random.normal(key, mean.shape, mean.dtype), keys, self.mean)
+    def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
+        """As ``Distribution.sample``, by ``noise [..., A]`` if given."""
+        if noise is None:
+            noise = _per_key(lambda key, mean: jax.random.normal(key, mean.shape, mean.dtype), keys, self.mean)
         return self.mean + jnp.exp(self.log_std) * noise
 
     def log_prob(self, action: jax.Array) -> jax.Array:
@@ -141,8 +154,9 @@ class TanhNormal(NamedTuple):
     low: jax.Array | np.ndarray  # [A]
     high: jax.Array | np.ndarray  # [A]
 
-    def sample(self, keys: jax.Array) -> jax.Array:
-        return self._squash(self._normal().sample(keys))
+    def sample(self, keys: jax.Array, noise: jax.Array | None = None) -> jax.Array:
+        """As ``Distribution.sample``, by ``noise [..., A]`` if given."""
+        return self._squash(self._normal().sample(keys, noise))
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Draws actions ``[..., A]`` and their log density ``[...]``, exact even if an action rounds to a bound.

@@ -153,8 +153,10 @@ def resolve(config: Train[Any], source: EnvSource, own: Mapping[str, Any] = {}) 
     kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
     plan = "on_device" if source.is_pure else "synchronous"
     core = own.get("core", "none") if by_name else getattr(config.algorithm, "core", "none")
-    recurrent: dict[str, Any] = {} if core == "none" else getattr(kind, "recurrent_preset", dict)()
-    preset = {**RUN_DEFAULTS, "plan": plan, **recurrent, **kind.preset(spec)}
+    preset = kind.preset(spec)
+    if core != "none" and hasattr(kind, "recurrent_preset"):
+        preset = kind.recurrent_preset(preset)
+    preset = {**RUN_DEFAULTS, "plan": plan, **preset}
     if by_name:
         preset |= algorithms.PRESETS.get(config.algorithm, (None, {}))[1]
     if config.published:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -17,6 +18,8 @@ from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.dqn import DQN
+from jaxrl_dist.algorithms.impala import IMPALA
+from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.replayed import ActionScale
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
@@ -25,8 +28,8 @@ from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.nn.distributions import policy_head
 from jaxrl_dist.nn.networks import q_network
 from jaxrl_dist.nn.perturbation import perturbed
-from jaxrl_dist.spaces import Box, MultiDiscrete
-from jaxrl_dist.types import Context, Timestep, Variables
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
+from jaxrl_dist.types import Algorithm, Context, Rollout, Timestep, Variables
 
 LOW, HIGH = np.array([-1, 0.1], np.float32), np.array([3, 0.7], np.float32)
 CONTINUOUS = spec(action=Box((2,), np.dtype(np.float32), LOW, HIGH))
@@ -98,6 +101,89 @@ def test_noise_is_added_and_begins_anew_with_each_episode(noise: Any) -> None:
         kept = after_step(algorithm, core, start, action, step(valid=[True, False, True, False]))
         np.testing.assert_array_equal(kept, np.where([[True], [False], [True], [False]], core, 0.0))
     np.testing.assert_allclose(scale.from_env(action) - scale.from_env(greedy), drawn, atol=1e-5)
+
+
+def test_correlated_noise_is_standard_normal_from_its_first_step_on() -> None:
+    def advance(noise: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        noise = exploration.correlated(noise, jax.random.split(key, 4096), 0.7)
+        return noise, noise
+
+    _, path = jax.lax.scan(advance, jnp.zeros((4096, 2)), jax.random.split(jax.random.key(0), 12))
+    path = np.asarray(path, np.float64)
+    for noise in (path[0], path[1], path[-1]):
+        assert scipy.stats.kstest(noise.ravel(), "norm").pvalue > 1e-3
+    for lag in (1, 3):
+        np.testing.assert_allclose((path[lag:] * path[:-lag]).mean(), 0.7**lag, atol=0.02)
+    np.testing.assert_allclose((path[:, :, 0] * path[:, :, 1]).mean(), 0.0, atol=0.02)
+
+
+CORRELATED: dict[str, Any] = {
+    "ppo": PPO(hidden_sizes=(8,), noise_correlation=0.6),
+    "ppo with a core": PPO(hidden_sizes=(8,), noise_correlation=0.6, core="gru", core_size=4, core_inputs="action"),
+    "impala": IMPALA(hidden_sizes=(8,), noise_correlation=0.6),
+    "sac": SAC(hidden_sizes=(8,), noise_correlation=0.6, learning_starts=0),
+}
+
+
+@pytest.mark.parametrize("name", CORRELATED)
+def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
+    """The standardised action is the noise; greedy actions leave it alone, and an episode's end forgets it."""
+    algorithm, keys = CORRELATED[name].make(CONTINUOUS), jax.random.split(jax.random.key(1), (3, 4))
+    variables, obs, start = algorithm.init(jax.random.key(0)), jnp.ones((4, 3)), algorithm.initial_core(4)
+    scale = ActionScale.of(TD3(), CONTINUOUS)
+
+    def noise_of(core: Any) -> np.ndarray:
+        return np.asarray(core if name == "sac" else core[0])
+
+    _, untouched, _ = algorithm.policy(variables, obs, start, Context())
+    np.testing.assert_array_equal(noise_of(untouched), 0.0)
+    core, noise = start, np.zeros((4, 2))
+    for t, now in enumerate(keys):
+        greedy, _, _ = algorithm.policy(variables, obs, core, Context())
+        action, core, extras = algorithm.policy(variables, obs, core, Context(now))
+        fresh = np.stack([jax.random.normal(key, (2,)) for key in now])
+        noise = 0.6 * noise + 0.8 * fresh if t else fresh
+        np.testing.assert_allclose(noise_of(core), noise, atol=1e-6)
+        if name != "sac":  # its standard deviation depends on the observation
+            np.testing.assert_allclose(scale.from_env(action) - scale.from_env(greedy), noise, atol=1e-5)
+            std = np.asarray(HIGH - LOW) / 2
+            density = scipy.stats.norm.logpdf(noise) - np.log(std)
+            np.testing.assert_allclose(extras["log_prob"], density.sum(axis=1), atol=1e-4)
+    kept = noise_of(after_step(algorithm, core, start, action, step(valid=[True, False, True, False])))
+    np.testing.assert_array_equal(kept, np.where([[True], [False], [True], [False]], noise_of(core), 0.0))
+
+
+@pytest.mark.parametrize("name", sorted(set(CORRELATED) - {"sac"}))
+def test_losses_do_not_see_the_noise_that_a_policy_keeps(name: str) -> None:
+    config = CORRELATED[name]
+    plain = dataclasses.replace(config, noise_correlation=None).make(CONTINUOUS)
+    variables, rollout = plain.init(jax.random.key(0)), random_rollout(plain, CONTINUOUS, 5, 3)
+    kept = rollout._replace(core=(jnp.ones((3, 2)), rollout.core), final_core=(jnp.ones((3, 2)), rollout.final_core))
+
+    def losses(algorithm: Algorithm, rollout: Rollout) -> jax.Array:
+        batch = by_hand(algorithm.postprocess)(variables, rollout, Context())
+        return algorithm.loss(variables, batch, Context())[0]
+
+    np.testing.assert_array_equal(losses(config.make(CONTINUOUS), kept), losses(plain, rollout))
+
+
+def test_noise_of_a_dict_of_actions_goes_to_its_continuous_parts() -> None:
+    parts = {"grip": Discrete(3), "move": box(2, bound=1), "turn": box(1, bound=2)}
+    head = policy_head(parts)
+    keys, noise = jax.random.split(jax.random.key(0), 4), jnp.arange(12.0).reshape(4, 3) / 10
+    action = head.distribution(jnp.zeros((4, 9))).sample(keys, noise)
+    np.testing.assert_allclose(action["move"], noise[:, :2], atol=1e-6)
+    np.testing.assert_allclose(action["turn"], 2 * noise[:, 2:], atol=1e-6)
+    plain = head.distribution(jnp.zeros((4, 9))).sample(keys)
+    np.testing.assert_array_equal(action["grip"], plain["grip"])
+
+
+def test_correlated_noise_needs_continuous_actions() -> None:
+    for config in (PPO, SAC):
+        with pytest.raises(ConfigError, match=r"noise.correlation is of continuous actions, .* has none: leave it out"):
+            config(noise_correlation=0.5).make(spec())
+        with pytest.raises(ConfigError, match=r"noise.correlation must be >= 0 and < 1, not 1"):
+            config(noise_correlation=1.0).validate()
 
 
 # --- Scales -------------------------------------------------------------------------------------------

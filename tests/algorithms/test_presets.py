@@ -14,6 +14,7 @@ from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
+from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete
@@ -74,6 +75,17 @@ def test_a_policy_that_shares_its_core_with_a_value_gets_scaled_rewards(
 ) -> None:
     config, _ = resolving.resolved(Train(algorithm, env=env), fields)
     assert config.scale_rewards is scaled
+
+
+@pytest.mark.parametrize("algorithm, env", [("td3", "Pendulum-v1"), ("sac", "Pendulum-v1"), ("dqn", "CartPole-v1")])
+def test_env_steps_are_used_as_often_with_a_core(algorithm: str, env: str) -> None:
+    def sizes(**fields: Any) -> tuple[int, float]:
+        hyperparameters = resolving.resolved(Train(algorithm, env=env), fields)[0].algorithm
+        return hyperparameters.batch_size, hyperparameters.replay_ratio
+
+    (batch, ratio), (windows, slower) = sizes(), sizes(core="gru")
+    assert windows * TD3().sequence_length * slower == batch * ratio
+    assert sizes(core="gru", batch_size=8) == (8, slower)
 
 
 def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
