@@ -101,7 +101,7 @@ SYNONYMS: dict[str, str] = {
 _ACCELERATOR = "training uses every accelerator that JAX finds; {num_devices} N uses fewer, and JAX_PLATFORMS=cpu none"
 _OPTIMIZER = "{optimizer} takes optax's defaults; an algorithm file of yours can name others"
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy"
-_STATE_DEPENDENT = "{noise_correlation} 0.5 makes noise last, which is what state-dependent exploration is used for"
+_STATE_DEPENDENT = "{noise_correlation} 0.6 makes noise last, which is what state-dependent exploration is used for"
 _ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo {env} CartPole-v1`"
 INSTEAD: dict[str, str] = {
     # replacements for settings that we do not have
@@ -137,7 +137,7 @@ def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str
         return f"; it is {flag(ours)} here"
     if plain in INSTEAD:
         return "; " + INSTEAD[plain].format(
-            **{name: flag(name) for name in ("env", "num_devices", "optimizer", "policy", "torso")}
+            **{name: flag(name) for name in ("env", "noise_correlation", "num_devices", "optimizer", "policy", "torso")}
         )
     for field in (plain, *meant):
         if having := others(field):

@@ -68,9 +68,9 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         },
         "classic_control/continuous": {
             # With 8 environments and a discount of 0.99, the greedy policy may hold Pendulum sideways forever. With
-            # independent noise, MountainCarContinuous is never left and the policy learns to stand still; correlations
-            # of 0.5 to 0.9 all reach 93 and more, and from 0.8 on Pendulum gets worse.
-            "num_envs": 16, "num_minibatches": 8, "discount": 0.95, "noise_correlation": 0.5,
+            # independent noise it learns to stand still in MountainCarContinuous. Correlations of 0.6 and 0.7 solve that
+            # in eight of eight seeds (0.5: four of five), and from 0.8 on Pendulum gets worse.
+            "num_envs": 16, "num_minibatches": 8, "discount": 0.95, "noise_correlation": 0.6,
         },
         "box2d": {
             # RL Zoo's for LunarLander-v2, with rollouts of half the length. Measured there: batches of 256 instead of

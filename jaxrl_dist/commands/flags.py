@@ -78,6 +78,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     args = _merged(args, [name for name, hint in hints.items() if hint == dict[str, str]])
     given = check_flags(args, hints, switches, algorithms.having)
     args = _spelled_out(args, [name for name in switches if hints[name] is not bool])
+    args = _without_number(args, [name for name, hint in hints.items() if hint in (int | None, float | None)])
     command = run_tyro(Command[kind], args, default=default)  # type: ignore[valid-type]
     values = {**vars(command), **vars(command.algorithm)}
     return {name: values[name] for name in given}
@@ -111,6 +112,18 @@ def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
         name = arg.replace("_", "-")
         known = name in values and following != "None"
         parts += [values[name], str(name == values[name])] if known else [arg]
+    return parts
+
+
+def _without_number(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Reads ``none`` and ``auto`` of these flags as None; ``--temperature auto`` is what other libraries write."""
+    spellings, parts, previous = {flag(name) for name in names}, [], ""
+    for arg in args:
+        name, equals, value = arg.rpartition("=")
+        name = name if equals else previous
+        absent = name.replace("_", "-") in spellings and value.lower() in ("none", "auto")
+        parts.append(name * bool(equals) + equals + "None" if absent else arg)
+        previous = arg
     return parts
 
 

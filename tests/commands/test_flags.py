@@ -178,6 +178,13 @@ def test_whole_numbers_may_have_an_exponent() -> None:
     assert flags.parse_train("ppo", ["--hidden-sizes"]) == {"hidden_sizes": ()}
 
 
+@pytest.mark.parametrize(
+    "args", ["--temperature auto", "--temperature=None", "--temperature none", "--temperature=AUTO"]
+)
+def test_an_optional_number_may_be_left_to_the_run(args: str) -> None:
+    assert flags.parse_train("sac", ["--env", "auto", *args.split()]) == {"env": "auto", "temperature": None}
+
+
 def test_a_run_directory_is_not_kept() -> None:
     """Another run of the same config must not write to the same place."""
     content = to_json(dataclasses.replace(CONFIG, env="X", run_dir="here"))

@@ -47,6 +47,7 @@ CALLS = {
     PPO_ON + "--lr 3e-4": "unknown flag --lr; it is --learning-rate here",
     PPO_ON + "--gamma 0.9": "it is --discount here",
     PPO_ON + "--n-steps 128": "it is --rollout-length here",
+    PPO_ON + "--use-sde": "unknown flag --use-sde; --noise-correlation 0.6 makes noise last",
     PPO_ON + "--n-envs 4": "it is --num-envs here",
     PPO_ON + "--n-timesteps 1e6": "it is --total-env-steps here",
     PPO_ON + "--total-timesteps 1e6": "it is --total-env-steps here",
