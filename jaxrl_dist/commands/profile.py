@@ -27,11 +27,14 @@ are those of `jaxrl-dist train`, and:
   --seconds S        seconds for the run, and again for the stages (default 10), without compiling
   --json FILE        write the numbers as JSON
   --picture FILE     draw them, as .png, .svg or .pdf
+  --trace FILE       write every operation of one pass of each stage, as .json.gz for ui.perfetto.dev
 
 No run directory is written.
 """
 BAR = 32
 """Width of the bar of a whole iteration, in characters."""
+LAYERS = 5
+"""Maximum number of layers that are printed for a stage; JSON has all."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -43,7 +46,7 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError("which run? Such as: jaxrl-dist profile ppo --env CartPole-v1")
     wanted, args = flags.taken(args, "--seconds")
     files = {}
-    for name in ("--json", "--picture"):
+    for name in ("--json", "--picture", "--trace"):
         files[name], args = flags.taken(args, name)
     seconds = _seconds(wanted)
     for name, file in files.items():
@@ -51,6 +54,9 @@ def run(args: Sequence[str]) -> int:
             raise ConfigError(f"{name} {file}: there is no directory {pathlib.Path(file).parent}")
     if files["--picture"] is not None and pathlib.Path(files["--picture"]).suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"--picture {files['--picture']} needs the extension .png, .svg or .pdf")
+    trace = None if files["--trace"] is None else pathlib.Path(files["--trace"])
+    if trace is not None and not trace.name.endswith(".json.gz"):
+        raise ConfigError(f"--trace {trace} needs the extension .json.gz")
     if args and pathlib.Path(args[0]).is_dir():
         check_run_dir(pathlib.Path(args[0]))
         args = ["--config", str(pathlib.Path(args[0], CONFIG_FILE)), *args[1:]]
@@ -63,7 +69,7 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.training import profiling
 
     with one_line_warnings():
-        found = profiling.profile(config, source, seconds)
+        found = profiling.profile(config, source, seconds, trace)
     print("\n".join(lines(found)))
     if (file := files["--json"]) is not None:
         pathlib.Path(file).write_text(json.dumps(profiling.to_json(found), indent=2) + "\n", encoding="utf-8")
@@ -71,6 +77,8 @@ def run(args: Sequence[str]) -> int:
     if (file := files["--picture"]) is not None:
         _draw(found, pathlib.Path(file))
         print(f"wrote {file}")
+    if trace is not None:
+        print(f"wrote {trace}; ui.perfetto.dev opens it")
     return 0
 
 
@@ -108,6 +116,10 @@ def lines(found: Profile) -> list[str]:
             shown.append(
                 f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {'#' * round(BAR * max(share, 0)):<{BAR}}{of}"
             )
+            layers = found.layers.get(stage, {})
+            if len(layers) > 1:
+                largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
+                shown.append(f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}")
     _, _, share, advice = profiling.bound(found)
     return [*shown, "", f"{share:.0%} of the time: {advice}"]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +24,7 @@ from jaxrl_dist.learners import off_policy, on_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.rng import Stream
+from jaxrl_dist.training import loops
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
 ONE, BATCH, TIME, ROLLOUT = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH, meshes.ROLLOUT
@@ -32,8 +35,8 @@ class Part(NamedTuple):
 
     run: Callable[[], Any]
     """Does an iteration's work of the stage; once its outputs are ready, the work is done."""
-    matmul_flops: int
-    """Floating-point operations of its matrix products and convolutions, on all devices."""
+    layers: Mapping[str, int]
+    """Floating-point operations of its matrix products and convolutions by layer, on all devices."""
 
 
 def make_parts(job: Job) -> dict[str, Part]:
@@ -284,7 +287,7 @@ def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tupl
       carries: the function returns a tuple, and takes its first output as its first argument in the next run.
     """
     args = jax.tree.map(jnp.copy, args[:1]) + args[1:] if carries else args
-    flops = matmul_flops(jax.make_jaxpr(mapped)(*args).jaxpr)
+    layers = matmul_flops(jax.make_jaxpr(mapped)(*args).jaxpr)
     program = jax.jit(mapped, donate_argnums=0 if carries else ())
     first = program(*args)
     state = first[0] if carries else args[0]
@@ -296,30 +299,45 @@ def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tupl
             state = out[0]
         return out
 
-    return Part(run, flops), first
+    return Part(run, layers), first
 
 
-def matmul_flops(jaxpr: Any) -> int:
+def matmul_flops(jaxpr: Any, within: str = "") -> Counter[str]:
     """Counts the floating-point operations of a traced program's matrix products and convolutions, on all devices.
 
     A loop whose number of passes is known only at run time counts once; of several branches, the largest counts.
+
+    Args:
+      within: the names of the scopes that the program is called in.
+
+    Returns:
+      The operations of each layer, such as ``MLP/Dense_0``: the path of its flax modules or other named scopes.
     """
-    total = 0
+    total: Counter[str] = Counter()
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
+        scopes = f"{within}/{eqn.source_info.name_stack}"
         if name == "dot_general":
             (contracted, _), _ = params["dimension_numbers"]
             left = eqn.invars[0].aval.shape
-            total += 2 * eqn.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
+            total[_layer(scopes)] += 2 * eqn.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
         elif name == "conv_general_dilated":
             kernel = eqn.invars[1].aval
             channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
-            total += 2 * eqn.outvars[0].aval.size * kernel.size // channels
+            total[_layer(scopes)] += 2 * eqn.outvars[0].aval.size * kernel.size // channels
         else:
-            inside = [matmul_flops(inner) for value in params.values() for inner in _jaxprs(value)]
+            inside = [matmul_flops(inner, scopes) for value in params.values() for inner in _jaxprs(value)]
             times = params["length"] if name == "scan" else params["mesh"].size if name == "shard_map" else 1
-            total += times * (max(inside, default=0) if name == "cond" else sum(inside))
+            counted = sorted(inside, key=Counter.total)[-1:] if name == "cond" else inside
+            for layer, flops in sum(counted, Counter[str]()).items():
+                total[layer] += times * flops
     return total
+
+
+def _layer(scopes: str) -> str:
+    """Returns the scopes of a layer's forward pass, without those of transformations and loops."""
+    words = re.sub(r"\w+\(|\)", "", scopes).split("/")
+    return "/".join(word for word in words if word and word not in ("shard_map", *loops.SCOPES)) or "other"
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:

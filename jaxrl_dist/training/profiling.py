@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -75,11 +78,13 @@ class Profile(NamedTuple):
     """Seconds of an iteration by thread and stage; those of a thread sum to ``iteration_seconds``."""
     matmul_rates: Mapping[str, float]
     """Floating-point operations per second of a stage's matrix products."""
+    layers: Mapping[str, Mapping[str, float]]
+    """Share of a stage's matrix products in each layer, largest first: counted, not timed."""
     matmul_ceiling: float
     """Operations per second of one large matrix product on each device."""
 
 
-def profile(config: Train[Any], source: EnvSource, seconds: float) -> Profile:
+def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathlib.Path | None = None) -> Profile:
     """Times a run and its stages.
 
     Updates begin at once, without waiting for ``learning_starts``.
@@ -88,9 +93,11 @@ def profile(config: Train[Any], source: EnvSource, seconds: float) -> Profile:
       config: resolved; the run writes no files.
       source: its environment.
       seconds: for the run, which makes at least two reports. The stages take about as long again. Compiling adds to it.
+      trace: the file for a trace of one pass of each stage, as JSON compressed by gzip.
 
     Raises:
-      ConfigError: the config describes a population, several policies or processes, or cannot be run.
+      ConfigError: the config describes a population, several policies or processes, or cannot be run, or the trace's
+        file cannot be written.
     """
     if is_population(config):
         raise ConfigError("a profile is of one run; leave out --seeds and --vary")
@@ -113,7 +120,11 @@ def profile(config: Train[Any], source: EnvSource, seconds: float) -> Profile:
     run = setup.prepare(config, source)
     assert isinstance(run, Run)
     made = parts.make_parts(run.job)
+    if trace is not None and not made:
+        raise ConfigError(f"--trace is of the stages on devices, and --plan {config.plan} has none: leave it out")
     timed = _timed(run.reports(), made, seconds, in_turn=not PLANS[config.plan].threaded)
+    if trace is not None:
+        _trace(made, trace)
     iterations = timed.last.iteration - timed.first.iteration
     whole = timed.seconds / iterations
     threads = {
@@ -125,7 +136,10 @@ def profile(config: Train[Any], source: EnvSource, seconds: float) -> Profile:
         env_steps_per_second=(timed.last.env_steps - timed.first.env_steps) / timed.seconds,
         iteration_seconds=whole,
         threads={thread: _divided(stages, timed.alone, whole) for thread, stages in threads.items()},
-        matmul_rates={name: part.matmul_flops / timed.alone[name] for name, part in made.items() if part.matmul_flops},
+        matmul_rates={
+            name: sum(part.layers.values()) / timed.alone[name] for name, part in made.items() if part.layers
+        },
+        layers={name: _shares(part.layers) for name, part in made.items() if part.layers},
         matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
     )
 
@@ -183,6 +197,25 @@ def _time_each(made: Mapping[str, parts.Part], taken: dict[str, list[float]]) ->
             out = part.run()
         jax.block_until_ready(out)
         taken[name].append((time.perf_counter() - began) / calls)
+
+
+def _shares(layers: Mapping[str, int]) -> dict[str, float]:
+    whole = sum(layers.values())
+    return {name: flops / whole for name, flops in sorted(layers.items(), key=lambda layer: -layer[1])}
+
+
+def _trace(made: Mapping[str, parts.Part], out: pathlib.Path) -> None:
+    """Writes what JAX's profiler sees of one pass of each part, which slows small programs down by much."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for name, part in made.items():
+                with jax.profiler.TraceAnnotation(name):
+                    jax.block_until_ready(part.run())
+        (written,) = pathlib.Path(folder).rglob("*.trace.json.gz")
+        try:
+            shutil.copyfile(written, out)
+        except OSError as error:
+            raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
 
 
 def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import time
 from pathlib import Path
@@ -117,12 +118,20 @@ def test_the_operations_of_matrix_products_are_counted() -> None:
         )
         return larger, images
 
+    def named(x: jax.Array, w: jax.Array) -> jax.Array:
+        with jax.named_scope("update"), jax.named_scope("torso"):
+            x = jax.lax.scan(lambda x, _: (jax.jit(jnp.matmul)(x, w), None), x, length=3)[0]
+        with jax.named_scope("head"):
+            return jnp.sum(x @ w)
+
     product, pixels = 2 * 5 * 7 * 7, 2 * 6 * 6
     args = jnp.ones((5, 7)), jnp.ones((7, 7)), jnp.ones((3, 3, 3, 4))
     jaxpr = jax.make_jaxpr(layers)(*args).jaxpr
-    assert parts.matmul_flops(jaxpr) == (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)
+    assert parts.matmul_flops(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
+    backward = jax.make_jaxpr(jax.grad(named, argnums=(0, 1)))(*args[:2]).jaxpr
+    assert parts.matmul_flops(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, "forward, and two gradients"
     over = mesh.acting(lambda x, w: x @ w, mesh.make_mesh(jax.devices()[:2]), (mesh.BATCH, mesh.REPLICATED), mesh.BATCH)
-    assert parts.matmul_flops(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == 2 * product
+    assert parts.matmul_flops(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {"other": 2 * product}
 
 
 def test_parts_are_scaled_to_their_update_and_threads_sum_to_the_whole() -> None:
@@ -145,13 +154,19 @@ def test_parts_are_scaled_to_their_update_and_threads_sum_to_the_whole() -> None
     ids=["on_device", "replay", "synchronous", "asynchronous", "gradients"],
 )
 def test_a_run_is_profiled(command: str, threads: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, picture = tmp_path / "profile.json", tmp_path / "profile.png"
-    assert cli.main(f"profile {command} {SMALL} --json {file} --picture {picture}".split()) == 0
+    file, picture, trace = tmp_path / "profile.json", tmp_path / "profile.png", tmp_path / "trace.json.gz"
+    traced = "" if "gradients" in command else f"--trace {trace}"
+    assert cli.main(f"profile {command} {SMALL} --json {file} --picture {picture} {traced}".split()) == 0
     found = runs.read_json(file)
     assert found["threads"].keys() == threads and picture.stat().st_size > 1000
     for stages in found["threads"].values():
         assert sum(stages.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
         assert all(seconds >= 0 for stage, seconds in stages.items() if stage != "rest")
+    for layers in found["layers"].values():
+        assert sum(layers.values()) == pytest.approx(1) and "other" not in layers
+    if traced:
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        assert {"postprocess", "gradient", "optimizer"} < {event.get("name") for event in events}
     if "device" in threads:
         assert {"environment", "policy", "postprocess", "gradient", "optimizer"} < found["threads"]["device"].keys()
     steps = found["run"]["num_envs"] * found["run"]["rollout_length"]
@@ -180,6 +195,11 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
         ("ppo --env CartPole-v1 --seconds 0", "--seconds 0 is no number of seconds above 0"),
         ("ppo --env CartPole-v1 --json nowhere/x.json", "--json nowhere/x.json: there is no directory nowhere"),
         ("ppo --env CartPole-v1 --picture x.txt", "--picture x.txt needs the extension .png, .svg or .pdf"),
+        ("ppo --env CartPole-v1 --trace x.txt", "--trace x.txt needs the extension .json.gz"),
+        (
+            "a2c --env envpool:CartPole-v1 --plan gradients --trace x.json.gz",
+            "--trace is of the stages on devices, and --plan gradients has none: leave it out",
+        ),
         ("ppo --env CartPole-v1 --seeds 2", "a profile is of one run; leave out --seeds and --vary"),
         (
             "ppo --env CartPole-v1 --coordinator 127.0.0.1:9876 --processes 2 --process 0",
