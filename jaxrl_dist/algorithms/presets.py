@@ -126,6 +126,11 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "learning_rate": 2e-3, "scale_rewards": True, "gae_lambda": 0.95, "entropy_coefficient": 0.0,
         },
         "classic_control/continuous": {"discount": 0.95},  # PPO's
+        "box2d": {
+            # Discount and entropy are RL Zoo's for LunarLander-v2. Measured there: its rollouts of 5 steps of 8
+            # environments climb to 120 and fall again, unless the step size falls with them.
+            "num_envs": 32, "learning_rate": 1e-3, "discount": 0.995, "gae_lambda": 0.95, "entropy_coefficient": 1e-5,
+        },
         "atari": {
             # Mnih et al. (2016), section 8 of the supplement, with the environments and the weight of the value loss
             # of OpenAI baselines' A2C.
