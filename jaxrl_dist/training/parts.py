@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,14 +15,17 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import step_numbers
+from jaxrl_dist.actors.step import num_rows, step_numbers
 from jaxrl_dist.envs.base import DeviceEnv, Share
 from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.learners import off_policy, on_policy, sgd
+from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.memory import ring
+from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.training import loops
+from jaxrl_dist.training import flops
+from jaxrl_dist.training.still import Still
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
 ONE, BATCH, TIME, ROLLOUT = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH, meshes.ROLLOUT
@@ -43,19 +44,20 @@ def make_parts(job: Job) -> dict[str, Part]:
     """Returns the stages of an iteration that run on devices and that no thread times, in their order.
 
     They are ``environment`` and ``policy`` under the plan ``on_device``, and the learner's: ``replay``,
-    ``postprocess``, ``shuffle``, ``gradient`` and ``optimizer``. The plan ``gradients`` has none.
+    ``postprocess``, ``shuffle``, ``gradient`` and ``optimizer``. The plan ``gradients`` has none. With several
+    policies, the learner's stages belong to one each, such as ``prey/gradient``.
     """
     if job.config.plan == "gradients":
         return {}
     state = job.initial_state()
     if not job.source.is_pure:
-        return _learner_parts(job, state, _host_rollout(job, state))
+        return _of_learners(job, state, _host_rollout(job, state))
     env, act_key, env_key = job.source.device(), job.key(Stream.ACT), job.key(Stream.ENV)
     begin = jax.jit(lambda key: device.init(job.algorithm, env, Share.all(job.num_envs), key))
     program = device.compile_rollout(job.algorithm, env, job.mesh, job.rollout_length, act_key, env_key)
     actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))  # the program uses up the first
     rollout = program(state.variables, actor, state.iteration, state.env_step, np.int32(0))[1]
-    parts = _learner_parts(job, state, rollout)
+    parts = _of_learners(job, state, rollout)
     if job.config.plan != "on_device":
         return parts
     light = state._replace(memory=())
@@ -77,13 +79,14 @@ def _host_rollout(job: Job, state: TrainState) -> Rollout:
 # --- Acting -------------------------------------------------------------------------------------------
 
 
-def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollout) -> Part:
+def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree) -> Part:
     """Steps the environments with the actions of a rollout, and stores what they return."""
     packed = packing.pays_on(job.mesh.devices.flat[0])
+    actions = over_policies(lambda rollout: rollout.action)(rollout)
 
     def step_all(state: PyTree, actions: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
-        length, rows = jax.tree.leaves(actions)[0].shape[:2]
-        keys = rng.per_step(key, step_numbers(jnp.int32(0), length), meshes.global_index(rows))
+        rows = num_rows(job.algorithm, jax.tree.map(lambda x: x[0], actions))
+        keys = rng.per_step(key, step_numbers(jnp.int32(0), job.rollout_length), meshes.global_index(rows))
 
         def step(state: PyTree, now: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[Timestep, EpisodeStats]]:
             state, timestep, episodes = env.step(state, *now)
@@ -92,33 +95,43 @@ def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Ro
         return packing.scan(step, state, (actions, keys), packed=packed)
 
     mapped = meshes.acting(step_all, job.mesh, (BATCH, TIME, ONE), (BATCH, TIME))
-    return _part(mapped, actor.env, rollout.action, job.key(Stream.ENV), carries=True)[0]
+    return _part(mapped, actor.env, actions, job.key(Stream.ENV), carries=True)[0]
 
 
-def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollout, state: TrainState) -> Part:
+def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree, state: TrainState) -> Part:
     """Acts on the observations of a rollout, and stores actions and observations."""
 
-    def replayed(state: tuple[PyTree, jax.Array], action: PyTree, keys: jax.Array) -> Any:
+    def replayed(state: PyTree, action: PyTree, keys: jax.Array) -> Any:
         del action, keys
+        return over_policies(of_policy, 3)(state)
+
+    def of_policy(state: tuple[PyTree, jax.Array]) -> tuple[PyTree, Timestep, EpisodeStats]:
         observations, now = state  # [B, T + 1, ...], [B]
         no, zeros = jnp.zeros(now.shape, bool), jnp.zeros(now.shape, jnp.float32)
         obs = jax.tree.map(lambda x: x[:, now[0] + 1], observations)
         return (observations, now + 1), Timestep(obs, zeros, no, no, ~no), ended_episodes(no, zeros, now)
 
+    def acted(rollout: Rollout) -> tuple[PyTree, PyTree, PyTree]:
+        return rollout.obs, (rollout.action, rollout.extras), rollout.final_core
+
+    def replay_of(rollout: Rollout) -> PyTree:
+        by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout.obs)
+        return by_env, jnp.zeros(rollout.reward.shape[1], jnp.int32)
+
     act = device.make_rollout(
-        dataclasses.replace(job.algorithm, episodic=False),  # resets before a rollout belong to the environment
+        # Resets before a rollout belong to the environment.
+        over_policies(lambda algorithm: dataclasses.replace(algorithm, episodic=False))(job.algorithm),
         env._replace(step=replayed),
         job.rollout_length,
         packed=packing.pays_on(job.mesh.devices.flat[0]),
     )
 
     def act_all(actor: device.ActorState, state: TrainState, key: jax.Array) -> tuple[PyTree, PyTree, PyTree]:
-        _, acted, _ = act(state.variables, actor, key, key, state.iteration, state.env_step)
-        return acted.obs, (acted.action, acted.extras), acted.final_core
+        done = act(state.variables, actor, key, key, state.iteration, state.env_step)[1]
+        whole: tuple[PyTree, PyTree, PyTree] = over_policies(acted, 3)(done)
+        return whole
 
-    by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout.obs)
-    replay = by_env, jnp.zeros(rollout.reward.shape[1], jnp.int32)
-    actor = actor._replace(env=meshes.put(replay, job.mesh, BATCH))
+    actor = actor._replace(env=meshes.put(over_policies(replay_of)(rollout), job.mesh, BATCH))
     mapped = meshes.acting(act_all, job.mesh, (BATCH, ONE, ONE), (TIME, TIME, BATCH))
     return _part(mapped, actor, state, job.key(Stream.ACT))[0]
 
@@ -126,7 +139,20 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: Rollout
 # --- Learning -----------------------------------------------------------------------------------------
 
 
-def _learner_parts(job: Job, state: TrainState, rollout: Rollout) -> dict[str, Part]:
+def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part]:
+    """Returns the stages of the learner, or of each policy that trains."""
+    if not isinstance(job.algorithm, dict):
+        return _learner_parts(job, state, rollout, job.source.spec.frame_stack)
+    parts: dict[str, Part] = {}
+    for name, algorithm in job.algorithm.items():
+        if not isinstance(job.config.algorithm.parts[name].algorithm, Still):
+            own = job._replace(algorithm=algorithm), state_of(state, name), rollout[name]
+            found = _learner_parts(*own, job.source.spec.policies[name].frame_stack)
+            parts |= {f"{name}/{stage}": part for stage, part in found.items()}
+    return parts
+
+
+def _learner_parts(job: Job, state: TrainState, rollout: Rollout, frame_stack: int) -> dict[str, Part]:
     algorithm, key, light = job.algorithm, job.key(Stream.LEARN), state._replace(memory=())
     parts: dict[str, Part] = {}
     if algorithm.replay is None:
@@ -134,10 +160,10 @@ def _learner_parts(job: Job, state: TrainState, rollout: Rollout) -> dict[str, P
         minibatches = algorithm.num_minibatches
         updates = algorithm.num_epochs * minibatches
         if minibatches > 1:
-            parts["shuffle"], _ = _shuffle(job, batch, key)
+            parts["shuffle"], _ = _shuffle(job, batch, key, rollout.reward.shape[1])
     else:
         minibatches, updates = 1, off_policy.updates_per_iteration(algorithm.replay, rollout.reward.size)
-        parts["replay"], (_, windows) = _replay(job, state.memory, rollout, key, updates)
+        parts["replay"], (_, windows) = _replay(job, state.memory, rollout, key, updates, frame_stack)
         parts["postprocess"], batch = _postprocess_each(job, light, windows, key, updates)
     parts["gradient"], gradient = _gradient(job, light, batch, key, updates, minibatches)
     parts["optimizer"] = _optimizer(job, light, gradient, updates)
@@ -156,9 +182,9 @@ def _postprocess_once(job: Job, state: TrainState, rollout: Rollout, key: jax.Ar
     return _part(meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key)
 
 
-def _shuffle(job: Job, batch: PyTree, key: jax.Array) -> tuple[Part, PyTree]:
+def _shuffle(job: Job, batch: PyTree, key: jax.Array, rows: int) -> tuple[Part, PyTree]:
     """Divides the examples of a rollout into the minibatches of every epoch."""
-    minibatches, num_envs = job.algorithm.num_minibatches, job.num_envs // job.mesh.size
+    minibatches, num_envs = job.algorithm.num_minibatches, rows // job.mesh.size
 
     def shuffle(batch: PyTree, key: jax.Array, order: jax.Array) -> PyTree:
         size = len(jax.tree.leaves(batch)[0])
@@ -175,10 +201,10 @@ def _shuffle(job: Job, batch: PyTree, key: jax.Array) -> tuple[Part, PyTree]:
 
 
 def _replay(
-    job: Job, memory: ring.Memory, rollout: Rollout, key: jax.Array, updates: int
+    job: Job, memory: ring.Memory, rollout: Rollout, key: jax.Array, updates: int, frame_stack: int
 ) -> tuple[Part, tuple[ring.Memory, Rollout]]:
     """Stores a rollout, draws and gathers the windows of every update, and sets their priorities, if it has any."""
-    replay, window, frame_stack = job.algorithm.replay, job.algorithm.window, job.source.spec.frame_stack
+    replay, window = job.algorithm.replay, job.algorithm.window
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
     size = replay.batch_size // job.mesh.size
 
@@ -287,7 +313,7 @@ def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tupl
       carries: the function returns a tuple, and takes its first output as its first argument in the next run.
     """
     args = jax.tree.map(jnp.copy, args[:1]) + args[1:] if carries else args
-    layers = matmul_flops(jax.make_jaxpr(mapped)(*args).jaxpr)
+    layers = flops.of_products(jax.make_jaxpr(mapped)(*args).jaxpr)
     program = jax.jit(mapped, donate_argnums=0 if carries else ())
     first = program(*args)
     state = first[0] if carries else args[0]
@@ -300,49 +326,3 @@ def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tupl
         return out
 
     return Part(run, layers), first
-
-
-def matmul_flops(jaxpr: Any, within: str = "") -> Counter[str]:
-    """Counts the floating-point operations of a traced program's matrix products and convolutions, on all devices.
-
-    A loop whose number of passes is known only at run time counts once; of several branches, the largest counts.
-
-    Args:
-      within: the names of the scopes that the program is called in.
-
-    Returns:
-      The operations of each layer, such as ``MLP/Dense_0``: the path of its flax modules or other named scopes.
-    """
-    total: Counter[str] = Counter()
-    for eqn in jaxpr.eqns:
-        name, params = eqn.primitive.name, eqn.params
-        scopes = f"{within}/{eqn.source_info.name_stack}"
-        if name == "dot_general":
-            (contracted, _), _ = params["dimension_numbers"]
-            left = eqn.invars[0].aval.shape
-            total[_layer(scopes)] += 2 * eqn.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
-        elif name == "conv_general_dilated":
-            kernel = eqn.invars[1].aval
-            channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
-            total[_layer(scopes)] += 2 * eqn.outvars[0].aval.size * kernel.size // channels
-        else:
-            inside = [matmul_flops(inner, scopes) for value in params.values() for inner in _jaxprs(value)]
-            times = params["length"] if name == "scan" else params["mesh"].size if name == "shard_map" else 1
-            counted = sorted(inside, key=Counter.total)[-1:] if name == "cond" else inside
-            for layer, flops in sum(counted, Counter[str]()).items():
-                total[layer] += times * flops
-    return total
-
-
-def _layer(scopes: str) -> str:
-    """Returns the scopes of a layer's forward pass, without those of transformations and loops."""
-    words = re.sub(r"\w+\(|\)", "", scopes).split("/")
-    return "/".join(word for word in words if word and word not in ("shard_map", *loops.SCOPES)) or "other"
-
-
-def _jaxprs(value: Any) -> Iterator[Any]:
-    for x in value if isinstance(value, (tuple, list)) else [value]:
-        if hasattr(x, "eqns"):
-            yield x
-        elif hasattr(x, "jaxpr"):
-            yield x.jaxpr

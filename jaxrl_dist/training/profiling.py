@@ -20,15 +20,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_dist import algorithms
 from jaxrl_dist.config import Train, env_name
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans import PLANS
 from jaxrl_dist.training import parts, setup
 from jaxrl_dist.training.members import is_population
+from jaxrl_dist.training.policies import label
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Report
+from jaxrl_dist.values import varied
 
 REST = "rest"
 """The stage for all time that belongs to no other one."""
@@ -96,21 +97,16 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
       trace: the file for a trace of one pass of each stage, as JSON compressed by gzip.
 
     Raises:
-      ConfigError: the config describes a population, several policies or processes, or cannot be run, or the trace's
-        file cannot be written.
+      ConfigError: the config describes a population or several processes, or cannot be run, or the trace's file cannot
+        be written.
     """
     if is_population(config):
         raise ConfigError("a profile is of one run; leave out --seeds and --vary")
     if config.coordinator is not None:
         raise ConfigError("a profile is of one process; leave out --coordinator")
-    if source.spec.policies:
-        raise ConfigError("a profile is of a run with one policy; leave out --policy")
-    algorithm = config.algorithm
-    if hasattr(algorithm, "learning_starts"):
-        algorithm = dataclasses.replace(algorithm, learning_starts=0)
     config = dataclasses.replace(
         config,
-        algorithm=algorithm,
+        algorithm=_learning_at_once(config.algorithm),
         total_env_steps=max(config.total_env_steps, LONG),
         run_dir=None,
         evaluation_episodes=0,
@@ -142,6 +138,14 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         layers={name: _shares(part.layers) for name, part in made.items() if part.layers},
         matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
     )
+
+
+def _learning_at_once(algorithm: Any) -> Any:
+    """Returns hyperparameters, or those of several policies, without env steps before the first update."""
+    policies = getattr(algorithm, "parts", None)
+    found = {"": algorithm} if policies is None else {f"{name}.": part.algorithm for name, part in policies.items()}
+    waiting = [name for name, each in found.items() if hasattr(each, "learning_starts")]
+    return varied(algorithm, {f"{name}learning_starts": 0 for name in waiting})
 
 
 class _Timed(NamedTuple):
@@ -244,7 +248,7 @@ def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: flo
 def _described(config: Train[Any], run: Run) -> dict[str, Any]:
     devices = list(run.job.mesh.devices.flat)
     return {
-        "algorithm": algorithms.name_of(config.algorithm),
+        "algorithm": label(config.algorithm),
         "env": env_name(config.env),
         "plan": config.plan,
         "num_envs": config.num_envs,
@@ -279,7 +283,7 @@ def bound(found: Profile) -> tuple[str, str, float, str]:
     thread = min(found.threads, key=waits)
     stages = {stage: seconds for stage, seconds in found.threads[thread].items() if stage not in WAITING}
     stage = max(stages, key=stages.__getitem__)
-    advice = ADVICE.get(stage, f"{stage} binds, in thread {thread}")
+    advice = ADVICE.get(stage.rpartition("/")[2], f"{stage} binds, in thread {thread}")
     return thread, stage, stages[stage] / found.iteration_seconds, advice
 
 

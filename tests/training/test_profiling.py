@@ -19,7 +19,7 @@ import team
 
 from jaxrl_dist import cli, mesh
 from jaxrl_dist.config import Train
-from jaxrl_dist.training import parts, profiling, setup
+from jaxrl_dist.training import flops, parts, profiling, setup
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Algorithm
@@ -69,6 +69,37 @@ def test_the_parts_of_a_team_have_a_row_for_each_agent() -> None:
     made = parts.make_parts(run.job)
     shuffled = jax.tree.leaves(made["shuffle"].run())
     assert {len(x) for x in shuffled} == {8 * 3 * 4 // 2}
+
+
+def several(policies: str, plan: str) -> str:
+    return f"{policies} --env team:CartPoles --plan {plan} --num-envs 8 --rollout-length 8 --num-devices 1"
+
+
+@pytest.mark.parametrize(
+    "plan, policies, stages",
+    [
+        (
+            "on_device",
+            "--policy a=ppo:pole_0 --policy b=dqn:pole_1",
+            {"environment", "policy", "a/shuffle", "b/replay"},
+        ),
+        ("on_device", "--policy a=ppo:pole_0 --policy b=random:pole_1", {"environment", "policy", "a/shuffle"}),
+        ("synchronous", "--policy a=ppo:pole_0 --policy b=dqn:pole_1", {"environment", "a/shuffle", "b/replay"}),
+    ],
+    ids=["on_device", "random", "synchronous"],
+)
+def test_stages_of_several_policies_belong_to_one_each(
+    plan: str, policies: str, stages: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "profile.json"
+    assert cli.main(f"profile {several(policies, plan)} --seconds 0.2 --json {file}".split()) == 0
+    found = runs.read_json(file)
+    (spent,) = found["threads"].values()
+    trained = {stage.partition("/")[0] for stage in stages if "/" in stage}
+    expected = stages | {f"{name}/{stage}" for name in trained for stage in ("postprocess", "gradient", "optimizer")}
+    assert expected <= spent.keys() and not any(stage.startswith("b/") for stage in spent.keys() - expected)
+    assert sum(spent.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
+    assert f"of the time: {found['bound']['advice']}" in capsys.readouterr().out
 
 
 def drowsy(algorithm: Algorithm, nap: Any) -> Algorithm:
@@ -127,11 +158,11 @@ def test_the_operations_of_matrix_products_are_counted() -> None:
     product, pixels = 2 * 5 * 7 * 7, 2 * 6 * 6
     args = jnp.ones((5, 7)), jnp.ones((7, 7)), jnp.ones((3, 3, 3, 4))
     jaxpr = jax.make_jaxpr(layers)(*args).jaxpr
-    assert parts.matmul_flops(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
+    assert flops.of_products(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
     backward = jax.make_jaxpr(jax.grad(named, argnums=(0, 1)))(*args[:2]).jaxpr
-    assert parts.matmul_flops(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, "forward, and two gradients"
+    assert flops.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, "forward, and two gradients"
     over = mesh.acting(lambda x, w: x @ w, mesh.make_mesh(jax.devices()[:2]), (mesh.BATCH, mesh.REPLICATED), mesh.BATCH)
-    assert parts.matmul_flops(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {"other": 2 * product}
+    assert flops.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {"other": 2 * product}
 
 
 def test_parts_are_scaled_to_their_update_and_threads_sum_to_the_whole() -> None:
