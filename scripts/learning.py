@@ -168,6 +168,10 @@ BARS = (
         Bar(f"{name}-hidden-pendulum", name, "gymnax:Pendulum-v1", 100_000, -300, 5, 5, MEMORY | HIDDEN)
         for name in ("sac", "td3")
     ),
+    *(
+        Bar(f"{name}-memoryless-pendulum", name, "gymnax:Pendulum-v1", 100_000, -700, 3, 3, HIDDEN, at_most=True)
+        for name in ("sac", "td3")
+    ),
     Bar("r2d2-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3),
     Bar("r2d2-synchronous-memory", "r2d2", "gymnax:MemoryChain-bsuite", 50_000, 0.9, 3, 3, SYNCHRONOUS),
     Bar("ppo-halfcheetah", "ppo", "envpool:HalfCheetah-v4", 1_000_000, 2000, 3, 3, published=zoo(5819, "1M")),
