@@ -116,6 +116,10 @@ INSTEAD: dict[str, str] = {
 }
 """Hints for names without a field of ours; ``{field}`` stands for a flag."""
 
+SIZES = ("batch_size", "minibatch_size", "sgd_minibatch_size", "train_batch_size")
+OTHERWISE = {"num_minibatches": "the number of minibatches in a rollout, not their size"}
+"""What a field counts, for names of other libraries that count something else."""
+
 MEANT: dict[str, tuple[str, ...]] = {
     name: tuple(fields.split()) for fields, names in SYNONYMS.items() for name in names.split()
 }
@@ -134,7 +138,8 @@ def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str
     plain = name.removeprefix("no_")
     meant = MEANT.get(plain, ())
     if ours := next((field for field in meant if field in known), None):
-        return f"; it is {flag(ours)} here"
+        other = f", {OTHERWISE[ours]}" if plain in SIZES and ours in OTHERWISE else ""
+        return f"; it is {flag(ours)} here{other}"
     if plain in INSTEAD:
         return "; " + INSTEAD[plain].format(
             **{name: flag(name) for name in ("env", "noise_correlation", "num_devices", "optimizer", "policy", "torso")}

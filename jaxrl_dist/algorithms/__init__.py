@@ -94,8 +94,8 @@ def config_class(name: str | type, own: type | None = None) -> Any:
         known = [*ALGORITHMS, *PRESETS]
         near, all_of_them = did_you_mean(name, known), ", ".join(known)
         raise ConfigError(
-            f"unknown algorithm {name!r}{near}; these work: {all_of_them}, or one of yours: `jaxrl-dist train "
-            "my_algo.py`, later --algorithm my_algo.py, in Python its class"
+            f"unknown algorithm {name!r}{near}. One of your own is its file: `jaxrl-dist train FILE.py`, for its runs "
+            f"--algorithm FILE.py, in Python its class. These are here: {all_of_them}"
         )
     return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
 

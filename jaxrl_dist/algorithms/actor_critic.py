@@ -10,13 +10,13 @@ from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
-from jaxrl_dist.nn.config import CriticConfig, NetworkConfig
+from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig, exploration.NoiseConfig):
+class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig, NoiseConfig):
     """Flags of actor-critic learning."""
 
     learning_rate: float = 1e-3

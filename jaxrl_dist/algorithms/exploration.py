@@ -5,36 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from jaxrl_dist.checks import check_range
-from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, perturbation, rng
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, PyTree, Rollout, Timestep, Variables
-from jaxrl_dist.values import Inherits
-
-
-@dataclasses.dataclass(frozen=True)
-class NoiseConfig(Inherits):
-    """Flag of policies that draw continuous actions; algorithms inherit it."""
-
-    noise_correlation: float | None = None
-    """Correlation between the noise of a continuous action and that of the action before; None: each action has
-    independent noise. Correlated noise explores further (Hollenstein et al. 2024, arXiv:2312.11091)."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "noise_correlation", low=0, below=1)
-
-    def noise_size(self, components: int) -> int:
-        """Returns how many numbers of noise a policy keeps for its ``components`` of continuous actions; 0: none.
-
-        Raises:
-          ConfigError: there are no such components.
-        """
-        if self.noise_correlation is not None and not components:
-            raise ConfigError(
-                "--noise-correlation is of continuous actions, and this environment has none: leave it out"
-            )
-        return 0 if self.noise_correlation is None else components
 
 
 def ape_x_epsilon(num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:

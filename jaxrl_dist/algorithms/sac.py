@@ -12,7 +12,7 @@ from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, rep
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.nn.config import CriticConfig
+from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
@@ -20,7 +20,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 class SAC(
     ReplayConfig,
     CriticConfig,
-    exploration.NoiseConfig,
+    NoiseConfig,
     hidden_sizes=(256, 256),
     activation="relu",
     replay_capacity=1_000_000,

@@ -78,7 +78,6 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     args = _merged(args, [name for name, hint in hints.items() if hint == dict[str, str]])
     given = check_flags(args, hints, switches, algorithms.having)
     args = _spelled_out(args, [name for name in switches if hints[name] is not bool])
-    args = _without_number(args, [name for name, hint in hints.items() if hint in (int | None, float | None)])
     command = run_tyro(Command[kind], args, default=default)  # type: ignore[valid-type]
     values = {**vars(command), **vars(command.algorithm)}
     return {name: values[name] for name in given}
@@ -112,18 +111,6 @@ def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
         name = arg.replace("_", "-")
         known = name in values and following != "None"
         parts += [values[name], str(name == values[name])] if known else [arg]
-    return parts
-
-
-def _without_number(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """Reads ``none`` and ``auto`` of these flags as None; ``--temperature auto`` is what other libraries write."""
-    spellings, parts, previous = {flag(name) for name in names}, [], ""
-    for arg in args:
-        name, equals, value = arg.rpartition("=")
-        name = name if equals else previous
-        absent = name.replace("_", "-") in spellings and value.lower() in ("none", "auto")
-        parts.append(name * bool(equals) + equals + "None" if absent else arg)
-        previous = arg
     return parts
 
 
@@ -179,6 +166,8 @@ def check_flags(
 # --- tyro ---------------------------------------------------------------------------------------------
 
 _registry = tyro.constructors.ConstructorRegistry()
+NO_NUMBER = "none", "auto"
+"""Values of an optional number that leave it to the run, in any case; other libraries have ``auto``."""
 
 
 @_registry.primitive_rule
@@ -227,7 +216,7 @@ def _numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         values = []
         for arg in [part for given in args for part in given.split(",")] if many else args:
             try:
-                values.append(None if optional and arg == "None" else convert(arg))
+                values.append(None if optional and arg.lower() in NO_NUMBER else convert(arg))
             except ValueError:
                 what = "whole number" if kind is int else "number"
                 problem = f"neither a {what} nor None" if optional else f"no {what}"
@@ -297,6 +286,8 @@ def _reworded(message: str, args: Sequence[str]) -> str:
             choices = [*sorted({*choices} - {"None"}), "None"]
         given = found[1].strip("'")
         return f"{found[2]} must be one of {', '.join(choices)}, not {found[1]}{did_you_mean(given, choices)}"
+    if message.startswith("--seeds: "):
+        return f"{message}; --seeds 3 runs three seeds, and --seed 7 the one of that number"
     if not message.startswith("Unrecognized options: "):
         return message
     extra = message.removeprefix("Unrecognized options: ").split(", ")[0]

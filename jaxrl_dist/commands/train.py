@@ -54,7 +54,9 @@ def asked(args: Sequence[str]) -> Asked | None:
     algorithm: Any = args[0] if args and not args[0].startswith("-") else None
     args = list(args[1:] if algorithm else args)
     if args and not args[0].startswith("-"):
-        raise ConfigError(f"{args[0]!r} is no flag; an environment is named by --env {args[0]}")
+        network = args[0].endswith("Policy")  # as in Stable-Baselines3
+        meant = "--torso and --hidden-sizes choose the network" if network else None
+        raise ConfigError(f"{args[0]!r} is no flag; {meant or f'an environment is named by --env {args[0]}'}")
     own = from_file(algorithm) if algorithm is not None and algorithm.endswith(".py") else None
     name, algorithm = (own.__name__, own) if own else (algorithm, algorithm)
     wants_help, everything = flags.wants_help(args), "--help-all" in args

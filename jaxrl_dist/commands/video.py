@@ -31,7 +31,8 @@ def run(args: Sequence[str]) -> int:
     """Runs ``video RUN_DIR FILE.gif [FLAGS]``."""
     asked = flags.parse(Video, args, "jaxrl-dist video")
     if not asked.run_dir or not asked.out:
-        raise ConfigError("which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif")
+        missing = "which file?" if asked.run_dir else "which run, and which file?"
+        raise ConfigError(f"{missing} As in: jaxrl-dist video {asked.run_dir or 'runs/NAME'} episode.gif")
     check_range(asked, "episodes", low=1, high=100)
     check_range(asked, "fps", low=1, high=50)
     policy = evaluate.asked_policy(asked)

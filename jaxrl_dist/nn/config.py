@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxrl_dist.checks import MAX_SIZE, check_range, check_used
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.values import OR_OBJECT, Inherits
 
 if TYPE_CHECKING:
@@ -49,6 +50,31 @@ class CriticConfig(Inherits):
     def hidden(self) -> tuple[str, ...]:
         """Returns the parts that the policy does not read."""
         return tuple(name.strip() for name in (self.critic_sees or "").split(",") if name.strip())
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseConfig(Inherits):
+    """Flag of policies that draw continuous actions; algorithms inherit it."""
+
+    noise_correlation: float | None = None
+    """Correlation between the noise of a continuous action and that of the action before; None: each action has
+    independent noise. Correlated noise explores further (Hollenstein et al. 2024, arXiv:2312.11091)."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_range(self, "noise_correlation", low=0, below=1)
+
+    def noise_size(self, components: int) -> int:
+        """Returns how many numbers of noise a policy keeps for its ``components`` of continuous actions; 0: none.
+
+        Raises:
+          ConfigError: there are no such components.
+        """
+        if self.noise_correlation is not None and not components:
+            raise ConfigError(
+                "--noise-correlation is of continuous actions, and this environment has none: leave it out"
+            )
+        return 0 if self.noise_correlation is None else components
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,8 @@ def claim(run_dir: str) -> None:
                 raise FileExistsError
         (path / METRICS).touch(exist_ok=False)  # fails for all but one of several processes
     except FileExistsError:
-        holds = "holds a run already; resume it, or" if path.is_dir() else "is a file;"
+        again = f"holds a run already; `jaxrl-dist resume {run_dir}` goes on with it, or"
+        holds = again if path.is_dir() else "is a file;"
         if (path / CHECKPOINTS).is_symlink():
             holds = f"has a link in the place of {CHECKPOINTS};"
         raise ConfigError(f"--run-dir {run_dir} {holds} name another directory") from None

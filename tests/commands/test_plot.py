@@ -18,7 +18,7 @@ from PIL import Image
 
 from jaxrl_dist import cli
 from jaxrl_dist.commands import plot
-from jaxrl_dist.commands.plot import Curve, drawing, statistics
+from jaxrl_dist.commands.plot import Curve, drawing, reading, statistics
 from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
 
@@ -65,6 +65,26 @@ def test_the_middle_is_the_mean_of_the_middle_half_of_the_seeds() -> None:
         values = sorted(c.y[0] + (c.y[1] - c.y[0]) * line.x[point] / 100 for c in curves)
         assert line.y[point] == pytest.approx(sum(values[2:6]) / 4)
         assert line.low[point] < line.y[point] < line.high[point]
+
+
+def test_a_short_last_report_is_joined_to_the_one_before(tmp_path: Path) -> None:
+    """A mean of 10 over 9 episodes and one episode of 110 make 20; a last report of half an interval stays."""
+    rows = [(100, 5.0, 9), (200, 10.0, 9), (210, 110.0, 1)]
+    for end, expected in ((210, [(100, 5.0), (210, 20.0)]), (250, [(100, 5.0), (200, 10.0), (250, 110.0)])):
+        run_dir = tmp_path / str(end)
+        run_dir.mkdir()
+        lines = [
+            {
+                "env_steps": end if steps == 210 else steps,
+                "wall_time_s": 1.0,
+                "episode/return": value,
+                "episode/count": n,
+            }
+            for steps, value, n in rows
+        ]
+        (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        curve = reading.read_curve(run_dir, "episode/return")
+        assert [*zip(curve.x, curve.y, strict=True)] == expected
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
@@ -258,11 +278,11 @@ def test_a_last_report_of_one_episode_counts_as_one_episode(tmp_path: Path) -> N
     ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = plot.read_curve(run_dir, "episode/return")
-    assert curve.weight.tolist() == [180, 2, 1]
+    assert curve.weight.tolist() == [180, 3]
     of_a_policy = [{name.replace("episode", "a/episode"): value for name, value in line.items()} for line in lines]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in of_a_policy))
-    assert plot.read_curve(run_dir, "a/episode/return").weight.tolist() == [180, 2, 1]
-    assert curve._replace(x=np.zeros(3)).final() == pytest.approx((180 * 47 + 2 * 53 + 400) / 183)
+    assert plot.read_curve(run_dir, "a/episode/return").weight.tolist() == [180, 3]
+    assert curve._replace(x=np.zeros(2)).final() == pytest.approx((180 * 47 + 2 * 53 + 400) / 183)
 
 
 def test_statistics_are_those_of_the_paper() -> None:

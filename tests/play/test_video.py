@@ -173,7 +173,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["evaluate", run_dir, "--seed", "5", "--episodes", "1", "--max-steps", "9"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == printed[-2]
     for args, message in {
-        (run_dir,): "which run, and which file?",
+        (): "which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif",
+        (run_dir,): f"which file? As in: jaxrl-dist video {run_dir} episode.gif",
         (run_dir, "film.png"): "film.png must end in .gif",
         (run_dir, str(tmp_path / "no" / "film.gif")): "there is no directory",
         (run_dir, film, "--fps", "0"): "--fps must be >= 1 and <= 50, not 0",

@@ -129,7 +129,15 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
         raise NoValueError(f"{run_dir} has no metric {metric!r}{did_you_mean(metric, names)}; it has: {shown}")
     if not points:
         raise NoValueError(f"{run_dir}: {metric} never had a value, as no episode ended or nothing was learnt")
-    return Curve(*np.array(points, float).T)
+    return Curve(*np.array(_in_whole_intervals(points), float).T)
+
+
+def _in_whole_intervals(points: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """Joins a last report of less than half an interval to the one before: it may have only an episode or two."""
+    if len(points) < 3 or points[-1][0] - points[-2][0] >= 0.5 * (points[-2][0] - points[-3][0]):
+        return points
+    (_, before, many), (at, last, few) = points[-2:]
+    return [*points[:-2], (at, (many * before + few * last) / (many + few), many + few)]
 
 
 def _lines(path: pathlib.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
