@@ -282,7 +282,7 @@ class Train(Named, Launch, Generic[Config]):
           ConfigError: a value is out of range; the message names the first such flag.
         """
         if not self.env:
-            raise ConfigError("--env is missing; name one such as --env CartPole-v1 (see: jaxrl-dist list envs)")
+            raise ConfigError("--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1")
         if self.run_dir == "":
             raise ConfigError("--run-dir is empty; leave it out for one under runs/")
         check_range(self, "num_envs", "rollout_length", "num_devices", "seeds", low=1, high=MAX_SIZE)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import broken
+import gymnasium
+import numpy as np
 import pytest
 
 from jaxrl_dist import cli
+from jaxrl_dist.commands.check_env import findings
 
 
 @pytest.mark.parametrize("name", broken.BROKEN)
@@ -78,3 +81,10 @@ def test_options_and_their_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(command.split()) == 2
         out, err = capsys.readouterr()
         assert message in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize("value, fault", [(1.0 + 1.2e-7, ""), (-1.0 - 1.2e-7, ""), (1.5, "1.5"), (-1.5, "-1.5")])
+def test_an_observation_may_round_past_its_bound(value: float, fault: str) -> None:
+    space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    found = findings._outside(np.array([0.0, value], np.float32), space)
+    assert found == (f"{fault} at [1] is not between -1.0 and 1.0" if fault else "")

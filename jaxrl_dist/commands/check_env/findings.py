@@ -140,11 +140,17 @@ def shown(x: Any) -> str:
     return " ".join(str(x).split())[:80]
 
 
+ROUNDING = 1e-6
+"""How far past a bound an observation may lie, absolutely and relative to the bound."""
+
+
 def _outside(x: np.ndarray, space: Any) -> str:
     """Describes where an observation is outside a Gymnasium or gymnax space; empty if it is inside."""
     if hasattr(space, "low"):
         low, high = (np.broadcast_to(np.asarray(bound), x.shape) for bound in (space.low, space.high))
         bad = (x < low) | (x > high)
+        if np.issubdtype(x.dtype, np.floating):  # sums and cosines round past a bound by a unit in the last place
+            bad &= ~(np.isclose(x, low, ROUNDING, ROUNDING) | np.isclose(x, high, ROUNDING, ROUNDING))
         if not bad.any():
             return ""
         place = tuple(int(i) for i in np.argwhere(bad)[0])
