@@ -183,11 +183,6 @@ class Inherits(Named):
     Such a field keeps the type and docstring of the class that declares it.
     """
 
-    def __new__(cls, *values: Any, **fields: Any) -> Any:
-        if values:
-            raise ConfigError(f"{cls.__name__} takes its fields by name, as in {cls.__name__}(discount=0.9)")
-        return super().__new__(cls, **fields)
-
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value is out of range; subclasses check their fields and call this."""
 

@@ -150,7 +150,6 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "gamma": (lambda: preset(gamma=0.9), "it is discount here"),
     "n_envs": (lambda: preset(n_envs=8), "it is num_envs here"),
     "policy": (lambda: preset(policy="MlpPolicy"), "torso chooses a network"),
-    "values without names": (lambda: PPO("MlpPolicy", "CartPole-v1"), "PPO takes its fields by name, as in PPO(disc"),
     "device": (lambda: preset(device="cuda"), "num_devices N uses fewer, and JAX_PLATFORMS=cpu none"),
     "text": (lambda: preset(learning_rate="1e-3"), "learning_rate must be a number, not '1e-3'"),
     "a core of pqn": (
