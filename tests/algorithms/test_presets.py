@@ -88,6 +88,13 @@ def test_env_steps_are_used_as_often_with_a_core(algorithm: str, env: str) -> No
     assert sizes(core="gru", batch_size=8) == (8, slower)
 
 
+def test_an_algorithm_with_a_core_keeps_its_sizes_with_another() -> None:
+    own, other = (
+        resolving.resolved(Train("r2d2", env="CartPole-v1"), fields)[0].algorithm for fields in ({}, {"core": "lstm"})
+    )
+    assert (own.batch_size, own.replay_ratio) == (other.batch_size, other.replay_ratio) and other.core == "lstm"
+
+
 def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
     """The preset for classic control has a last epsilon, and Rainbow's a range of returns."""
     config, _ = resolving.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True})
