@@ -26,7 +26,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.commands import COMMANDS, accelerators
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
-from jaxrl_dist.run import checkpoint, console
+from jaxrl_dist.run import checkpoint, console, saving
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.training import setup
@@ -578,10 +578,10 @@ def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
 def test_trained_variables_are_kept_though_the_checkpoint_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(self: checkpoint.Saver) -> None:
+    def full(self: saving.Saver) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints")
 
-    monkeypatch.setattr(checkpoint.Saver, "finish", full)
+    monkeypatch.setattr(saving.Saver, "finish", full)
     assert cli.main(["train", *runs.CARTPOLE.split(), "--run-dir", str(tmp_path / "x"), "--quiet"]) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert cli.main(["evaluate", str(tmp_path / "x"), "--episodes", "2"]) == 0

@@ -5,7 +5,8 @@ Where all devices of a mesh belong to this process, each function is JAX's own c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +16,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxrl_dist.hosts import peers
 
-GATHERED = 2**28
-"""Largest number of bytes that ``fetch`` gathers on each device at a time."""
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """The pieces of an array that this process keeps, on the host; the other processes keep the others."""
+
+    shape: tuple[int, ...]
+    """Of the whole array."""
+    dtype: np.dtype
+    kept: Mapping[tuple[tuple[int, int], ...], np.ndarray]
+    """Each piece by its bounds in the whole array, which are a start and a stop for each axis."""
 
 
 def connect() -> None:
@@ -73,54 +82,51 @@ def fetch(tree: Any) -> Any:
 
 
 def whole(tree: Any) -> Any:
-    """Copies to the host those arrays of ``tree`` of which other processes hold parts; all processes must call it."""
+    """Replicates those arrays of ``tree`` of which other processes hold parts; all processes must call it."""
     leaves, structure = jax.tree.flatten(tree)
-    parted = [at for at, x in enumerate(leaves) if isinstance(x, jax.Array) and not _is_here(x)]
-    small = [at for at in parted if leaves[at].nbytes <= GATHERED]
-    found = {at: _by_slices(leaves[at]) for at in parted if leaves[at].nbytes > GATHERED}
-    while small:
-        some, size = [], 0
-        while small and size + leaves[small[0]].nbytes <= GATHERED:
-            size += leaves[small[0]].nbytes
-            some.append(small.pop(0))
-        found |= zip(some, map(np.asarray, _everywhere([leaves[at] for at in some])), strict=True)
-    return jax.tree.unflatten(structure, [found.get(at, x) for at, x in enumerate(leaves)])
+    parted = [at for at, x in enumerate(leaves) if not is_here(x)]
+    if not parted:
+        return tree
+    replicated = NamedSharding(leaves[parted[0]].sharding.mesh, PartitionSpec())
+    found = jax.jit(_identity, out_shardings=replicated)([leaves[at] for at in parted])
+    for at, x in zip(parted, found, strict=True):
+        leaves[at] = x
+    return jax.tree.unflatten(structure, leaves)
 
 
-def _is_here(x: jax.Array) -> bool:
-    return x.is_fully_addressable or x.is_fully_replicated
+def copied(tree: Any) -> Any:
+    """Copies every array of ``tree`` to the host, so that no donation overwrites it; otherwise as ``fetch``."""
+    return jax.tree.map(np.array, whole(tree))
 
 
 def _identity(tree: Any) -> Any:
     return tree
 
 
-def _slice(x: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+def is_here(x: Any) -> bool:
+    """Returns whether this process can read all of a value."""
+    return not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
 
 
-def _everywhere(arrays: list[jax.Array]) -> list[jax.Array]:
-    """Replicates arrays of one mesh on each of its devices."""
-    sharding: Any = arrays[0].sharding
-    replicated = NamedSharding(sharding.mesh, PartitionSpec())
-    found: list[jax.Array] = jax.jit(_identity, out_shardings=replicated)(arrays)
-    return found
+def pieces(tree: Any) -> Any:
+    """Copies every array of ``tree`` to the host: whole or, if other processes hold parts of it, as ``Pieces``.
+
+    Each element of an array is in exactly one piece of one process.
+    """
+    return jax.tree.map(_pieces, tree)
 
 
-def _by_slices(x: jax.Array) -> np.ndarray:
-    """Fetches an array in slices along its longest axis that is not divided over devices."""
-    sharding: Any = x.sharding
-    spec = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
-    axis = max((at for at in range(x.ndim) if spec[at] is None), key=lambda at: x.shape[at], default=None)
-    if axis is None:
-        return np.asarray(_everywhere([x])[0])
-    size = min(max(1, x.shape[axis] * GATHERED // x.nbytes), x.shape[axis])
-    replicated, out = NamedSharding(sharding.mesh, PartitionSpec()), np.empty(x.shape, x.dtype)
-    cut = jax.jit(_slice, static_argnums=(2, 3), out_shardings=replicated)
-    for start in range(0, x.shape[axis], size):
-        at = min(start, x.shape[axis] - size)
-        out[(slice(None),) * axis + (slice(at, at + size),)] = cut(x, np.int32(at), size, axis)
-    return out
+def _pieces(x: Any) -> np.ndarray | Pieces:
+    if isinstance(x, Pieces):
+        return x
+    if is_here(x):
+        return np.array(x)
+    kept = {}
+    for shard in x.addressable_shards:
+        if shard.replica_id == 0:
+            bounds = [part.indices(size)[:2] for part, size in zip(shard.index, x.shape, strict=True)]
+            kept[tuple(bounds)] = np.array(shard.data)
+    return Pieces(x.shape, x.dtype, kept)
 
 
 def as_local(tree: Any, mesh: Mesh) -> Any:

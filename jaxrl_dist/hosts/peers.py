@@ -38,13 +38,13 @@ class World(NamedTuple):
 
 
 _world: World | None = None
-_said = 0
+_said = _posts = 0
 
 
 def join(world: World | None) -> None:
     """Makes this process one of the processes of a run; None: it is the only one again."""
-    global _world, _said
-    _world, _said = world, 0
+    global _world, _said, _posts
+    _world, _said, _posts = world, 0, 0
 
 
 def world() -> World | None:
@@ -102,6 +102,35 @@ def gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
             places = f"{what}, and process 0 at {found[0][0]}"
             raise ProcessError(f"the processes have lost each other: process {other} is at {places}")
     return [value for _, value in found]
+
+
+class Post:
+    """Brings values of the other processes to process 0, from any thread and beside ``gather``; see ``post``."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world, self._name = world, f"jaxrl/post/{number}"
+
+    def send(self, value: Any) -> None:
+        """Sends process 0 this process's value, which JSON can hold."""
+        self._world.client.key_value_set(f"{self._name}/{self._world.number}", json.dumps(value))
+
+    def collect(self) -> dict[int, Any]:
+        """Returns the value of each process but 0, and deletes them.
+
+        Raises:
+          ProcessError: another process has failed.
+        """
+        names = {other: f"{self._name}/{other}" for other in range(1, self._world.size)}
+        found = {other: json.loads(_wait(self._world, name, math.inf)) for other, name in names.items()}
+        self._world.client.key_value_delete(f"{self._name}/")
+        return found
+
+
+def post() -> Post | None:
+    """Returns the next ``Post``; all processes must ask in the same order. None: this is the only process."""
+    global _posts
+    _posts += 1
+    return None if _world is None else Post(_world, _posts)
 
 
 def _wait(here: World, key: str, until: float) -> str:

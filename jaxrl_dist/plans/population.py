@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, check_there, mean_return, report
+from jaxrl_dist.plans.report import IntervalSums, check_there, mean_return, report, saved
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState
 
@@ -219,7 +219,9 @@ class Population(abc.ABC):
         state = self._state._replace(updates=updates, iteration=iteration, skipped=skipped)
         actor, copy = self._actor, partial(_copied, row=row if self._axis else None)
         if keep:
-            state, actor = copy((state, actor), "checkpoint")
+            variables = copy(state.variables, "variables")
+            state, actor, _ = copy(saved(job, state, actor), "checkpoint", arrays.pieces)
+            state = state._replace(variables=variables)
         return report(
             job,
             state,
@@ -278,25 +280,19 @@ class Population(abc.ABC):
             self._env.close()
 
 
-def _copied(tree: Any, what: str, row: int | None) -> Any:
-    """Copies a member's part of the arrays on the devices to the host; other values stay. Raises as ``copied``.
+def _copied(tree: Any, what: str, to_host: Callable[[Any], Any] = arrays.copied, *, row: int | None) -> Any:
+    """As ``copied``, for a member: copies its part of the arrays on the devices; others are copied whole.
 
     Args:
       row: the member's row; None: the arrays have no axis of members.
     """
     leaves, structure = jax.tree.flatten(tree)
-    here = [x for x in leaves if isinstance(x, jax.Array)]
-    check_there(here, what)
-    parts = iter(_part(here, row))
-    return jax.tree.unflatten(structure, [next(parts) if isinstance(x, jax.Array) else np.array(x) for x in leaves])
-
-
-def _part(parts: Sequence[jax.Array], row: int | None) -> list[np.ndarray]:
-    if row is None:
-        return [np.array(x) for x in arrays.whole(parts)]
-    if parts and len(parts[0]) > 1:
-        return [np.array(x) for x in arrays.whole(_taken(parts, np.int32(row)))]
-    return [np.array(x)[0] for x in arrays.whole(parts)]
+    there = [at for at, x in enumerate(leaves) if isinstance(x, jax.Array)]
+    check_there([leaves[at] for at in there], what)
+    if row is not None and there:
+        for at, x in zip(there, _taken([leaves[at] for at in there], np.int32(row)), strict=True):
+            leaves[at] = x
+    return to_host(jax.tree.unflatten(structure, leaves))
 
 
 _taken = jax.jit(lambda arrays, row: [x[row] for x in arrays])

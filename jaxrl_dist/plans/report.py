@@ -228,7 +228,7 @@ def report(
     score: float,
     extra_metrics: Mapping[str, float | None] = {},
     actor: PyTree = (),
-    copy: Callable[[Any, str], Any] | None = None,
+    copy: Callable[..., Any] | None = None,
     kept: Mapping[str, Any] = {},
 ) -> Report:
     """Fetches an interval's numbers to the host.
@@ -264,7 +264,7 @@ def report(
         wall_time_s=clock.wall_time(),
         metrics={**episode_metrics(merged(since.episodes)), **_of_policies(since), **extra_metrics, **rates},
         variables=lambda: copy(state.variables, "variables"),
-        checkpoint=lambda: copy(Checkpoint(state, actor, {}), "checkpoint")._replace(progress=progress),
+        checkpoint=lambda: copy(saved(job, state, actor), "checkpoint", arrays.pieces)._replace(progress=progress),
         ended_by=job.ended_by(env_steps, score),
         diverged=max(map(int, jax.tree.leaves(state.skipped))) >= MAX_SKIPPED,
     )
@@ -287,14 +287,23 @@ def mean(sums: Mapping[str, Array], count: Array) -> dict[str, float | None]:
     return {name: float(value / count) if count else None for name, value in sums.items()}
 
 
-def copied(tree: Any, what: str) -> Any:
+def saved(job: Job, state: TrainState, actor: PyTree) -> Checkpoint:
+    """Returns what a checkpoint holds, still on the devices: no replay memory if checkpoints hold none."""
+    kept = job.config.checkpoint_replay is not False
+    return Checkpoint(state if kept else state._replace(memory=()), actor, {})
+
+
+def copied(tree: Any, what: str, to_host: Callable[[Any], Any] = arrays.copied) -> Any:
     """Copies the arrays of a report to the host.
+
+    Args:
+      to_host: ``arrays.copied`` or ``arrays.pieces``.
 
     Raises:
       RuntimeError: as ``check_there``.
     """
     check_there(jax.tree.leaves(tree), what)
-    return jax.tree.map(np.array, arrays.whole(tree))
+    return to_host(tree)
 
 
 def check_there(arrays: Iterable[jax.Array], what: str) -> None:

@@ -8,7 +8,7 @@ import os
 import pathlib
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError
@@ -50,13 +50,18 @@ def sync(path: pathlib.Path) -> None:
         os.close(number)
 
 
+def sync_all(path: pathlib.Path) -> None:
+    """Syncs a directory and all below it to disk. Raises as ``sync``."""
+    for part in (*path.rglob("*"), path):
+        sync(part)
+
+
 def put(temporary: pathlib.Path, path: pathlib.Path, kept: pathlib.Path) -> None:
     """Syncs a complete directory to disk and renames it to its final name.
 
     A directory that has this name already is renamed to ``kept`` first, and deleted at the end.
     """
-    for part in (*temporary.rglob("*"), temporary):
-        sync(part)
+    sync_all(temporary)
     if os.path.lexists(path):
         delete(kept)
         path.rename(kept)
@@ -129,9 +134,10 @@ def plain_files(path: pathlib.Path) -> list[pathlib.Path]:
     return files
 
 
-def digests(path: pathlib.Path) -> dict[str, str]:
-    """Returns the SHA-256 of each file below a directory, by relative name."""
-    return {file.relative_to(path).as_posix(): sha256(file) for file in plain_files(path)}
+def digests(path: pathlib.Path, without: Collection[str] = ()) -> dict[str, str]:
+    """Returns the SHA-256 of each file below a directory, by relative name; ``without`` names files to leave out."""
+    named = {file.relative_to(path).as_posix(): file for file in plain_files(path)}
+    return {name: sha256(file) for name, file in named.items() if name not in without}
 
 
 def sha256(file: pathlib.Path) -> str:

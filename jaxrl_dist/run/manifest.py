@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_dist.errors import ConfigError
@@ -17,13 +18,16 @@ FORMAT = 1
 """Format number of a checkpoint; a reader refuses unknown numbers."""
 
 
-def write(path: pathlib.Path) -> None:
+def write(path: pathlib.Path, known: Mapping[str, str] = {}) -> None:
     """Writes the SHA-256 of each file below ``path``.
+
+    Args:
+      known: those of files that other processes have written.
 
     Raises:
       OSError: the file cannot be written.
     """
-    manifest = {"format": FORMAT, "sha256": directories.digests(path)}
+    manifest = {"format": FORMAT, "sha256": {**directories.digests(path, known), **known}}
     (path / NAME).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
 
 

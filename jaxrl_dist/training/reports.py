@@ -11,9 +11,9 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import DivergedError, ProcessError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.start import failed_alike, signalled
-from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.files import RunFiles
+from jaxrl_dist.run.saving import PieceSaver, Saver, save_variables
 from jaxrl_dist.types import Checkpoint, Report
 
 
@@ -137,7 +137,7 @@ def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Repor
                 files.check_place()
             variables = report.variables()  # other processes may hold parts of them
             if files is not None:
-                checkpoint.save_variables(files.path, variables)
+                save_variables(files.path, variables)
                 files.finish(report)
         yield report if files is None else dataclasses.replace(report, log=partial(files.log, report.iteration))
 
@@ -145,7 +145,7 @@ def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Repor
 def saving(
     reports: Iterable[Report],
     save: Callable[[Report], None],
-    saver: checkpoint.Saver | None,
+    saver: Saver | PieceSaver | None,
     files: RunFiles | None,
     config: Train,
     saved: int | None,
@@ -159,7 +159,8 @@ def saving(
 
     Args:
       save: all processes must call it, since each may hold parts of the state.
-      saver: None, as ``files``: another process writes.
+      saver: saves what this process has of the state.
+      files: None: process 0 writes them.
       saved: env steps of the checkpoint that the run was resumed from; None: a new run.
       clock: returns seconds.
       agree: ``(iteration, wants) -> answer``: members of a population save on the way after the same iterations.

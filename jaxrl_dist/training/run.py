@@ -23,9 +23,10 @@ from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, 
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint, signals, trackers
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.run.arrays import first_line
+from jaxrl_dist.run.saving import PieceSaver, Saver
 from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.reports import Ending, Evaluations, saving, surviving, writing
 from jaxrl_dist.training.stored import module_of_user, to_json
@@ -90,7 +91,10 @@ class Run(NamedTuple):
         ending = Ending(self.job.stop)
         with start.failing():
             with contextlib.ExitStack() as stack:
-                files, saver = self._files(stack) if self.config.run_dir and peers.first() else (None, None)
+                files: run_files.RunFiles | None = None
+                saver: Saver | PieceSaver | None = None
+                if self.config.run_dir is not None:
+                    files, saver = self._files(stack) if peers.first() else (None, self._pieces(stack))
                 reports = self._stages(stack, files, saver, ending, evaluating)
                 while (report := self._next(reports, ending)) is not None:
                     if ending.error is None:  # after an error, the report is only saved
@@ -120,7 +124,7 @@ class Run(NamedTuple):
             warnings.warn(text, FileWarning, stacklevel=2)
             return None
 
-    def _files(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles, checkpoint.Saver]:
+    def _files(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles, Saver]:
         """Opens the run's files; ``stack`` closes them."""
         config, resumed = self.config, self.job.resumed
         assert config.run_dir is not None
@@ -140,14 +144,19 @@ class Run(NamedTuple):
         files = run_files.RunFiles(directory, file, kept, reported and reported["iteration"], others)
         stack.enter_context(contextlib.closing(files))
         about = {"config": kept, "versions": run_files.versions()}
-        saver = checkpoint.Saver(directory, config.keep_checkpoints, about)
+        saver = Saver(directory, config.keep_checkpoints, about)
         return files, stack.enter_context(contextlib.closing(saver))
+
+    def _pieces(self, stack: contextlib.ExitStack) -> PieceSaver:
+        """Returns what saves this process's part of checkpoints; ``stack`` closes it."""
+        assert self.config.run_dir is not None
+        return stack.enter_context(contextlib.closing(PieceSaver(pathlib.Path(self.config.run_dir))))
 
     def _stages(
         self,
         stack: contextlib.ExitStack,
         files: run_files.RunFiles | None,
-        saver: checkpoint.Saver | None,
+        saver: Saver | PieceSaver | None,
         ending: Ending,
         evaluating: Callable[[int], None],
     ) -> Iterator[Report]:
@@ -171,9 +180,8 @@ class Run(NamedTuple):
             return report if report and report.env_steps > job.env_steps else None
 
         def save(report: Report) -> None:
-            whole = self._trimmed(report.checkpoint())
             if saver is not None:
-                saver.save(whole, report.metrics["episode/return"])
+                saver.save(report.checkpoint(), report.metrics["episode/return"])
 
         evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
         plan: Any = (self.execute or PLANS[config.plan].run)(job)
@@ -204,10 +212,6 @@ class Run(NamedTuple):
         if kind is not Policies and algorithms.name_of(kind) not in algorithms.ALGORITHMS:
             words += ["--algorithm", getattr(sys.modules.get(kind.__module__), "__file__", None) or "FILE.py"]
         return shlex.join(words)
-
-    def _trimmed(self, whole: Checkpoint) -> Checkpoint:
-        """Removes the replay memory from a checkpoint, unless checkpoints hold it."""
-        return whole if self.config.checkpoint_replay else whole._replace(state=whole.state._replace(memory=()))
 
     def alone(self, run_dir: str | None = None) -> Shared:
         """Returns the ``Shared`` of a single run; ``run_dir`` is that of its population, if it has one."""

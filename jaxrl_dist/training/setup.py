@@ -93,7 +93,8 @@ def _same(config: Train[Any]) -> Train[Any]:
 def _run(config: Train[Any], job: Job) -> Run:
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
-    return Run(dataclasses.replace(config, checkpoint_replay=replay), job)
+    config = dataclasses.replace(config, checkpoint_replay=replay)
+    return Run(config, job._replace(config=config))
 
 
 def _population(config: Train[Any], source: EnvSource) -> PopulationRun:

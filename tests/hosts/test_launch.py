@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import runs
 import yaml
-from jax.sharding import NamedSharding, PartitionSpec
 from probes import make_mesh
 
 from jaxrl_dist import Train, cli, preset
@@ -185,7 +184,24 @@ def test_values_of_all_in_their_order() -> None:
     assert of_processes(3, run) == [(True, False, 3, "of 0", number) for number in range(3)]
 
 
+def test_process_0_hears_of_the_others_beside_their_votes() -> None:
+    def run(peers: Any, number: int) -> Any:
+        posts = [peers.post() for _ in range(3)]
+        for at in (2, 0, 1):  # in any order
+            if number:
+                posts[at].send([number, at])
+            peers.gather(at, "a vote")
+        return [post.collect() for post in posts] if number == 0 else None
+
+    found, *_ = of_processes(3, run)
+    assert found == [{other: [other, at] for other in (1, 2)} for at in range(3)]
+    lost = ProcessError("process 1 is lost")
+    _, error = of_processes(2, lambda peers, number: peers.post().collect() if number else None, lost)
+    assert error is lost
+
+
 def test_one_process_asks_nobody() -> None:
+    assert peers.post() is None
     assert peers.gather([np.inf], "alone") == [[np.inf]]
     assert peers.any_of(True, "alone") and peers.least(3, "alone") == 3
     with pytest.raises(KeyError):
@@ -276,17 +292,6 @@ def test_all_hear_of_a_signal_and_of_a_failure(ended: list[int], capsys: pytest.
 
 
 # --- Arrays -------------------------------------------------------------------------------------------
-
-
-def test_arrays_are_fetched_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that do not fit on each device as a whole."""
-    mesh = make_mesh(8)
-    for shape, spec in (((8, 37, 3), ("data",)), ((1, 16, 5), (None, "data")), ((16,), ("data",))):
-        x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-        there = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
-        for limit in (x.nbytes // 3, x.nbytes // 100):
-            monkeypatch.setattr(arrays, "GATHERED", limit)
-            np.testing.assert_array_equal(arrays._by_slices(there), x)
 
 
 def test_with_one_process_views_and_copies_are_the_arrays_themselves() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import runs
+import tensorstore
 
 from jaxrl_dist import cli
 from jaxrl_dist.run import checkpoint, manifest
@@ -125,9 +126,41 @@ def arrays(run_dir: Path) -> dict[str, np.ndarray]:
     """Those of the newest checkpoint, which is whole."""
     newest = checkpoint.saved(run_dir)[0]
     manifest.verify(newest, None)
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        found = checkpointer.restore(newest.absolute() / "arrays")
-    return {key: np.asarray(value) for key, value in found.items()}
+    found: dict[str, np.ndarray] = {}
+    pieces: dict[str, list[tuple[list[list[int]], np.ndarray]]] = {}
+    entries = [(key, value) for part in newest.absolute().glob("arrays*") for key, value in entries_of(part)]
+    for key, value in entries:
+        name, _, bounds = key.partition("@")
+        if bounds:
+            where = [[int(x) for x in pair.split(":")] for pair in bounds.split(",")]
+            pieces.setdefault(name, []).append((where, value))
+        else:
+            assert name not in found
+            found[name] = value
+    for name, parts in pieces.items():
+        whole = np.empty([max(where[axis][1] for where, _ in parts) for axis in range(parts[0][1].ndim)])
+        count = np.zeros(whole.shape, int)
+        for where, value in parts:
+            whole[tuple(slice(*pair) for pair in where)] = value
+            count[tuple(slice(*pair) for pair in where)] += 1
+        assert name not in found and (count == 1).all()
+        found[name] = whole
+    return found
+
+
+def entries_of(part: Path) -> Iterator[tuple[str, np.ndarray]]:
+    if part.name == "arrays":
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            yield from ((key, np.asarray(value)) for key, value in checkpointer.restore(part).items())
+        return
+    database: dict[str, Any] = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{part}/"}}
+    for file in tensorstore.KvStore.open(database).result().list().result():
+        if (name := file.decode()).endswith("/.zarray"):
+            key = name.removesuffix("/.zarray")
+            yield (
+                key,
+                tensorstore.open({"driver": "zarr", "kvstore": {**database, "path": key}}).result().read().result(),
+            )
 
 
 def assert_alike(one: Path, other: Path) -> None:

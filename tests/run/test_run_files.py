@@ -21,7 +21,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.errors import ConfigError, EnvError, FileWarning
-from jaxrl_dist.run import checkpoint, text
+from jaxrl_dist.run import checkpoint, saving, text
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.types import Report, Variables
 
@@ -165,7 +165,7 @@ def variables(width: int = 3) -> Variables:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("saved")
-    checkpoint.save_variables(run_dir, variables())
+    saving.save_variables(run_dir, variables())
     return run_dir
 
 
@@ -211,12 +211,12 @@ def test_any_damage_to_any_file_is_seen(damage: str, saved: Path, tmp_path: Path
 FULL_DISK = """
 import resource, signal, sys
 import numpy as np
-from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run import saving
 from jaxrl_dist.types import Variables
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 try:
-    checkpoint.save_variables(sys.argv[1], Variables({"a": np.random.normal(size=10_000)}, ()))
+    saving.save_variables(sys.argv[1], Variables({"a": np.random.normal(size=10_000)}, ()))
 except OSError as error:
     print(error)
 """

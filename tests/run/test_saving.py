@@ -29,7 +29,7 @@ from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint, manifest, signals, trackers
+from jaxrl_dist.run import checkpoint, manifest, saving, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import reports as stages
 from jaxrl_dist.training import run as training_run
@@ -228,7 +228,7 @@ def test_an_error_outlives_that_saving_fails(fake: Fake, monkeypatch: pytest.Mon
     def full(*args: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(saving, "_write", full)
     reports, run_dir = fake(5, fail)
     text = "what the run has learnt since its last checkpoint is lost: the disk is full"
     with pytest.raises(KeyError, match="no such thing") as error, pytest.warns(FileWarning, match=text):
@@ -344,8 +344,8 @@ def test_reports_that_are_held_when_python_ends_are_closed(tmp_path: Path) -> No
 
 
 def test_the_copies_that_were_saved_go_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_write", lambda *args: None)
-    saver, process = checkpoint.Saver(tmp_path, 1), psutil.Process()
+    monkeypatch.setattr(saving, "_write", lambda *args: None)
+    saver, process = saving.Saver(tmp_path, 1), psutil.Process()
     copies, between = [], []  # the latter stay, and keep the C library from seeing that all above them is free
     for _ in range(500):
         copies.append(np.ones(25_000, np.float32))

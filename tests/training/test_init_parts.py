@@ -12,7 +12,7 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist.algorithms.dqn import DQN
-from jaxrl_dist.run import arrays, checkpoint
+from jaxrl_dist.run import arrays, checkpoint, saving
 from jaxrl_dist.training.initial import load
 from jaxrl_dist.training.resolving import find_env
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
@@ -46,7 +46,7 @@ def test_a_run_starts_with_parts_of_another(tmp_path: Path) -> None:
 
 
 def saved(tmp_path: Path, **params: Any) -> str:
-    checkpoint.save_variables(tmp_path, Variables(params, ()))
+    saving.save_variables(tmp_path, Variables(params, ()))
     return str(tmp_path)
 
 

@@ -31,9 +31,10 @@ import jaxrl_dist
 from jaxrl_dist import cli, plans
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning
+from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint, directories, manifest
+from jaxrl_dist.run import checkpoint, directories, manifest, saving
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import resuming, setup, stored
 from jaxrl_dist.training import run as training_run
@@ -229,6 +230,17 @@ def test_a_resumed_replay_memory_has_a_cut_where_environments_started_anew() -> 
     np.testing.assert_array_equal(memory.steps.obs[:, :added], before.steps.obs[:, :added])
 
 
+def test_a_memory_that_is_not_saved_is_not_copied_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be larger than the host's memory."""
+    run = setup.prepare(config("dqn", plan="on_device", total_env_steps=50, checkpoint_replay=False))
+    copied: list[Any] = []
+    to_host = hosts.pieces
+    monkeypatch.setattr(hosts, "pieces", lambda tree: copied.append(tree) or to_host(tree))
+    *_, last = plans.PLANS["on_device"].run(run.job)
+    assert last.checkpoint().state.memory == () == copied[0].state.memory
+    assert last.checkpoint().state.opt_state != ()
+
+
 def test_without_its_memory_a_run_waits_until_it_has_filled_again() -> None:
     run, whole, _ = begun("synchronous", "envpool:CartPole-v1", "dqn")
     assert whole.state.updates > 0
@@ -280,7 +292,7 @@ def load(run_dir: Path, like: Checkpoint) -> Checkpoint:
 
 
 def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
-    saver = checkpoint.Saver(tmp_path, 2)
+    saver = saving.Saver(tmp_path, 2)
     state: Any = {"x": np.arange(3)}
     for steps, value in {10: 1.0, 20: 7.0, 30: None, 40: 7.0, 50: 3.0, 60: 2.0, 70: 1.0}.items():
         saver.save(Checkpoint(state, (), {"env_steps": steps}), value)
@@ -288,7 +300,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     saver.close()
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [70, 60, 40]
     (tmp_path / "checkpoints" / ".000000000080.new").mkdir()
-    saver = checkpoint.Saver(tmp_path, 1)  # as by a run that goes on from 60
+    saver = saving.Saver(tmp_path, 1)  # as by a run that goes on from 60
     saver.save(Checkpoint(state, (), {"env_steps": 65}), 0.0)
     saver.finish()
     saver.close()
@@ -757,7 +769,7 @@ def test_a_hostile_directory_is_refused_and_runs_nothing(
 @pytest.mark.parametrize("name", ["{}", ".{}.new", ".{}.kept", ".{}.old"])
 def test_what_a_link_in_the_place_of_a_checkpoint_points_to_is_left_alone(name: str, tmp_path: Path) -> None:
     folder, victim = tmp_path / "run" / "checkpoints", tmp_path / "victim"
-    saver = checkpoint.Saver(folder.parent, 1)
+    saver = saving.Saver(folder.parent, 1)
     for path in (victim, folder):
         path.mkdir(parents=True, exist_ok=True)
     (victim / "precious").touch()
@@ -777,12 +789,12 @@ def test_what_is_no_checkpoint_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "checkpoints").symlink_to(home)
     with pytest.raises(ConfigError, match="checkpoints is a link"):
-        checkpoint.Saver(tmp_path / "linked", 1)
+        saving.Saver(tmp_path / "linked", 1)
     with pytest.raises(ConfigError, match="checkpoints is a link"):
-        checkpoint.save_variables(tmp_path / "linked", {})  # type: ignore[arg-type]
+        saving.save_variables(tmp_path / "linked", {})  # type: ignore[arg-type]
     assert len(list(home.iterdir())) == 4
     shutil.copytree(home, tmp_path / "run" / "checkpoints")
-    checkpoint.Saver(tmp_path / "run", 1).close()
+    saving.Saver(tmp_path / "run", 1).close()
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".ssh", ".10.new.old"}
 
 
@@ -797,7 +809,7 @@ def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
     path.parent.mkdir()
 
     def write(value: int) -> None:
-        checkpoint._write(path, {"x": np.arange(3)}, {"value": value})
+        saving._write(path, {"x": np.arange(3)}, {"value": value})
 
     def look() -> None:
         found = checkpoint._newest(tmp_path, lambda path: manifest.verify(path, None) or path)
@@ -822,7 +834,7 @@ def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
     assert seen == [1, 2, 2, 3]
     path.rename(path.with_name(f".{path.name}.kept"))
     path.with_name(f".{path.name}.new").mkdir()
-    checkpoint.Saver(tmp_path, 1).close()
+    saving.Saver(tmp_path, 1).close()
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -855,7 +867,7 @@ def test_an_older_checkpoint_with_a_strange_return_is_not_the_best(what: str, tm
     else:
         value = "[" * 100_000 + "]" * 100_000 if what == "nested" else what
         about.write_text(f'{{"episode_return": {value}}}')
-    saver = checkpoint.Saver(tmp_path, 1)
+    saver = saving.Saver(tmp_path, 1)
     for steps, value in ((20, 2.0), (30, 1.0)):
         saver.save(Checkpoint({"x": np.arange(3)}, (), {"env_steps": steps}), value)
     saver.finish()
@@ -867,8 +879,8 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, m
     def fail(*args: Any) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr(checkpoint, "_write", fail)
-    saver = checkpoint.Saver(tmp_path, 1)
+    monkeypatch.setattr(saving, "_write", fail)
+    saver = saving.Saver(tmp_path, 1)
     saver.save(Checkpoint({}, (), {"env_steps": 20}), None)
     with pytest.raises(OSError, match="full"):
         saver.finish()
@@ -889,7 +901,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, m
     ],
 )
 def test_which_checkpoints_are_kept(returns: dict[int, float | None], keep: int, kept: set[int]) -> None:
-    assert checkpoint._kept(returns, [70, 60, 50, 40], keep) == kept
+    assert saving._kept(returns, [70, 60, 50, 40], keep) == kept
 
 
 # --- Other options of the environment -------------------------------------------------------------------

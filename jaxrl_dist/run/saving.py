@@ -1,0 +1,248 @@
+"""Writes checkpoints, which ``checkpoint.py`` describes and reads.
+
+A run over several processes has one checkpoint, too. Each process writes the pieces of the state that only it has, and
+tells process 0 their checksums. Process 0 writes the rest, adds the others' pieces and gives the directory its name.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import json
+import math
+import os
+import pathlib
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_dist.errors import ConfigError, FileWarning, ProcessError
+from jaxrl_dist.hosts import peers
+from jaxrl_dist.run import arrays, directories, manifest
+from jaxrl_dist.run.arrays import first_line
+from jaxrl_dist.run.checkpoint import ARRAYS, FINAL, RUN, number_of, saved
+from jaxrl_dist.run.files import CHECKPOINTS
+from jaxrl_dist.run.text import read_json
+from jaxrl_dist.types import Checkpoint, PyTree, Variables
+
+_HIDDEN = re.compile(r"\.([0-9]+|final)\.(new|kept|old|pieces-[0-9]+)")
+"""Name of a checkpoint that is being written (new), replaced (kept) or deleted (old), or of a process's pieces."""
+
+
+def save_variables(run_dir: str | pathlib.Path, variables: Variables) -> None:
+    """Writes a run's trained variables into its directory.
+
+    Raises:
+      ConfigError: the directory's ``checkpoints`` is a link.
+      OSError: the directory cannot be written.
+    """
+    _write(_own_folder(run_dir) / FINAL, variables, None)
+
+
+class _Background:
+    """A thread that writes one checkpoint at a time."""
+
+    newest: int | None = None
+    """Env steps of this session's newest checkpoint on disk; None: there is none yet, or another process knows."""
+
+    def __init__(self) -> None:
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._writing: concurrent.futures.Future[None] | None = None
+
+    def busy(self) -> bool:
+        """Returns True while a checkpoint is being written; warns if writing failed."""
+        if self._writing is not None and self._writing.done():
+            writing, self._writing = self._writing, None
+            if (error := writing.exception()) is not None:
+                warnings.warn(f"the run goes on without a checkpoint: {error}", FileWarning, stacklevel=2)
+        return self._writing is not None
+
+    def _start(self, write: Callable[..., None], *args: Any) -> None:
+        """Starts writing a checkpoint, once the previous one is written."""
+        if self._writing is not None:
+            concurrent.futures.wait([self._writing])
+            self.busy()
+        self._writing = self._thread.submit(write, *args)
+        self._thread.submit(_give_back_memory)
+
+    def finish(self) -> None:
+        """Waits until all checkpoints are written.
+
+        Raises:
+          OSError: the last checkpoint could not be written.
+        """
+        writing, self._writing = self._writing, None  # or ``busy`` would warn of the error, too
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Ends the thread, once it has written the current checkpoint."""
+        self._thread.shutdown()
+        self.busy()
+
+
+class Saver(_Background):
+    """Writes a run's checkpoints in a background thread, and keeps the newest ones and the best.
+
+    The best checkpoint is the one whose report had the highest mean return of training episodes.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None) -> None:
+        """Takes over from an earlier session, if there was one.
+
+        Args:
+          about: facts of the run for each ``run.json``, such as its config.
+
+        Raises:
+          ConfigError: the run directory's ``checkpoints`` is a link.
+          OSError: leftovers of an earlier session cannot be deleted.
+        """
+        super().__init__()
+        self._folder, self._keep, self._about = _own_folder(run_dir), keep, about or {}
+        for path in self._folder.glob(".*"):  # left by a session killed while writing or deleting
+            if (name := _HIDDEN.fullmatch(path.name)) is None:
+                continue
+            if name[2] == "kept" and not os.path.lexists(path.with_name(name[1])):
+                path.rename(path.with_name(name[1]))
+            else:
+                directories.delete(path)
+        self._returns: dict[int, float | None] = {}
+        for path in saved(run_dir):
+            with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
+                self._returns[number_of(path)] = _finite(read_json(path / RUN)["episode_return"])
+        directories.remove(self._folder / FINAL)  # of a finished session, whose run trains further
+
+    def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
+        """Starts writing a checkpoint, once the previous one is written."""
+        content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}
+        self._start(self._save, checkpoint, content, peers.post())
+
+    def _save(self, checkpoint: Checkpoint, content: dict[str, Any], post: peers.Post) -> None:
+        steps = checkpoint.env_steps
+        _write(_named(self._folder, steps), checkpoint._replace(progress={}), content, post)
+        self.newest = steps
+        self._returns[steps] = _finite(content["episode_return"])
+        there = [number_of(path) for path in saved(self._folder.parent)]
+        # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
+        ours = [number for number in there if number <= steps]
+        for number in set(there) - _kept(self._returns, ours, self._keep):
+            directories.remove(_named(self._folder, number))
+
+
+class PieceSaver(_Background):
+    """Writes this process's pieces of a run's checkpoints in a background thread, for the ``Saver`` of process 0."""
+
+    def __init__(self, run_dir: pathlib.Path) -> None:
+        super().__init__()
+        self._folder = run_dir / CHECKPOINTS
+
+    def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
+        """Starts writing the pieces, once the previous ones are written."""
+        path = _named(self._folder, checkpoint.env_steps)
+        self._start(_write_pieces, path, checkpoint._replace(progress={}), peers.post())
+
+
+def _named(folder: pathlib.Path, env_steps: int) -> pathlib.Path:
+    return folder / f"{env_steps:012d}"
+
+
+def _give_back_memory() -> None:
+    """Returns the memory of saved copies to the system; the C library would keep it in the thread's arena."""
+    with contextlib.suppress(OSError, AttributeError):  # not every C library has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _kept(returns: Mapping[int, float | None], numbers: Sequence[int], keep: int) -> set[int]:
+    """Returns the numbers of the checkpoints to keep, the newest and the best; ``numbers`` come newest first."""
+    known = [(value, number) for number in numbers if (value := returns.get(number)) is not None]
+    return {*numbers[:keep], *(number for _, number in sorted(known)[-1:])}
+
+
+def _finite(value: Any) -> float | None:
+    """Returns a finite number as it is, None for anything else: others may have written the file."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
+    """Returns the directory of a run's checkpoints, in which files will be deleted; creates it if it does not exist.
+
+    Raises:
+      ConfigError: the directory is a link, and so may belong to someone else.
+      OSError: the directory cannot be created.
+    """
+    folder = pathlib.Path(run_dir, CHECKPOINTS)
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a link; put a directory in its place")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, post: peers.Post | None = None) -> None:
+    """Writes a complete checkpoint or none; replaces one of the same name.
+
+    Args:
+      post: brings the checksums of the other processes' pieces; None: this process has all of the tree.
+    """
+    path = path.parent.resolve() / path.name  # absolute, for orbax; a link is replaced, not followed
+    temporary, kept = (path.with_name(f".{path.name}.{state}") for state in ("new", "kept"))
+    named = arrays.named_arrays(tree)
+    others: Mapping[int, Any] = {}
+    try:
+        directories.delete(temporary)
+        temporary.mkdir()  # not its parents: someone may have removed or renamed the run directory
+        directories.check_room(temporary / "room", arrays.nbytes(named))
+        arrays.save(temporary / ARRAYS, named)
+        if about is not None:
+            (temporary / RUN).write_text(json.dumps(about, indent=2), encoding="utf-8")
+        if post is not None:
+            others = post.collect()
+        manifest.write(temporary, _joined(path, temporary, others))
+        directories.put(temporary, path, kept)
+    except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
+        if post is not None and not others:  # they may still be writing
+            with contextlib.suppress(ProcessError):
+                post.collect()
+        for left in (temporary, *path.parent.glob(f".{path.name}.pieces-*")):
+            directories.delete(left)
+        raise OSError(f"{path} cannot be written: {first_line(error)}") from error
+
+
+def _write_pieces(path: pathlib.Path, tree: PyTree, post: peers.Post) -> None:
+    """Writes this process's pieces of a checkpoint beside it, and tells process 0 their checksums or the failure."""
+    folder = _pieces_of(path.parent.resolve() / path.name, peers.index())
+    named = arrays.named_pieces(tree)
+    try:
+        directories.delete(folder)
+        folder.mkdir()
+        if named:
+            directories.check_room(folder / "room", arrays.nbytes(named))
+            arrays.save_pieces(folder / ARRAYS, named)
+            directories.sync_all(folder)
+        post.send({"sha256": directories.digests(folder)})
+    except Exception as error:  # as in ``_write``
+        directories.delete(folder)
+        post.send({"error": first_line(error)})
+
+
+def _joined(path: pathlib.Path, temporary: pathlib.Path, others: Mapping[int, Any]) -> dict[str, str]:
+    """Moves the pieces of other processes into a checkpoint that is being written; returns their files' checksums.
+
+    Raises:
+      OSError: a process could not write its pieces, or they cannot be moved.
+    """
+    found = {}
+    for process, told in others.items():
+        if "error" in told:
+            raise OSError(f"process {process}: {told['error']}")
+        folder, name = _pieces_of(path, process), f"{ARRAYS}.{process}"
+        if told["sha256"]:
+            (folder / ARRAYS).rename(temporary / name)
+        directories.delete(folder)
+        found.update({name + file.removeprefix(ARRAYS): digest for file, digest in told["sha256"].items()})
+    return found
+
+
+def _pieces_of(path: pathlib.Path, process: int) -> pathlib.Path:
+    return path.with_name(f".{path.name}.pieces-{process}")
