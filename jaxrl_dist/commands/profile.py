@@ -111,17 +111,23 @@ def lines(found: Profile) -> list[str]:
         shown += ["", f"{thread:<24}{'ms':>10}{'share':>8}"]
         for stage, seconds in stages.items():
             share = seconds / whole
-            reached = found.matmul_rates.get(stage)
-            of = "" if reached is None else f"  {reached / found.matmul_ceiling:.0%} of the peak of matrix products"
-            shown.append(
-                f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {'#' * round(BAR * max(share, 0)):<{BAR}}{of}"
-            )
+            bar = f"{'#' * round(BAR * max(share, 0)):<{BAR}}"
+            shown.append(f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {bar}{_reached(found, stage)}".rstrip())
             layers = found.layers.get(stage, {})
             if len(layers) > 1:
                 largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
                 shown.append(f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}")
     _, _, share, advice = profiling.bound(found)
     return [*shown, "", f"{share:.0%} of the time: {advice}"]
+
+
+def _reached(found: Profile, stage: str) -> str:
+    """Returns a stage's shares of the peaks of matrix products and of memory."""
+    products, moved = found.matmul_rates.get(stage), found.memory_rates.get(stage)
+    parts = [] if products is None else [f"{products / found.matmul_ceiling:.0%} of the peak of matrix products"]
+    if moved is not None:
+        parts.append(f"{moved / found.memory_ceiling:.0%} of memory's")
+    return f"  {', '.join(parts)}"
 
 
 def _draw(found: Profile, out: pathlib.Path) -> None:

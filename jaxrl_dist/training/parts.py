@@ -24,7 +24,7 @@ from jaxrl_dist.memory import ring
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.training import flops
+from jaxrl_dist.training import counts
 from jaxrl_dist.training.still import Still
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
@@ -38,6 +38,8 @@ class Part(NamedTuple):
     """Does an iteration's work of the stage; once its outputs are ready, the work is done."""
     layers: Mapping[str, int]
     """Floating-point operations of its matrix products and convolutions by layer, on all devices."""
+    moved: int
+    """Bytes that it reads and writes on all devices, as ``counts.of_memory`` counts them."""
 
 
 def make_parts(job: Job) -> dict[str, Part]:
@@ -313,7 +315,7 @@ def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tupl
       carries: the function returns a tuple, and takes its first output as its first argument in the next run.
     """
     args = jax.tree.map(jnp.copy, args[:1]) + args[1:] if carries else args
-    layers = flops.of_products(jax.make_jaxpr(mapped)(*args).jaxpr)
+    jaxpr = jax.make_jaxpr(mapped)(*args).jaxpr
     program = jax.jit(mapped, donate_argnums=0 if carries else ())
     first = program(*args)
     state = first[0] if carries else args[0]
@@ -325,4 +327,4 @@ def _part(mapped: Callable[..., Any], *args: Any, carries: bool = False) -> tupl
             state = out[0]
         return out
 
-    return Part(run, layers), first
+    return Part(run, counts.of_products(jaxpr), counts.of_memory(jaxpr)), first

@@ -14,7 +14,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,6 +83,10 @@ class Profile(NamedTuple):
     """Share of a stage's matrix products in each layer, largest first: counted, not timed."""
     matmul_ceiling: float
     """Operations per second of one large matrix product on each device."""
+    memory_rates: Mapping[str, float]
+    """Bytes per second that a stage reads and writes, as ``counts.of_memory`` counts them."""
+    memory_ceiling: float
+    """Bytes per second of reading and writing one large array on each device."""
 
 
 def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathlib.Path | None = None) -> Profile:
@@ -137,6 +141,8 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         },
         layers={name: _shares(part.layers) for name, part in made.items() if part.layers},
         matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
+        memory_rates={name: part.moved / timed.alone[name] for name, part in made.items()},
+        memory_ceiling=memory_ceiling() * run.job.mesh.size,
     )
 
 
@@ -260,15 +266,24 @@ def _described(config: Train[Any], run: Run) -> dict[str, Any]:
 
 def matmul_ceiling(size: int = 2048, rounds: int = 7) -> float:
     """Returns the floating-point operations per second of a float32 product of square matrices on the first device."""
-    x = jnp.ones((size, size), jnp.float32)
-    product = jax.jit(lambda x: x @ x)
-    product(x).block_until_ready()
-    best = math.inf
+    return 2 * size**3 / _fastest(lambda x: x @ x, jnp.ones((size, size), jnp.float32), rounds)
+
+
+def memory_ceiling(size: int = 2**26, rounds: int = 7) -> float:
+    """Returns the bytes per second that doubling a large float32 array reads and writes on the first device."""
+    x = jnp.ones(size, jnp.float32)
+    return 2 * x.nbytes / _fastest(lambda x: 2 * x, x, rounds)
+
+
+def _fastest(function: Callable[[jax.Array], jax.Array], x: jax.Array, rounds: int) -> float:
+    """Returns the least seconds of ``rounds`` calls of a compiled function."""
+    program, best = jax.jit(function), math.inf
+    program(x).block_until_ready()
     for _ in range(rounds):
         began = time.perf_counter()
-        product(x).block_until_ready()
+        program(x).block_until_ready()
         best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best
+    return best
 
 
 def bound(found: Profile) -> tuple[str, str, float, str]:

@@ -19,7 +19,7 @@ import team
 
 from jaxrl_dist import cli, mesh
 from jaxrl_dist.config import Train
-from jaxrl_dist.training import flops, parts, profiling, setup
+from jaxrl_dist.training import counts, parts, profiling, setup
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Algorithm
@@ -158,11 +158,50 @@ def test_the_operations_of_matrix_products_are_counted() -> None:
     product, pixels = 2 * 5 * 7 * 7, 2 * 6 * 6
     args = jnp.ones((5, 7)), jnp.ones((7, 7)), jnp.ones((3, 3, 3, 4))
     jaxpr = jax.make_jaxpr(layers)(*args).jaxpr
-    assert flops.of_products(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
+    assert counts.of_products(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
     backward = jax.make_jaxpr(jax.grad(named, argnums=(0, 1)))(*args[:2]).jaxpr
-    assert flops.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, "forward, and two gradients"
+    assert counts.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, "forward, and two gradients"
     over = mesh.acting(lambda x, w: x @ w, mesh.make_mesh(jax.devices()[:2]), (mesh.BATCH, mesh.REPLICATED), mesh.BATCH)
-    assert flops.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {"other": 2 * product}
+    assert counts.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {"other": 2 * product}
+
+
+def test_the_bytes_that_a_program_moves_are_counted() -> None:
+    """Elementwise operations are fused into what reads and writes."""
+    x, w, row = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32), np.int32(0)
+
+    def moved(function: Any, *args: Any) -> int:
+        return counts.of_memory(jax.make_jaxpr(function)(*args).jaxpr)
+
+    assert moved(lambda x: jnp.tanh(x + 1) * 2, x) == 2 * x.nbytes
+    product, out = x.nbytes + w.nbytes, 8 * 4 * 4
+    assert moved(lambda x, w: x @ w, x, w) == product + out
+    assert moved(lambda x, w: jnp.tanh(jnp.exp(x @ w)), x, w) == product + 2 * out, "XLA fuses nothing into a product"
+    assert moved(lambda x: x.sum(), x) == x.nbytes + 4
+    taken, index = 16 * 4, 4
+    assert moved(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, 1)[0], x, row) < 2 * taken + 5 * index
+    put = moved(lambda x, y, i: jax.lax.dynamic_update_slice_in_dim(x, y, i, 0), x, x[:1], row)
+    assert 2 * taken <= put < 2 * taken + 5 * index, "the rest stays where it is"
+
+    def loop(x: jax.Array, rows: jax.Array, scale: jax.Array) -> Any:
+        return jax.lax.scan(lambda carry, row: (carry * scale, row + carry), x, rows)
+
+    rows = np.ones((5, 8, 16), np.float32)
+    assert moved(loop, x, rows, x) == 5 * 5 * x.nbytes, "in each pass three are read and two written"
+
+    def ring(memory: jax.Array, rows: jax.Array) -> Any:
+        def add(memory: jax.Array, row: jax.Array) -> Any:
+            return jax.lax.dynamic_update_slice_in_dim(memory, row[None], 3, 0), jax.lax.slice_in_dim(memory, 0, 1)
+
+        return jax.lax.scan(jax.jit(add), memory, rows)
+
+    memory = np.ones((1000, 16), np.float32)
+    assert moved(ring, memory, memory[:5]) <= 5 * (5 * taken + 4 * index), "memory that is written in place"
+    branches = moved(lambda x: jax.lax.cond(x[0, 0] > 0, lambda: x @ x.T, lambda: x[:, :8] * 2), x)
+    least = 2 * x.nbytes + 8 * 8 * 4
+    assert least <= branches <= least + x.nbytes + 8 * 8 * 4 + 100
+    two = mesh.make_mesh(jax.devices()[:2])
+    over = mesh.acting(lambda x, w: x @ w, two, (mesh.BATCH, mesh.REPLICATED), mesh.BATCH)
+    assert moved(over, x, w) == product + out + w.nbytes, "each of two devices reads all of w"
 
 
 def test_parts_are_scaled_to_their_update_and_threads_sum_to_the_whole() -> None:
@@ -193,6 +232,7 @@ def test_a_run_is_profiled(command: str, threads: set[str], tmp_path: Path, caps
     for stages in found["threads"].values():
         assert sum(stages.values()) == pytest.approx(found["iteration_seconds"], rel=1e-6)
         assert all(seconds >= 0 for stage, seconds in stages.items() if stage != "rest")
+    assert found["memory_ceiling"] > 1e8 and all(rate > 0 for rate in found["memory_rates"].values())
     for layers in found["layers"].values():
         assert sum(layers.values()) == pytest.approx(1) and "other" not in layers
     if traced:
