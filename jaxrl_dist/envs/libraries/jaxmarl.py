@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jaxmarl
+from jaxmarl.environments.smax import smax_env
 
+from jaxrl_dist.checks import shown
 from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.groups import Team
+from jaxrl_dist.errors import ConfigError
 
 CLOCK = "max_steps"
 
@@ -21,15 +24,20 @@ def ids() -> list[str]:
 def make(env_id: str, options: Mapping[str, str]) -> Team:
     """Options are the constructor's arguments that are numbers or texts, such as ``num_agents`` and ``max_steps``.
 
-    Another option is ``state``: whether observations have a part ``state``, the state of the whole environment.
+    Two others are ``state``, whether observations have a part ``state``, the state of the whole environment; and for
+    SMAX ``scenario``, the name of a map, such as ``3m``.
     """
     env = jaxmarl.make(env_id)
-    parameters = inspect.signature(type(env)).parameters.values()
-    defaults = {x.name: x.default for x in parameters if isinstance(x.default, bool | int | float | str)}
+    parameters = _parameters(env)
+    defaults = {name: value for name, value in parameters.items() if isinstance(value, bool | int | float | str)}
+    maps = {"scenario": ""} if "scenario" in parameters else {}
     limit = getattr(env, CLOCK, None)
     clock = {} if limit is None else {CLOCK: int(limit)}
-    values: dict[str, Any] = parse_options(f"jaxmarl:{env_id}", options, {**defaults, **clock, "state": False})
+    name = f"jaxmarl:{env_id}"
+    values: dict[str, Any] = parse_options(name, options, {**defaults, **maps, **clock, "state": False})
     shows_state = values.pop("state", False)
+    if "scenario" in values:
+        values["scenario"] = _scenario(name, values["scenario"])
     if limit is not None:
         limit = values.pop(CLOCK, int(limit))
         # The library would report its time limit as the end of the task, so its limit is one step above the one here.
@@ -39,3 +47,23 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
     except TypeError:  # a few have a limit that no argument sets
         env = jaxmarl.make(env_id, **values)
     return Team(env, "jaxmarl", limit, shows_state)
+
+
+def _parameters(env: Any) -> dict[str, Any]:
+    """Returns the defaults of the constructor's arguments, and of those that it passes on to another environment's."""
+    found = inspect.signature(type(env)).parameters.values()
+    inner = env._env if any(x.kind is x.VAR_KEYWORD for x in found) and "_env" in vars(env) else None
+    passed_on = {} if inner is None else _parameters(inner)
+    return {**passed_on, **{x.name: x.default for x in found}}
+
+
+def _scenario(name: str, map_name: str) -> Any:
+    """Returns the library's description of a map.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    maps = smax_env.MAP_NAME_TO_SCENARIO
+    if map_name not in maps:
+        raise ConfigError(f"{name} has no scenario {shown(map_name)}; it has: {', '.join(maps)}")
+    return maps[map_name]
