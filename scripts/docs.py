@@ -53,6 +53,7 @@ EXAMPLES = {
     "minatar": "gymnax:Breakout-MinAtar",
     "atari": "envpool:Pong-v5",
     "bsuite": "gymnax:MemoryChain-bsuite",
+    "craftax": "craftax:Craftax-Symbolic-v1",
     "game": "pgx:tic_tac_toe",
     "table": "envpool:Taxi-v3",
     "image": "envpool:CarRacing-v2",
@@ -184,15 +185,18 @@ def algorithm_presets(name: str) -> str:
 
 @functools.cache
 def source_of(env: str) -> EnvSource:
-    """Finds an environment; Pgx, which need not be installed, is described here."""
-    if env != EXAMPLES["game"]:
+    """Finds an environment; those of libraries that need not be installed are described here."""
+
+    def box(dtype: type, *shape: int) -> Box:
+        return Box(shape, np.dtype(dtype), np.zeros(shape, dtype), np.ones(shape, dtype))
+
+    if env == EXAMPLES["game"]:
+        parts: Space = {"observation": box(np.bool_, 3, 3, 2), "mask": box(np.bool_, 9)}
+        spec = EnvSpec("tic_tac_toe", "pgx", "game", parts, Discrete(9), None, mask="mask", num_agents=2)
+    elif env == EXAMPLES["craftax"]:
+        spec = EnvSpec("Craftax-Symbolic-v1", "craftax", "craftax", box(np.float32, 8268), Discrete(43), 10_000)
+    else:
         return find(env)
-    flags = np.dtype(np.bool_)
-    parts: Space = {
-        name: Box(shape, flags, np.zeros(shape, flags), np.ones(shape, flags))
-        for name, shape in (("observation", (3, 3, 2)), ("mask", (9,)))
-    }
-    spec = EnvSpec("tic_tac_toe", "pgx", "game", parts, Discrete(9), None, mask="mask", num_agents=2)
     return EnvSource(spec, {}, pure=DeviceEnv(spec, *[_unplayed] * 2))
 
 

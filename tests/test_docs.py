@@ -381,7 +381,8 @@ def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
 def test_presets_are_shown_by_an_environment_of_each_kind(site: Path) -> None:
     shown = {row[0]: row[1] for row in rows(site / "algorithms" / "ppo.html") if row[0] in KINDS.values()}
     assert list(shown) == list(KINDS.values())
-    assert shown.pop(KINDS["game"]) == "pgx:tic_tac_toe"  # whose library is not installed here
+    assert shown.pop(KINDS["game"]) == "pgx:tic_tac_toe"  # whose library is not installed here, like the next one's
+    assert shown.pop(KINDS["craftax"]) == "craftax:Craftax-Symbolic-v1"
     assert [KINDS[kind_of(find(env).spec)] for env in shown.values()] == list(shown)
 
 

@@ -20,6 +20,7 @@ KINDS = {
     "minatar": "MinAtar",
     "atari": "Atari",
     "bsuite": "bsuite",
+    "craftax": "Craftax",
     "game": "games of several players",
     "table": "categories as observations",
     "image": "other images",
@@ -31,7 +32,7 @@ KINDS = {
 
 def kind_of(spec: EnvSpec) -> str:
     """Returns the kind of a task, one of ``KINDS``."""
-    if spec.family in ("atari", "minatar", "bsuite", "game"):
+    if spec.family in ("atari", "minatar", "bsuite", "craftax", "game"):
         return spec.family
     parts = spaces.leaves(spec.observation)
     seen = [part for path, part in parts.items() if path != spec.mask]
@@ -105,6 +106,11 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             # With few episodes at a time the policy converges too early. A recurrent core also needs this many
             # sequences to fill its minibatches on eight devices. Rewards are small already.
             "num_envs": 32, "scale_rewards": False,
+        },
+        "craftax": {
+            # Craftax_Baselines' ppo.py, the code of Matthews et al. (2024), without annealing the step size.
+            "num_envs": 1024, "rollout_length": 64, "num_minibatches": 8, "learning_rate": 2e-4, "gae_lambda": 0.8,
+            "max_gradient_norm": 1.0, "hidden_sizes": (512, 512, 512), "report_interval": 65_536,
         },
         "game": {
             # Measured, in self-play. A policy that knows only a few lines of play fails where an opponent leaves them,
