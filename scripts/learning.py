@@ -116,16 +116,16 @@ BARS = (
     Bar("ppo-breakout-mlp", "ppo", "gymnax:Breakout-MinAtar", 1_000_000, 15, 3, 3, {"torso": "mlp"}),
     Bar("ppo-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY),
     *(
-        Bar(f"ppo-memory-{core}", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, {"core": core})
+        Bar(f"ppo-memory-{core}", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 5, 5, {"core": core})
         for core in ("lstm", "attention", "linear")
     ),
     *(
-        Bar(f"ppo-chain-40-{core}", "ppo", "gymnax:MemoryChain-bsuite", 200_000, 0.9, 3, 3, {"core": core, **CHAIN})
+        Bar(f"ppo-chain-40-{core}", "ppo", "gymnax:MemoryChain-bsuite", 200_000, 0.9, 5, 5, {"core": core, **CHAIN})
         for core in ("gru", "lstm", "linear")
     ),
-    Bar("ppo-chain-40-attention", "ppo", "gymnax:MemoryChain-bsuite", 200_000, 0.9, 3, 3, ATTENTION | CHAIN),
+    Bar("ppo-chain-40-attention", "ppo", "gymnax:MemoryChain-bsuite", 200_000, 0.9, 5, 5, ATTENTION | CHAIN),
     *(
-        Bar(f"ppo-repeat-{core}", "ppo", "tasks:RepeatAfterMe", 300_000, 90, 3, 3, {"core": core})
+        Bar(f"ppo-repeat-{core}", "ppo", "tasks:RepeatAfterMe", 300_000, 90, 5, 5, {"core": core})
         for core in ("gru", "lstm", "attention", "linear")
     ),
     Bar("ppo-synchronous-memory", "ppo", "gymnax:MemoryChain-bsuite", 500_000, 0.9, 3, 3, MEMORY | SYNCHRONOUS),

@@ -43,6 +43,15 @@ class PPO(ActorCriticConfig):
         """Flags that differ from the defaults above for this kind of environment."""
         return presets.row("ppo", spec)
 
+    @classmethod
+    def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
+        """Returns an environment's preset for a run with a recurrent core: 32 environments unless it says otherwise.
+
+        Minibatches hold whole rollouts of some environments. With 8, a minibatch has two, and PPO stays at about 400 on
+        CartPole without velocities, where it reaches 500 with 32: measured. Otherwise as for all actor-critics.
+        """
+        return {"num_envs": 32, **super().recurrent_preset(preset)}
+
     def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
         """Returns advantages and value targets, ``[T, B]`` each."""
         values = net.values(variables, rollout)

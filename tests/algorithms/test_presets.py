@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from probes import box
 
+import jaxrl_dist
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
@@ -127,3 +128,12 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
         config = resolving.resolve(Train(name, env="Test-v0"), source)
         config.validate()
         check_sizes(config, make_algorithm(config, spec), spec, 8)
+
+
+def test_ppo_with_a_core_has_environments_for_its_minibatches() -> None:
+    """They hold whole rollouts."""
+    sizes = {core: jaxrl_dist.preset("ppo", "CartPole-v1", core=core).num_envs for core in ("none", "gru", "attention")}
+    assert sizes == {"none": 8, "gru": 32, "attention": 32}
+    assert jaxrl_dist.preset("ppo", "Pendulum-v1", core="gru").num_envs == 16  # the preset says so
+    assert jaxrl_dist.preset("appo", "CartPole-v1", core="gru").num_envs == 32
+    assert jaxrl_dist.preset("ppo", "CartPole-v1", core="gru", num_envs=4).num_envs == 4
