@@ -43,7 +43,7 @@ ROWS = (
     Row("sebulba:1+1", "impala", "envpool:CartPole-v1", 500_000, 2),
     Row("replicas:2", "impala", "envpool:CartPole-v1", 500_000, 2),
     Row("server:2", "a2c", "envpool:CartPole-v1", 500_000, 1),
-    Row("apex:2", "dqn", "envpool:CartPole-v1", 250_000, 1),
+    Row("apex:2", "dqn", "envpool:CartPole-v1", 500_000, 1),
 )
 
 
