@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import stat
+import time
 from collections.abc import Collection, Iterator
 
 from jaxrl_dist.config import CONFIG_FILE
@@ -68,6 +69,16 @@ def put(temporary: pathlib.Path, path: pathlib.Path, kept: pathlib.Path) -> None
     temporary.rename(path)
     sync(path.parent)
     delete(kept)
+
+
+def appears(path: pathlib.Path, within: float = 60.0) -> bool:
+    """Returns whether a path exists, or does so within some seconds: network file systems show new names late."""
+    until = time.monotonic() + within
+    while not os.path.lexists(path):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def remove(path: pathlib.Path) -> None:

@@ -238,6 +238,8 @@ def _joined(path: pathlib.Path, temporary: pathlib.Path, others: Mapping[int, An
             raise OSError(f"process {process}: {told['error']}")
         folder, name = _pieces_of(path, process), f"{ARRAYS}.{process}"
         if told["sha256"]:
+            if not directories.appears(folder / ARRAYS):
+                raise OSError(f"process {process} has written {folder}, which does not show here")
             (folder / ARRAYS).rename(temporary / name)
         directories.delete(folder)
         found.update({name + file.removeprefix(ARRAYS): digest for file, digest in told["sha256"].items()})

@@ -23,8 +23,8 @@ from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, 
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.run import directories, signals, trackers
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.saving import PieceSaver, Saver
 from jaxrl_dist.training.policies import Policies, label
@@ -94,7 +94,8 @@ class Run(NamedTuple):
                 files: run_files.RunFiles | None = None
                 saver: Saver | PieceSaver | None = None
                 if self.config.run_dir is not None:
-                    files, saver = self._files(stack) if peers.first() else (None, self._pieces(stack))
+                    files, saver = peers.attempt(partial(self._opened, stack), "the run's files")
+                    peers.attempt(self._check_shared, "a look at the run directory")
                 reports = self._stages(stack, files, saver, ending, evaluating)
                 while (report := self._next(reports, ending)) is not None:
                     if ending.error is None:  # after an error, the report is only saved
@@ -124,6 +125,9 @@ class Run(NamedTuple):
             warnings.warn(text, FileWarning, stacklevel=2)
             return None
 
+    def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver | PieceSaver]:
+        return self._files(stack) if peers.first() else (None, self._pieces(stack))
+
     def _files(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles, Saver]:
         """Opens the run's files; ``stack`` closes them."""
         config, resumed = self.config, self.job.resumed
@@ -151,6 +155,19 @@ class Run(NamedTuple):
         """Returns what saves this process's part of checkpoints; ``stack`` closes it."""
         assert self.config.run_dir is not None
         return stack.enter_context(contextlib.closing(PieceSaver(pathlib.Path(self.config.run_dir))))
+
+    def _check_shared(self) -> None:
+        """Checks that this process sees the files of process 0, beside which it writes its pieces of checkpoints.
+
+        Raises:
+          ConfigError: it does not.
+        """
+        path = pathlib.Path(str(self.config.run_dir), run_files.METRICS)
+        if not peers.first() and not directories.appears(path):
+            raise ConfigError(
+                f"process {peers.index()} does not see {path}, which process 0 has made: --run-dir must be on a file "
+                "system that all hosts share"
+            )
 
     def _stages(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import jaxrl_dist
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays as of_hosts
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
 from jaxrl_dist.run import arrays, checkpoint, directories, manifest, saving
+from jaxrl_dist.training import setup
+from jaxrl_dist.training.run import Run
 
 X = np.arange(6 * 4, dtype=np.float32).reshape(6, 4)
 FLAGS = np.arange(6) % 2 == 0
@@ -119,6 +124,33 @@ def test_a_process_that_cannot_write_leaves_no_checkpoint(
         save(path, 2, monkeypatch)
     assert {entry.name for entry in path.parent.iterdir()} == {path.name}  # the earlier one
     assert_restored(arrays.restore(path / "arrays", WHOLE))
+
+
+def test_pieces_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network file system; those that never show leave no checkpoint."""
+    path, shown = tmp_path / "late", threading.Timer(0.2, lambda: (tmp_path / "late").mkdir())
+    shown.start()
+    assert directories.appears(path, 30)
+    shown.join()
+    appears = directories.appears
+    monkeypatch.setattr(directories, "appears", lambda path: appears(path.with_name("elsewhere"), 0.1))
+    with pytest.raises(OSError, match=r"process 1 has written .*pieces-1, which does not show here"):
+        save(tmp_path / "checkpoints" / "000000000010", 2, monkeypatch)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_run_directory_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = setup.prepare(jaxrl_dist.preset("pg", "CartPole-v1", num_devices=1, run_dir=str(tmp_path / "run")))
+    assert isinstance(run, Run)
+    run._check_shared()  # process 0 has made it
+    monkeypatch.setattr(peers, "first", lambda: False)
+    monkeypatch.setattr(peers, "index", lambda: 1)
+    monkeypatch.setattr(directories, "appears", lambda path: path.exists())
+    with pytest.raises(ConfigError, match=r"process 1 does not see .*metrics.jsonl, .* that all hosts share"):
+        run._check_shared()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    run._check_shared()
 
 
 def test_pieces_of_a_killed_session_are_deleted(tmp_path: Path) -> None:
