@@ -98,17 +98,21 @@ def scan(
     return state.unpack(arrays), outputs.unpack(ys, leading=1)
 
 
-def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
-    """Applies a function that treats all elements alike to all leaves of a dtype at once, as one vector."""
+def as_one(function: Callable[[jax.Array], jax.Array], tree: PyTree, leading: int = 0) -> PyTree:
+    """Applies a function that treats all elements alike to all leaves of a dtype at once, as one vector.
+
+    The leaves' first ``leading`` axes are the first of the function's argument, and missing in its result.
+    """
     leaves, treedef = jax.tree.flatten(tree)
     groups: dict[Any, list[int]] = {}
     for number, leaf in enumerate(leaves):
         groups.setdefault((leaf.dtype, jax.typeof(leaf).mat.varying), []).append(number)
     for group in groups.values():
-        vector = function(jnp.concatenate([leaves[number].reshape(-1) for number in group]))
-        ends = np.cumsum([leaves[number].size for number in group])
+        parts = [leaves[number].reshape(*leaves[number].shape[:leading], -1) for number in group]
+        vector = function(jnp.concatenate(parts, axis=-1))
+        ends = np.cumsum([part.shape[-1] for part in parts])
         for number, part in zip(group, jnp.split(vector, ends[:-1]), strict=True):
-            leaves[number] = part.reshape(leaves[number].shape)
+            leaves[number] = part.reshape(leaves[number].shape[leading:])
     return jax.tree.unflatten(treedef, leaves)
 
 
@@ -132,7 +136,7 @@ def take_along_last(values: jax.Array, index: jax.Array) -> jax.Array:
 
     def add(values: jax.Array, index: jax.Array) -> jax.Array:
         chosen = jax.lax.broadcasted_iota(index.dtype, values.shape, values.ndim - 1) == index[..., None]
-        return jnp.sum(jnp.where(chosen, values, 0), axis=-1)
+        return jnp.sum(jnp.where(chosen, values, 0), axis=-1, dtype=values.dtype)
 
     def take(values: jax.Array, index: jax.Array) -> jax.Array:
         return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]

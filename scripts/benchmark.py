@@ -2,7 +2,7 @@
 """Measures how fast runs are, compared with what their parts allow, with the machine and with other libraries.
 
     python scripts/benchmark.py --minutes 20 --out speed                  # the rows for this kind of device
-    python scripts/benchmark.py --minutes 60 --out speed --with-peers     # rejax, SBX, SB3 and Sample Factory too
+    python scripts/benchmark.py --minutes 60 --out speed --with-peers     # other libraries too
     python scripts/benchmark.py --out speed --only cartpole --rounds 5    # some rows
     python scripts/benchmark.py --out speed --draw                        # only write the tables and the picture again
 
@@ -40,9 +40,11 @@ REQUIREMENTS = {
     "SBX": ("sbx-rl==0.28.0", "gymnasium[classic-control]"),
     "SB3": ("stable-baselines3==2.9.2", "gymnasium[classic-control]"),
     # Python 3.11 gets torch's CPU build if pip is configured for it; any other build runs on the CPU too.
+    "RLlib": ("ray[rllib]==2.60.0", "torch==2.13.0", "gymnasium[classic-control]", "pillow"),
     "Sample Factory": ("sample-factory==2.1.1", "torch==2.13.0", "envpool==1.2.5", "setuptools<81", "psutil"),
 }
-"""Packages of each peer's virtual environment; ``{jax}`` is the version of JAX that our side runs with."""
+"""Packages of each peer's virtual environment; ``{jax}`` is the version of JAX that our side runs with. PufferLib is
+missing because installing version 3.0.0 downloads raylib from outside the package registry."""
 
 
 class Row(NamedTuple):
@@ -83,16 +85,38 @@ _SAC_REJAX = {
 _SAC_SB3 = {"batch_size": 256, "learning_starts": 1000, "policy_kwargs": {"net_arch": [256, 256]}}
 
 
-def _ppo(env: str, num_envs: int, steps: int, suites: str = "cpu gpu tpu") -> Row:
+_DQN_RLLIB = {
+    "train_batch_size_per_learner": 128,
+    "training_intensity": 12.8,
+    "dueling": False,
+    "num_steps_sampled_before_learning_starts": 1000,
+    "replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": 10_000},
+}
+_SAC_RLLIB = {
+    "train_batch_size_per_learner": 256,
+    "training_intensity": 256,
+    "num_steps_sampled_before_learning_starts": 1000,
+}
+
+
+def _rllib(sizes: Sequence[int], activation: str) -> dict[str, Any]:
+    return {"fcnet_hiddens": sizes, "fcnet_activation": activation}
+
+
+def _ppo(env: str, num_envs: int, steps: int, suites: str = "cpu gpu tpu", *, with_rllib: bool = False) -> Row:
     """Returns PPO with the usual sizes of PureJaxRL and rejax."""
-    peer = {"rejax": ("ppo", env, steps, {**_PPO_PEER, "num_envs": num_envs})}
+    peers: dict[str, tuple[Any, ...]] = {"rejax": ("ppo", env, steps, {**_PPO_PEER, "num_envs": num_envs})}
+    if with_rllib:
+        batch = {"train_batch_size_per_learner": 128 * num_envs, "minibatch_size": 32 * num_envs}
+        training = {**batch, "num_epochs": 4, "lr": 1e-3}
+        peers["RLlib"] = "PPO", env, num_envs, 10, training, _rllib([64, 64], "tanh")
     name = f"ppo {env} {num_envs}"
-    return Row(name, suites, f"ppo --env gymnax:{env} --num-envs {num_envs} --torso mlp {_PPO_PLAIN}", peer)
+    return Row(name, suites, f"ppo --env gymnax:{env} --num-envs {num_envs} --torso mlp {_PPO_PLAIN}", peers)
 
 
 ROWS = (
-    _ppo("CartPole-v1", 4, 1_000_000),
-    _ppo("CartPole-v1", 64, 2_000_000),
+    _ppo("CartPole-v1", 4, 1_000_000, with_rllib=True),
+    _ppo("CartPole-v1", 64, 2_000_000, with_rllib=True),
     _ppo("CartPole-v1", 2048, 4_000_000),
     _ppo("CartPole-v1", 65_536, 100_000_000, "gpu tpu"),
     Row(
@@ -113,6 +137,7 @@ ROWS = (
             "rejax": ("dqn", "CartPole-v1", 200_000, _DQN_REJAX),
             "SBX": ("sbx", "DQN", "CartPole-v1", 10, 20_000, {"batch_size": 128, "train_freq": 1}),
             "SB3": ("stable_baselines3", "DQN", "CartPole-v1", 10, 20_000, {"batch_size": 128, "train_freq": 1}),
+            "RLlib": ("DQN", "CartPole-v1", 10, 10, _DQN_RLLIB, _rllib([64, 64], "relu")),
         },
     ),
     Row(
@@ -123,6 +148,7 @@ ROWS = (
             "rejax": ("sac", "Pendulum-v1", 5_000, _SAC_REJAX),
             "SBX": ("sbx", "SAC", "Pendulum-v1", 1, 3_000, _SAC_SB3),
             "SB3": ("stable_baselines3", "SAC", "Pendulum-v1", 1, 2_000, _SAC_SB3),
+            "RLlib": ("SAC", "Pendulum-v1", 1, 20, _SAC_RLLIB, _rllib([256, 256], "relu")),
         },
     ),
     Row(
@@ -215,7 +241,8 @@ def command(peer: str, arguments: Sequence[Any]) -> list[Any]:
         packages = [package.format(jax=importlib.metadata.version("jax")) for package in REQUIREMENTS[peer]]
         subprocess.run([folder / "bin" / "pip", "install", "-q", *packages], check=True)
         (folder / "installed").touch()
-    script = {"rejax": "of_rejax.py", "Sample Factory": "of_sample_factory.py"}.get(peer, "of_sb3.py")
+    scripts = {"rejax": "of_rejax.py", "RLlib": "of_rllib.py", "Sample Factory": "of_sample_factory.py"}
+    script = scripts.get(peer, "of_sb3.py")  # SBX has SB3's interface
     told = [json.dumps(value) if isinstance(value, dict) else value for value in arguments]
     return [folder / "bin" / "python", PEERS / script, *told]
 

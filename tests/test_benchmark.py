@@ -30,6 +30,19 @@ def test_each_row_is_a_run_with_the_sizes_of_its_peers(row: Any) -> None:
         for name in ("batch_size", "num_minibatches", "learning_rate"):
             of_ours = getattr(config.algorithm, name, None)
             assert fields.get(name, of_ours) == of_ours, peer
+    if "RLlib" in row.peers:
+        _, env, num_envs, _, training, model = row.peers["RLlib"]
+        assert env == config.env.removeprefix("gymnax:") and num_envs == config.num_envs
+        assert model["fcnet_hiddens"] == list(config.algorithm.hidden_sizes)
+        assert model["fcnet_activation"] == config.algorithm.activation
+        batch = training["train_batch_size_per_learner"]
+        if "num_epochs" in training:
+            assert batch == config.num_envs * config.rollout_length
+            assert batch == config.algorithm.num_minibatches * training["minibatch_size"]
+            assert training["num_epochs"] == config.algorithm.num_epochs
+        else:
+            assert batch == config.algorithm.batch_size
+            assert training["training_intensity"] == config.algorithm.replay_ratio * batch
 
 
 def test_rounds_are_added_and_a_side_that_fails_costs_one_entry(

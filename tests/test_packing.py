@@ -16,6 +16,7 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.envs.source import find
+from jaxrl_dist.learners import sgd
 from jaxrl_dist.plans import on_device
 
 
@@ -116,6 +117,7 @@ def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.Monk
     plain = run()
     monkeypatch.setattr(packing, "pays_on", lambda device: True)
     monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
+    monkeypatch.setattr(sgd, "SUMMED_AT_ONCE", 4)
     packed = run()
     assert_close(packed[0], plain[0], 1e-4)
     assert packed[1].keys() == plain[1].keys() and packed[2] == plain[2]

@@ -66,6 +66,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "learning_rate": 3e-4,
             "epsilon_end": 0.05,
             "epsilon_steps": 50_000,
+            "ez_greedy": False,
             "normalize_observations": False,  # which the plan does not do
             # Without replay, experience is correlated. Layer normalisation stabilises learning more than a target
             # network, which would only slow it down (Gallici et al. 2024, section 3).

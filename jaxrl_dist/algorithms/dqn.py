@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxrl_dist.algorithms import exploration, presets, sequences
@@ -36,6 +37,8 @@ class DQN(
     """Env steps over which epsilon falls linearly."""
     epsilon_ladder: bool = False
     """Give each environment its own constant epsilon, from 0.4 down to 0.00066 (Horgan et al. 2018, Ape-X)."""
+    ez_greedy: bool = False
+    """Repeat each random action, mostly for a step or two and seldom for hundreds (Dabney et al. 2021)."""
     max_gradient_norm: float = 10.0
     """Largest global norm of a gradient; larger gradients are scaled down."""
     td_loss: Literal["huber", "squared"] = "squared"
@@ -67,7 +70,9 @@ class DQN(
         check_used(self, "td_loss", there=self.num_atoms == 1, needed="--num-atoms 1")
         check_used(self, "value_min", "value_max", there=self.num_atoms > 1, needed="--num-atoms above 1")
         annealed = not self.epsilon_ladder
-        check_used(self, "epsilon_start", "epsilon_end", "epsilon_steps", there=annealed, needed="--no-epsilon-ladder")
+        annealing = "epsilon_start", "epsilon_end", "epsilon_steps", "ez_greedy"
+        check_used(self, *annealing, there=annealed, needed="--no-epsilon-ladder")
+        check_used(self, "ez_greedy", there=not self.parameter_noise, needed="--no-parameter-noise")
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
         others += ["--core"] if self.core != "none" else []
         if self.parameter_noise and others:
@@ -83,6 +88,12 @@ class DQN(
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
         return presets.row("dqn", spec)
+
+    def exploration_state(self, *agents: int) -> Callable[[int], PyTree]:
+        """Returns the function ``(num_envs) -> core`` of the state that exploration needs, for each of ``agents``."""
+        if self.ez_greedy:
+            return lambda num_envs: exploration.Repetition.none(num_envs, *agents)
+        return exploration.ape_x_epsilon if self.epsilon_ladder else no_core
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
@@ -115,6 +126,8 @@ class DQN(
             epsilon = core if self.epsilon_ladder else schedule(context.env_step)
             if self.parameter_noise:
                 epsilon = 0.0
+            if self.ez_greedy:
+                return *exploration.ez_greedy(q, epsilon, legal, act_keys, core), {}
             return distributions.EpsilonGreedy(q, epsilon, legal).sample(act_keys), core, {}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
@@ -152,7 +165,7 @@ class DQN(
             loss=loss,
             window=self.n_step,
             **value_learner(self, network, adam_epsilon=1.5e-4),
-            initial_core=exploration.ape_x_epsilon if self.epsilon_ladder else no_core,
+            initial_core=self.exploration_state(),
         )
         if not self.parameter_noise:
             return sequences.sequences(self, spec, algorithm, {"q": network}, lambda params: {"q": params})

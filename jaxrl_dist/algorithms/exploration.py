@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
-from jaxrl_dist.lazy import jax, jnp, mesh, perturbation, rng
+from jaxrl_dist.lazy import distributions, jax, jnp, mesh, packing, perturbation, rng
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, PyTree, Rollout, Timestep, Variables
 
 
@@ -19,6 +20,54 @@ def ape_x_epsilon(num_envs: int, base: float = 0.4, exponent: float = 7.0) -> ja
     """
     fraction = jnp.arange(num_envs, dtype=jnp.float32) / max(num_envs - 1, 1)
     return base ** (1.0 + exponent * fraction)
+
+
+LONGEST_REPETITION = 10_000
+
+
+def ez_greedy(
+    q: jax.Array, epsilon: jax.Array | float, legal: jax.Array | None, keys: jax.Array, core: Repetition
+) -> tuple[jax.Array, Repetition]:
+    """Chooses the best actions or, with probability ``epsilon``, random ones that are then repeated.
+
+    A random action lasts ``n`` steps with ``P(n >= k) = 1 / k``: half of them last one step, and a few as long as the
+    episode. They cross regions that a random walk would take very long to leave. An action that has become illegal ends.
+
+    Source: Dabney et al. (2021), "Temporally-Extended Epsilon-Greedy Exploration", section 3,
+    https://arxiv.org/abs/2006.01782. Its durations follow a zeta distribution of exponent 2, whose tail falls alike.
+
+    Args:
+      q: values ``[..., A]`` float32.
+      epsilon: scalar or ``[...]``, the probability that a random action starts.
+      legal: ``[..., A]`` bool, or None if all actions are.
+      keys: ``[...]``, one for each action.
+
+    Returns:
+      Actions ``[...]`` int32, and what is left to repeat.
+    """
+    draws = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (2,)))(keys.reshape(-1))
+    chance, length = draws[:, 0].reshape(keys.shape), draws[:, 1].reshape(keys.shape)
+    longest = 1.0 / jnp.maximum(1.0 - length, 1.0 / LONGEST_REPETITION)
+    repeats = core.left > 0
+    if legal is not None:
+        repeats &= packing.take_along_last(legal, core.action)
+    starts = ~repeats & (chance < epsilon)
+    random = distributions.EpsilonGreedy(q, 1.0, legal).sample(keys)
+    other = jnp.where(starts, random, distributions.EpsilonGreedy(q, 0.0, legal).mode())
+    left = jnp.where(repeats, core.left, jnp.where(starts, longest.astype(jnp.int32), 1)) - 1
+    action = jnp.where(repeats, core.action, other)
+    return action, Repetition(action, left)
+
+
+class Repetition(NamedTuple):
+    """The policy state of ``ez_greedy``."""
+
+    action: jax.Array  # [...] int32
+    left: jax.Array  # [...] int32: env steps for which the action goes on
+
+    @classmethod
+    def none(cls, *shape: int) -> Repetition:
+        return cls(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32))
 
 
 def gaussian(keys: jax.Array, size: int) -> jax.Array:

@@ -12,7 +12,7 @@ from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learn
 from jaxrl_dist.checks import check_range, check_used, flag
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, spaces
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, no_core
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,9 @@ class QMIX(DQN, n_step=1):
                 return team.to_env(distributions.EpsilonGreedy(q, 0.0, legal).mode()), core, {}
             keys = jax.vmap(lambda key: jax.random.split(key, team.size))(context.keys)
             epsilon = core[:, None] if self.epsilon_ladder else schedule(context.env_step)
+            if self.ez_greedy:
+                action, core = exploration.ez_greedy(q, epsilon, legal, keys, core)
+                return team.to_env(action), core, {}
             return team.to_env(distributions.EpsilonGreedy(q, epsilon, legal).sample(keys)), core, {}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
@@ -94,7 +97,7 @@ class QMIX(DQN, n_step=1):
             loss=loss,
             window=self.n_step,
             **value_learner(self, network._replace(init=init), adam_epsilon=1.5e-4),
-            initial_core=exploration.ape_x_epsilon if self.epsilon_ladder else no_core,
+            initial_core=self.exploration_state(team.size),
         )
 
 

@@ -17,6 +17,10 @@ from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
 MICROBATCH = 4096
 """Losses that a CPU differentiates at a time: activations of more do not fit its caches (docs/speed.md)."""
+SUMMED_AT_ONCE = 1024
+"""Losses whose gradients a GPU adds up by one kernel for each weight; of more, XLA makes two."""
+LARGEST_SUMS = 2**24
+"""Bytes of sums that a GPU keeps before it adds them up."""
 MAX_SKIPPED = 10
 """Number of consecutive non-finite gradients after which training has diverged and the run ends."""
 
@@ -83,35 +87,40 @@ def gradient(
 
     params, examples = mesh.vary(state.variables.params), (batch, keys, weight)
     _, mask, _ = jax.eval_shape(losses_of, params, examples)
-    parts = num_parts(*mask.shape)
-    if parts == 1:
-        sums, priority = differentiate(params, examples)
-    else:
-        cpu = partial(_by_parts, differentiate, parts)
-        sums, priority = jax.lax.platform_dependent(params, examples, cpu=cpu, default=differentiate)
+    ways = {}
+    if (parts := num_parts(MICROBATCH, *mask.shape)) > 1:
+        ways["cpu"] = partial(_in_turn, differentiate, parts)
+    if (parts := num_parts(SUMMED_AT_ONCE, *mask.shape)) > 1 and _small_and_dense(params, parts) and mask.ndim == 1:
+        ways["cuda"] = partial(_side_by_side, differentiate, parts)
+    function = partial(jax.lax.platform_dependent, **ways, default=differentiate) if ways else differentiate
+    sums, priority = function(params, examples)
     grads, sums, count = mesh.global_sum(sums)
     grads, metrics = jax.tree.map(lambda x: x / jnp.maximum(count, 1.0), (grads, sums))
     norm = packing.global_norm(grads)
     return grads, metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}, priority
 
 
-def num_parts(num_examples: int, *each: int) -> int:
-    """Returns the number of equal parts in which a CPU differentiates examples with losses of shape ``each``.
+def num_parts(most: int, num_examples: int, *each: int) -> int:
+    """Returns the number of equal parts in which to differentiate examples with losses of shape ``each``.
 
-    It is 1 if the examples do not divide into parts of ``MICROBATCH / 2`` to ``MICROBATCH`` losses.
+    It is 1 if the examples do not divide into parts of ``most / 2`` to ``most`` losses.
     """
-    wanted = -(-num_examples * math.prod(each) // MICROBATCH)
+    wanted = -(-num_examples * math.prod(each) // most)
     return next((parts for parts in range(wanted, 2 * wanted) if num_examples % parts == 0), 1)
 
 
-def _by_parts(
-    function: Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]],
-    count: int,
-    params: PyTree,
-    examples: PyTree,
-) -> tuple[PyTree, jax.Array | None]:
+def _small_and_dense(params: PyTree, copies: int) -> bool:
+    """Returns whether a GPU can hold copies of the parameters, and multiply with them as fast as without."""
+    leaves = jax.tree.leaves(params)
+    return all(x.ndim <= 2 for x in leaves) and copies * sum(x.nbytes for x in leaves) <= LARGEST_SUMS
+
+
+_Function = Callable[[PyTree, PyTree], tuple[PyTree, jax.Array | None]]
+
+
+def _in_turn(function: _Function, count: int, params: PyTree, examples: PyTree) -> tuple[PyTree, jax.Array | None]:
     """Computes ``(sums, per_example) = function(params, examples)`` in ``count`` equal parts, one after the other."""
-    parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), examples)
+    parts = _divided(examples, count)
     shapes = jax.eval_shape(function, params, jax.tree.map(lambda x: x[0], parts))[0]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
@@ -120,7 +129,21 @@ def _by_parts(
         return jax.tree.map(jnp.add, total, sums), per_example
 
     sums, per_example = jax.lax.scan(add, mesh.vary_as(zeros, jax.tree.leaves(params)[0]), parts)
-    return sums, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), per_example)
+    return sums, _joined(per_example)
+
+
+def _side_by_side(function: _Function, count: int, params: PyTree, examples: PyTree) -> tuple[PyTree, jax.Array | None]:
+    """Computes the same with all parts at once, and adds up the sums of all parameters by one kernel."""
+    sums, per_example = jax.vmap(function, (None, 0))(params, _divided(examples, count))
+    return packing.as_one(lambda x: jnp.sum(x, axis=0), sums, leading=1), _joined(per_example)
+
+
+def _divided(examples: PyTree, count: int) -> PyTree:
+    return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), examples)
+
+
+def _joined(parts: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), parts)
 
 
 def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:

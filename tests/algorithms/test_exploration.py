@@ -62,6 +62,66 @@ def step(valid: list[bool]) -> Timestep:
     return Timestep((), jnp.zeros(len(valid)), *[jnp.zeros(len(valid), bool)] * 2, jnp.array(valid))
 
 
+def test_random_actions_last_as_long_as_their_source_says() -> None:
+    """P(n >= k) = 1 / k; from one random action to the next, epsilon decides at each step."""
+    envs, steps, epsilon = 512, 800, 0.1
+    q = jnp.tile(jnp.array([0.0, 0.0, 1.0, 0.0]), (envs, 1))
+    legal = jnp.ones_like(q, dtype=bool)
+
+    def advance(core: exploration.Repetition, key: jax.Array) -> tuple[exploration.Repetition, Any]:
+        keys = jax.random.split(key, envs)
+        action, after = exploration.ez_greedy(q, epsilon, legal, keys, core)
+        return after, (action, core.left, after)
+
+    keys = jax.random.split(jax.random.key(0), steps)
+    _, (action, before, after) = jax.lax.scan(advance, exploration.Repetition.none(envs), keys)
+    action, before, left = np.asarray(action), np.asarray(before), np.asarray(after.left)
+    durations = []
+    for env in range(envs):  # follows each environment by hand
+        step = 0
+        while step < steps:
+            assert before[step, env] == 0
+            length = left[step, env] + 1
+            np.testing.assert_array_equal(action[step : step + length, env], action[step, env])
+            np.testing.assert_array_equal(left[step : step + length, env], np.arange(length)[::-1][: steps - step])
+            durations.append((step, length, action[step, env]))
+            step += length
+    chosen = np.array([last for _, _, last in durations])
+    # A random action is the best one in a quarter of the cases.
+    np.testing.assert_allclose(np.mean(chosen != 2), epsilon * 3 / 4, rtol=0.05)
+    for other in (0, 1, 3):
+        np.testing.assert_allclose(np.mean(chosen == other), epsilon / 4, rtol=0.1)
+    lasted = np.array([length for _, length, last in durations if last != 2])
+    assert lasted.max() <= exploration.LONGEST_REPETITION
+    for longest in (1, 2, 3, 5, 10, 50):
+        np.testing.assert_allclose(np.mean(lasted >= longest), 1 / longest, rtol=0.15)
+
+
+def test_a_repeated_action_ends_where_it_is_illegal_and_with_its_episode() -> None:
+    algorithm = DQN(hidden_sizes=(8,), ez_greedy=True, epsilon_start=0.0, epsilon_end=0.0).make(spec())
+    variables, start = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
+    core = exploration.Repetition(jnp.array([0, 1, 2, 0], jnp.int32), jnp.array([3, 3, 3, 0], jnp.int32))
+    keys = jax.random.split(jax.random.key(1), 4)
+    greedy, unchanged, _ = algorithm.policy(variables, jnp.ones((4, 3)), core, Context())
+    jax.tree.map(np.testing.assert_array_equal, unchanged, core)
+    action, after, _ = algorithm.policy(variables, jnp.ones((4, 3)), core, Context(keys))
+    np.testing.assert_array_equal(action, [0, 1, 2, greedy[3]])
+    np.testing.assert_array_equal(after.left, [2, 2, 2, 0])
+    kept = after_step(algorithm, after, start, action, step(valid=[True, False, True, False]))
+    np.testing.assert_array_equal(kept.left, [2, 0, 2, 0])
+    q = jnp.array([[0.0, 2.0, 1.0]] * 4)
+    legal = jnp.array([[True, True, True], [True, False, True], [True, True, False], [True, True, True]])
+    action, after = exploration.ez_greedy(q, 0.0, legal, keys, core)
+    np.testing.assert_array_equal(action, [0, 2, 1, 1])
+    np.testing.assert_array_equal(after.left, [2, 0, 0, 0])
+
+
+@pytest.mark.parametrize("other", ["epsilon_ladder", "parameter_noise"])
+def test_what_repeats_no_random_actions_says_so(other: str) -> None:
+    with pytest.raises(ConfigError, match=f"ez_greedy does nothing without {other}=False"):
+        DQN(ez_greedy=True, **{other: True}).validate()
+
+
 # --- Noise --------------------------------------------------------------------------------------------
 
 

@@ -117,6 +117,20 @@ def test_actions_are_legal_greedy_and_each_agent_s_own() -> None:
     assert len({(int(a), int(b)) for a, b in drawn}) == 9  # agents explore apart
 
 
+def test_each_agent_repeats_its_own_random_action() -> None:
+    spec = find(team.Meeting(), wrappers=JOINT).spec
+    algorithm, obs = dataclasses.replace(SMALL, ez_greedy=True).make(spec), batch_of(spec, 400)["obs"]
+    obs = obs | {"mask": np.ones_like(obs["mask"])}
+    variables, core = algorithm.init(jax.random.key(0)), algorithm.initial_core(400)
+    first, core, _ = algorithm.policy(variables, obs, core, Context(jax.random.split(jax.random.key(1), 400), 0.0))
+    second, after, _ = algorithm.policy(variables, obs, core, Context(jax.random.split(jax.random.key(2), 400), 0.0))
+    goes_on = np.asarray(core.left) > 0
+    assert 0.4 < goes_on.mean() < 0.6 and np.any(goes_on[:, 0] != goes_on[:, 1])
+    np.testing.assert_array_equal(np.asarray(second)[goes_on], np.asarray(first)[goes_on])
+    np.testing.assert_array_equal(np.asarray(after.left)[goes_on], np.asarray(core.left)[goes_on] - 1)
+    assert np.any(np.asarray(second)[~goes_on] != np.asarray(first)[~goes_on])
+
+
 def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
     alone = find(team.CartPoles(3, 30)).device()
     joint = find(team.CartPoles(3, 30), wrappers=JOINT).device()

@@ -193,15 +193,22 @@ def test_mean_over_unequal_masks() -> None:
     ],
 )
 def test_examples_are_divided_into_parts_that_are_equal(num_examples: int, each: tuple[int, ...], parts: int) -> None:
-    assert sgd.num_parts(num_examples, *each) == parts
+    assert sgd.num_parts(4096, num_examples, *each) == parts
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
-@pytest.mark.parametrize("each", [(), (3,)])
+@pytest.mark.parametrize("each, device", [((), "cpu"), ((3,), "cpu"), ((), "cuda")])
 def test_the_gradient_of_parts_is_that_of_the_whole(
-    each: tuple[int, ...], num_devices: int, monkeypatch: pytest.MonkeyPatch
+    each: tuple[int, ...], device: str, num_devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With masked examples, weights and priorities, which stay in order."""
+    offered = []
+
+    def choose(*args: Any, default: Any, **ways: Any) -> Any:
+        offered.append(getattr(ways.get(device), "func", None) in (sgd._in_turn, sgd._side_by_side))
+        return ways.get(device, default)(*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", choose)
     rng = np.random.default_rng(0)
     values = {name: rng.normal(size=(24, *each)).astype(np.float32) for name in ("x", "y")}
     values["mask"] = rng.random((24, *each)) < 0.7
@@ -226,14 +233,14 @@ def test_the_gradient_of_parts_is_that_of_the_whole(
     state, batch = sgd.init(algorithm, jax.random.key(0)), meshes.BATCH
     results = []
     for limit in (4096, 4 * math.prod(each)):  # losses: one part, or three on each of two devices
-        monkeypatch.setattr(sgd, "MICROBATCH", limit)
+        monkeypatch.setattr(sgd, {"cpu": "MICROBATCH", "cuda": "SUMMED_AT_ONCE"}[device], limit)
         function = jax.jit(
             meshes.learning(
                 run, make_mesh(num_devices), (meshes.REPLICATED, batch, batch), (*[meshes.REPLICATED] * 2, batch)
             )
         )
         results.append(function(state, values, weight))
-        assert (sgd.num_parts(24 // num_devices, *each) > 1) == (limit < 4096)
+        assert any(offered) == (limit < 4096)
     assert_close(*results, 1e-5)
 
 
