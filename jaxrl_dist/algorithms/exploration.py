@@ -31,7 +31,7 @@ def ez_greedy(
     """Chooses the best actions or, with probability ``epsilon``, random ones that are then repeated.
 
     A random action lasts ``n`` steps with ``P(n >= k) = 1 / k``: half of them last one step, and a few as long as the
-    episode. They cross regions that a random walk would take very long to leave. An action that has become illegal ends.
+    episode, so they cross regions that a random walk would take very long to leave. One that becomes illegal ends.
 
     Source: Dabney et al. (2021), "Temporally-Extended Epsilon-Greedy Exploration", section 3,
     https://arxiv.org/abs/2006.01782. Its durations follow a zeta distribution of exponent 2, whose tail falls alike.
