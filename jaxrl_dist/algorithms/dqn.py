@@ -127,7 +127,8 @@ class DQN(
             if self.parameter_noise:
                 epsilon = 0.0
             if self.ez_greedy:
-                return *exploration.ez_greedy(q, epsilon, legal, act_keys, core), {}
+                action, core = exploration.ez_greedy(q, epsilon, legal, act_keys, core)
+                return action, core, {}
             return distributions.EpsilonGreedy(q, epsilon, legal).sample(act_keys), core, {}
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:

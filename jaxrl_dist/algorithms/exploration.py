@@ -23,6 +23,7 @@ def ape_x_epsilon(num_envs: int, base: float = 0.4, exponent: float = 7.0) -> ja
 
 
 LONGEST_REPETITION = 10_000
+"""Most env steps that a random action lasts."""
 
 
 def ez_greedy(

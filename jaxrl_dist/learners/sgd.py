@@ -90,7 +90,9 @@ def gradient(
     ways = {}
     if (parts := num_parts(MICROBATCH, *mask.shape)) > 1:
         ways["cpu"] = partial(_in_turn, differentiate, parts)
-    if (parts := num_parts(SUMMED_AT_ONCE, *mask.shape)) > 1 and _small_and_dense(params, parts) and mask.ndim == 1:
+    # Losses of sequences, and of perturbed parameters, have loops, which would carry the sum of each part.
+    parts = 1 if mask.ndim > 1 or algorithm.behaviour else num_parts(SUMMED_AT_ONCE, len(mask))
+    if parts > 1 and _small_and_dense(params, parts):
         ways["cuda"] = partial(_side_by_side, differentiate, parts)
     function = partial(jax.lax.platform_dependent, **ways, default=differentiate) if ways else differentiate
     sums, priority = function(params, examples)
