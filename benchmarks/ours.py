@@ -1,7 +1,7 @@
 """Times a run as a whole: ``FLAGS of train [--seconds S]``; a part of ``scripts/benchmark.py``.
 
 Without ``--seconds`` the run goes to its end, as it must over several processes, whose clocks differ. Prints JSON: env
-steps per second, and per second of CPU time, counted from the first report, after compiling.
+steps per second, and per second of CPU time, counted from the first report of an update, after compiling.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def main() -> None:
     first, now = None, (0.0, 0, 0.0)
     for report in jaxrl_dist.train(config):
         now = time.perf_counter(), report.env_steps, time.process_time()
-        first = first or now
-        if seconds is not None and now[0] - first[0] >= float(seconds):
+        first = first or (now if report.updates else None)
+        if seconds is not None and first is not None and now[0] - first[0] >= float(seconds):
             break
-    assert first is not None, "a run has a report"
+    assert first is not None, "a run has updates"
     steps = now[1] - first[1]
     print(json.dumps({"rate": steps / (now[0] - first[0]), "cpu_rate": steps / (now[2] - first[2])}))
 

@@ -23,7 +23,7 @@ def ape_x_epsilon(num_envs: int, base: float = 0.4, exponent: float = 7.0) -> ja
 
 
 LONGEST_REPETITION = 10_000
-"""Most env steps that a random action lasts."""
+"""Most env steps that a random action lasts in any environment."""
 
 
 def ez_greedy(
@@ -31,11 +31,13 @@ def ez_greedy(
 ) -> tuple[jax.Array, Repetition]:
     """Chooses the best actions or, with probability ``epsilon``, random ones that are then repeated.
 
-    A random action lasts ``n`` steps with ``P(n >= k) = 1 / k``: half of them last one step, and a few as long as the
-    episode, so they cross regions that a random walk would take very long to leave. One that becomes illegal ends.
+    A random action lasts ``n`` steps with ``P(n >= k) = 1 / k`` up to the environment's longest: half of them last one
+    step, and a few as long as the episode, so they cross regions that a random walk would take very long to leave. One
+    that becomes illegal ends.
 
     Source: Dabney et al. (2021), "Temporally-Extended Epsilon-Greedy Exploration", section 3,
     https://arxiv.org/abs/2006.01782. Its durations follow a zeta distribution of exponent 2, whose tail falls alike.
+    Environments of different longest durations are this library's: where long ones end episodes early, others go on.
 
     Args:
       q: values ``[..., A]`` float32.
@@ -48,16 +50,16 @@ def ez_greedy(
     """
     draws = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 1), (2,)))(keys.reshape(-1))
     chance, length = draws[:, 0].reshape(keys.shape), draws[:, 1].reshape(keys.shape)
-    longest = 1.0 / jnp.maximum(1.0 - length, 1.0 / LONGEST_REPETITION)
+    duration = jnp.minimum(1.0 / (1.0 - length), core.longest).astype(jnp.int32)
     repeats = core.left > 0
     if legal is not None:
         repeats &= packing.take_along_last(legal, core.action)
     starts = ~repeats & (chance < epsilon)
     random = distributions.EpsilonGreedy(q, 1.0, legal).sample(keys)
     other = jnp.where(starts, random, distributions.EpsilonGreedy(q, 0.0, legal).mode())
-    left = jnp.where(repeats, core.left, jnp.where(starts, longest.astype(jnp.int32), 1)) - 1
+    left = jnp.where(repeats, core.left, jnp.where(starts, duration, 1)) - 1
     action = jnp.where(repeats, core.action, other)
-    return action, Repetition(action, left)
+    return action, core._replace(action=action, left=left)
 
 
 class Repetition(NamedTuple):
@@ -65,10 +67,17 @@ class Repetition(NamedTuple):
 
     action: jax.Array  # [...] int32
     left: jax.Array  # [...] int32: env steps for which the action goes on
+    longest: jax.Array  # [...] float32: env steps that a random action lasts at most
 
     @classmethod
-    def none(cls, *shape: int) -> Repetition:
-        return cls(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32))
+    def none(cls, num_envs: int, *agents: int) -> Repetition:
+        """Returns the state before the first step, ``[num_envs, *agents]``.
+
+        Durations grow geometrically from 1 in the last environment to ``LONGEST_REPETITION`` in the first.
+        """
+        ladder = LONGEST_REPETITION ** jnp.linspace(1.0, 0.0, num_envs)
+        longest = jnp.broadcast_to(ladder.reshape(-1, *(1 for _ in agents)), (num_envs, *agents))
+        return cls(*[jnp.zeros(longest.shape, jnp.int32)] * 2, longest)
 
 
 def gaussian(keys: jax.Array, size: int) -> jax.Array:

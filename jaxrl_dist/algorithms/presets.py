@@ -167,7 +167,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "classic_control": {
             # Five seeds each. MountainCar, 200k steps: without repeated random actions three never reach the goal; with
             # them and a target of every 500 updates, one does not. CartPole, 500k steps: with a final epsilon of 0.02,
-            # or a memory of only the latest steps, the policy comes to forget how episodes end, and then it fails.
+            # with random actions that last long in all environments, or with a memory of only the latest steps, the
+            # policy may come to fail again.
             "replay_capacity": 1_000_000, "replay_ratio": 0.25, "target_period": 150, "epsilon_end": 0.05,
             "ez_greedy": True,
         },

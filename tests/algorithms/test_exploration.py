@@ -74,7 +74,8 @@ def test_random_actions_last_as_long_as_their_source_says() -> None:
         return after, (action, core.left, after)
 
     keys = jax.random.split(jax.random.key(0), steps)
-    _, (action, before, after) = jax.lax.scan(advance, exploration.Repetition.none(envs), keys)
+    start = exploration.Repetition.none(envs)._replace(longest=jnp.full(envs, 10_000.0))
+    _, (action, before, after) = jax.lax.scan(advance, start, keys)
     action, before, left = np.asarray(action), np.asarray(before), np.asarray(after.left)
     durations = []
     for env in range(envs):  # follows each environment by hand
@@ -92,15 +93,29 @@ def test_random_actions_last_as_long_as_their_source_says() -> None:
     for other in (0, 1, 3):
         np.testing.assert_allclose(np.mean(chosen == other), epsilon / 4, rtol=0.1)
     lasted = np.array([length for _, length, last in durations if last != 2])
-    assert lasted.max() <= exploration.LONGEST_REPETITION
+    assert lasted.max() <= 10_000
     for longest in (1, 2, 3, 5, 10, 50):
         np.testing.assert_allclose(np.mean(lasted >= longest), 1 / longest, rtol=0.15)
+
+
+def test_environments_repeat_for_different_times() -> None:
+    start = exploration.Repetition.none(5, 2)
+    np.testing.assert_allclose(
+        start.longest, [[10_000.0] * 2, [1000.0] * 2, [100.0] * 2, [10.0] * 2, [1.0] * 2], rtol=1e-5
+    )
+    np.testing.assert_allclose(exploration.Repetition.none(1).longest, [10_000.0], rtol=1e-5)
+    starts = jax.tree.map(lambda x: jnp.repeat(x[:, 0], 4000), start)
+    keys = jax.random.split(jax.random.key(0), len(starts.left))
+    _, after = exploration.ez_greedy(jnp.zeros((len(keys), 3)), 1.0, None, keys, starts)
+    most = np.asarray(after.left).reshape(5, -1).max(axis=1) + 1
+    np.testing.assert_array_equal(most[2:], [100, 10, 1])
+    assert 100 < most[1] <= 1000 and 100 < most[0] <= 10_000
 
 
 def test_a_repeated_action_ends_where_it_is_illegal_and_with_its_episode() -> None:
     algorithm = DQN(hidden_sizes=(8,), ez_greedy=True, epsilon_start=0.0, epsilon_end=0.0).make(spec())
     variables, start = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
-    core = exploration.Repetition(jnp.array([0, 1, 2, 0], jnp.int32), jnp.array([3, 3, 3, 0], jnp.int32))
+    core = start._replace(action=jnp.array([0, 1, 2, 0], jnp.int32), left=jnp.array([3, 3, 3, 0], jnp.int32))
     keys = jax.random.split(jax.random.key(1), 4)
     greedy, unchanged, _ = algorithm.policy(variables, jnp.ones((4, 3)), core, Context())
     jax.tree.map(np.testing.assert_array_equal, unchanged, core)
