@@ -77,7 +77,7 @@ class Repetition(NamedTuple):
         """
         ladder = LONGEST_REPETITION ** jnp.linspace(1.0, 0.0, num_envs)
         longest = jnp.broadcast_to(ladder.reshape(-1, *(1 for _ in agents)), (num_envs, *agents))
-        return cls(*[jnp.zeros(longest.shape, jnp.int32)] * 2, longest)
+        return cls(jnp.zeros(longest.shape, jnp.int32), jnp.zeros(longest.shape, jnp.int32), longest)
 
 
 def gaussian(keys: jax.Array, size: int) -> jax.Array:
