@@ -241,6 +241,8 @@ BARS = (
             ("pointrobot", "gymnax:PointRobot-misc", 9, (10, "gymnax")),
         )
     ),
+    # 10M frames; CleanRL's PPO needs 40M for its score.
+    Bar("ppo-pong", "ppo", "envpool:Pong-v5", 2_500_000, 18, 1, 1, published=(20.4, "CleanRL, 10M"), held_out=True),
     Bar("ppo-brax-pendulum", "ppo", "brax:inverted_pendulum", 300_000, 950, 5, 5, held_out=True),
     # Random legal actions get 1.7.
     Bar("ppo-jumanji-snake", "ppo", "jumanji:Snake-v1", 500_000, 5.1, 2, 2, {"time_limit": 500}, held_out=True),
@@ -379,7 +381,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "# What the defaults learn",
         "",
         "Every row is a command with its default flags, once a seed (`--seed 0`, `1`, ...); a return is the mean of",
-        "the 100 greedy episodes that end a run (10 on MuJoCo). *IQM* is the mean of the middle half of the seeds. A",
+        "the 100 greedy episodes that end a run (10 on MuJoCo and Atari). *IQM* is the mean of the middle half of the seeds. A",
         "published return is one of the source's runs or the mean of several, after the env steps in parentheses;",
         "*behind* marks an IQM that is lower by more than a tenth. *Minutes* are those of the slowest seed on two CPU",
         "cores that other work shared. [Curves](#curves) are at the end.",

@@ -89,6 +89,13 @@ class DQN(
         """Flags that differ from the defaults above for this kind of environment."""
         return presets.row("dqn", spec)
 
+    @classmethod
+    def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
+        """The same with a core."""
+        if preset.get("ez_greedy"):  # CartPole without velocities was learnt without it
+            preset = preset | {"ez_greedy": False, "target_period": 500}
+        return super().recurrent_preset(preset)
+
     def exploration_state(self, *agents: int) -> Callable[[int], PyTree]:
         """Returns the function ``(num_envs) -> core`` of the state that exploration needs, for each of ``agents``."""
         if self.ez_greedy:
