@@ -36,9 +36,11 @@ def test_no_env_step_exchanges_anything_and_no_gpu_waits_for_a_branch() -> None:
             if target.startswith("h200"):
                 assert (step["conditionals"], update["conditionals"]) == (0, 0), (run, target)
             prioritized = run in ("rainbow", "r2d2")  # whose importance weights are compared over devices
-            assert update["collectives"].get("all-reduce", 0) == (target != "h200") + (
-                prioritized and target != "h200"
-            ), (run, target)
+            expected = 0 if target == "h200" else 2 if prioritized else 1
+            counted = update["collectives"].get("all-reduce", 0)
+            # XLA may join that of a single update with those of the iteration around it.
+            joined = found["loops"]["iteration"]["collectives"].get("all-reduce", 0) if update["times"] == 1 else 0
+            assert counted <= expected <= counted + joined, (run, target)
 
 
 def test_a_count_that_rises_is_seen() -> None:
