@@ -17,6 +17,9 @@ from jaxrl_dist.types import Algorithm, PyTree, TrainState
 
 MICROBATCH = 4096
 """Losses that a CPU differentiates at a time: activations of more do not fit its caches (docs/speed.md)."""
+MICROBATCH_BYTES = 2**21
+"""Bytes of examples that a CPU differentiates at a time where a network has convolutions: it keeps several times as
+much for their gradient."""
 SUMMED_AT_ONCE = 1024
 """Losses whose gradients a GPU adds up by one kernel for each weight; of more, XLA makes two."""
 LARGEST_SUMS = 2**24
@@ -88,7 +91,7 @@ def gradient(
     params, examples = mesh.vary(state.variables.params), (batch, keys, weight)
     _, mask, _ = jax.eval_shape(losses_of, params, examples)
     ways = {}
-    if (parts := num_parts(MICROBATCH, *mask.shape)) > 1:
+    if (parts := num_parts(_microbatch(params, batch, mask.size), *mask.shape)) > 1:
         ways["cpu"] = partial(_in_turn, differentiate, parts)
     # Losses of sequences, and of perturbed parameters, have loops, which would carry the sum of each part.
     parts = 1 if mask.ndim > 1 or algorithm.behaviour else num_parts(SUMMED_AT_ONCE, len(mask))
@@ -100,6 +103,14 @@ def gradient(
     grads, metrics = jax.tree.map(lambda x: x / jnp.maximum(count, 1.0), (grads, sums))
     norm = packing.global_norm(grads)
     return grads, metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}, priority
+
+
+def _microbatch(params: PyTree, batch: PyTree, num_losses: int) -> int:
+    """Returns how many of the losses of ``batch`` a CPU differentiates at a time."""
+    if not any(x.ndim == 4 for x in jax.tree.leaves(params)):  # no kernels of convolutions
+        return MICROBATCH
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(batch)) / num_losses
+    return min(MICROBATCH, max(1, int(MICROBATCH_BYTES / size)))
 
 
 def num_parts(most: int, num_examples: int, *each: int) -> int:

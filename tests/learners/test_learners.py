@@ -196,6 +196,21 @@ def test_examples_are_divided_into_parts_that_are_equal(num_examples: int, each:
     assert sgd.num_parts(4096, num_examples, *each) == parts
 
 
+@pytest.mark.parametrize(
+    "side, kernels, parts",
+    [
+        (84, [(8, 8, 4, 32), (512, 6)], 9),  # 640 frames of Atari, of which 2 MB hold 74
+        (10, [(3, 3, 4, 16), (128, 6)], 1),  # of MinAtar
+        (84, [(28224, 64), (64, 6)], 1),  # without convolutions
+    ],
+)
+def test_large_images_are_convolved_in_small_parts(side: int, kernels: list[tuple[int, ...]], parts: int) -> None:
+    params = [jax.ShapeDtypeStruct(shape, np.float32) for shape in kernels]
+    batch = {"obs": jax.ShapeDtypeStruct((640, side, side, 4), np.uint8)}
+    most = sgd._microbatch(params, batch, 640)
+    assert -(-640 // most) == parts
+
+
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("each, device", [((), "cpu"), ((3,), "cpu"), ((), "cuda")])
 def test_the_gradient_of_parts_is_that_of_the_whole(
