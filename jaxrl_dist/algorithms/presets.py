@@ -163,8 +163,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         },
         "continuous": {"entropy_coefficient": 0.0, "trace_lambda": 0.95},  # A2C's
         "classic_control/continuous": {
-            # Discount and correlation are PPO's. The policy acts two updates late: with rollouts of 16 and a step size of
-            # 1e-3 it sticks at Pendulum's bounds in two of five seeds; with these and independent noise, in one of 14.
+            # Discount and correlation are PPO's. The policy acts two updates late. With rollouts of 16 and a step size
+            # of 1e-3 it sticks at Pendulum's bounds in two of five seeds; with these and independent noise, in 1 of 14.
             "rollout_length": 8, "learning_rate": 7e-4, "discount": 0.95, "noise_correlation": 0.6,
         },
     },

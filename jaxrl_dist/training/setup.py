@@ -18,7 +18,7 @@ from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config import LIBRARIES, Train, split_env
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.errors import ConfigError, EnvWarning
+from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, Kept
@@ -66,6 +66,14 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
     prepared = _population(config, source) if is_population(config) else _run(config, make_job(config, source))
     if source.spec.unread_mask:
         warnings.warn(f"{source.spec.backend}:{source.spec.id}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
+    for part in config.algorithm.parts.values() if isinstance(config.algorithm, Policies) else (config,):
+        steps = getattr(part.algorithm, "learning_rate_steps", None)
+        if steps is not None and steps < config.total_env_steps:
+            text = (
+                f"--learning-rate-steps {steps} is less than --total-env-steps {config.total_env_steps}: step sizes "
+                "are 0 from there to the end"
+            )
+            warnings.warn(text, ConfigWarning, stacklevel=2)
     return prepared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any, get_args, get_type_hints
@@ -16,7 +17,7 @@ from probes import box, spec
 import jaxrl_dist
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.nn.optimizers import OptimizerConfig
 
@@ -89,6 +90,17 @@ def test_every_algorithm_has_the_flags_and_obeys_them(name: str) -> None:
         return jax.tree.leaves(changed)
 
     assert all(moved(0)) and not any(moved(64))
+
+
+@pytest.mark.parametrize("total, warned", [(512, False), (513, True)])
+def test_a_run_says_so_if_it_goes_on_after_its_schedule(total: int, warned: bool) -> None:
+    from jaxrl_dist.training.setup import prepare
+
+    schedule: dict[str, Any] = {"learning_rate_schedule": "linear", "learning_rate_steps": 512}
+    config = jaxrl_dist.preset("ppo", "gymnax:CartPole-v1", total_env_steps=total, num_devices=1, **schedule)
+    said = pytest.warns(ConfigWarning, match="512 is less than total_env_steps 513: step sizes are 0 from there")
+    with said if warned else contextlib.nullcontext():
+        prepare(config)
 
 
 def test_members_of_a_population_vary_the_step_size_under_a_schedule() -> None:
