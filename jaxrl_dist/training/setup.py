@@ -66,6 +66,12 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
     prepared = _population(config, source) if is_population(config) else _run(config, make_job(config, source))
     if source.spec.unread_mask:
         warnings.warn(f"{source.spec.backend}:{source.spec.id}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
+    _check_schedules(config)
+    return prepared
+
+
+def _check_schedules(config: Train[Any]) -> None:
+    """Warns if the run goes on after the step sizes of a policy have become zero."""
     for part in config.algorithm.parts.values() if isinstance(config.algorithm, Policies) else (config,):
         steps = getattr(part.algorithm, "learning_rate_steps", None)
         if steps is not None and steps < config.total_env_steps:
@@ -73,8 +79,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
                 f"--learning-rate-steps {steps} is less than --total-env-steps {config.total_env_steps}: step sizes "
                 "are 0 from there to the end"
             )
-            warnings.warn(text, ConfigWarning, stacklevel=2)
-    return prepared
+            warnings.warn(text, ConfigWarning, stacklevel=3)
 
 
 def _same(config: Train[Any]) -> Train[Any]:

@@ -212,9 +212,17 @@ def test_large_images_are_convolved_in_small_parts(side: int, kernels: list[tupl
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
-@pytest.mark.parametrize("each, device", [((), "cpu"), ((3,), "cpu"), ((), "cuda")])
+@pytest.mark.parametrize(
+    "each, device, constant",
+    [
+        ((), "cpu", "MICROBATCH"),
+        ((3,), "cpu", "MICROBATCH"),
+        ((3,), "cpu", "MICROBATCH_BYTES"),
+        ((), "cuda", "SUMMED_AT_ONCE"),
+    ],
+)
 def test_the_gradient_of_parts_is_that_of_the_whole(
-    each: tuple[int, ...], device: str, num_devices: int, monkeypatch: pytest.MonkeyPatch
+    each: tuple[int, ...], device: str, constant: str, num_devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With masked examples, weights and priorities, which stay in order."""
     offered = []
@@ -231,15 +239,15 @@ def test_the_gradient_of_parts_is_that_of_the_whole(
 
     def loss(variables: Variables, batch: Any, context: Context) -> Any:
         error = (
-            variables.params["w"] * batch["x"]
+            jnp.sum(variables.params["w"]) * batch["x"]
             - batch["y"]
             + jax.vmap(jax.random.normal)(context.keys).reshape(-1, *(1,) * len(each))
         )
         return jnp.square(error), batch["mask"], Aux({"error": error}, jnp.abs(error))
 
-    algorithm = dataclasses.replace(
-        PG(**NET).make(DISCRETE), init=lambda key: Variables({"w": jnp.float32(0.7)}, ()), loss=loss
-    )
+    in_bytes = constant == "MICROBATCH_BYTES"  # for parameters that are a kernel of a convolution
+    params = {"w": jnp.full((1, 1, 1, 1) if in_bytes else (), 0.7)}
+    algorithm = dataclasses.replace(PG(**NET).make(DISCRETE), init=lambda key: Variables(params, ()), loss=loss)
 
     def run(state: TrainState, batch: Any, weight: jax.Array) -> Any:
         keys = jax.vmap(jax.random.key)(meshes.global_index(len(weight)))
@@ -248,7 +256,7 @@ def test_the_gradient_of_parts_is_that_of_the_whole(
     state, batch = sgd.init(algorithm, jax.random.key(0)), meshes.BATCH
     results = []
     for limit in (4096, 4 * math.prod(each)):  # losses: one part, or three on each of two devices
-        monkeypatch.setattr(sgd, {"cpu": "MICROBATCH", "cuda": "SUMMED_AT_ONCE"}[device], limit)
+        monkeypatch.setattr(sgd, constant, 9 * limit if in_bytes else limit)  # x, y and mask have 9 bytes
         function = jax.jit(
             meshes.learning(
                 run, make_mesh(num_devices), (meshes.REPLICATED, batch, batch), (*[meshes.REPLICATED] * 2, batch)
