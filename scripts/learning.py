@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from scipy import stats
 
 import jaxrl_dist
 
@@ -40,13 +42,16 @@ def spelled(name: str, value: object) -> str:
 
 
 class Bar(NamedTuple):
-    """A goal for an algorithm with its default flags: ``needed`` of ``seeds`` runs at ``threshold`` or better."""
+    """A goal for an algorithm with its default flags: ``needed`` of ``seeds`` runs at ``threshold`` or better.
+
+    Without a threshold the row has none to meet: nobody has published a number for this task.
+    """
 
     name: str
     algorithm: str
     env: str
     steps: int
-    threshold: float  # mean return of the greedy episodes at the end
+    threshold: float | None  # mean return of the greedy episodes at the end
     needed: int
     seeds: int
     flags: Mapping[str, Any] = {}  # fields of the algorithm's config or of Train that differ from their defaults
@@ -64,6 +69,8 @@ class Bar(NamedTuple):
 
     def met(self, result: float) -> bool:
         """Returns True if one run's return is good enough."""
+        if self.threshold is None:
+            return True
         return result <= self.threshold if self.at_most else result >= self.threshold
 
     def passed(self, returns: Sequence[float]) -> bool:
@@ -218,7 +225,7 @@ BARS = (
             score,
             2,
             3,
-            published=(score, source),
+            published=None if score is None else (score, source),
             held_out=game != "Breakout",
         )
         for algorithm in ("ppo", "pqn")
@@ -227,7 +234,13 @@ BARS = (
             ("Asterix", 15, "gymnax"),
             ("Freeway", 58, "gymnax"),
             ("SpaceInvaders", 131, "gymnax"),
+            ("Seaquest", None, ""),
         )
+    ),
+    # Young and Tian (2019) print a picture of their curves.
+    *(
+        Bar(f"dqn-{game.lower()}", "dqn", f"gymnax:{game}-MinAtar", 2_000_000, None, 1, 1, held_out=True)
+        for game in ("Breakout", "Asterix", "SpaceInvaders")
     ),
     # PPO on tasks that no preset has seen: within a tenth of what is published.
     *(
@@ -351,13 +364,13 @@ def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    import numpy as np
-    from scipy.stats import trim_mean
 
     curves = np.array(result["curves"], dtype=float)  # None becomes NaN
     steps = (np.arange(POINTS) + 0.5) / POINTS * result["steps"]
     middle = [
-        (x, trim_mean(y[~np.isnan(y)], 0.25)) for x, y in zip(steps, curves.T, strict=True) if np.isfinite(y).any()
+        (x, stats.trim_mean(y[~np.isnan(y)], 0.25))
+        for x, y in zip(steps, curves.T, strict=True)
+        if np.isfinite(y).any()
     ]
     fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for curve in curves:
@@ -366,8 +379,9 @@ def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
     ax.plot(
         *zip(*middle, strict=True), color="tab:blue", linewidth=2, label=f"interquartile mean of {len(curves)} seeds"
     )
-    label = f"{'at most' if bar.at_most else 'bar'} {bar.threshold:g}"
-    ax.axhline(bar.threshold, color="tab:red", linestyle="--", linewidth=1, label=label)
+    if bar.threshold is not None:
+        label = f"{'at most' if bar.at_most else 'bar'} {bar.threshold:g}"
+        ax.axhline(bar.threshold, color="tab:red", linestyle="--", linewidth=1, label=label)
     ax.set(title=bar.name, xlabel="environment steps", ylabel="return of training episodes", xlim=(0, result["steps"]))
     ax.legend(loc="best", fontsize="small")
     fig.savefig(path, dpi=90)
@@ -382,10 +396,10 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         "Every row is a command with its default flags, once a seed (`--seed 0`, `1`, ...); a return is the mean of",
         "the 100 greedy episodes that end a run (10 on MuJoCo and Atari). *IQM* is the mean of the middle half of the",
-        "seeds. A published return is one of the source's runs or the mean of several, after the env steps in",
-        "parentheses; *behind* marks an IQM that is lower by more than a tenth. *Minutes* are those of the slowest",
-        "seed on two CPU cores that other work shared. [Curves](#curves) are at the end.",
-        "`tasks` is `scripts/tasks.py`.",
+        "seeds, and *95 %* its interval (percentile bootstrap over seeds). A published return is one of the source's",
+        "runs or the mean of several, after the env steps in parentheses; *behind* marks an IQM that is lower by more",
+        "than a tenth. Rows without a bar have no published number. *Minutes* are those of the slowest seed on two",
+        "CPU cores that other work shared. [Curves](#curves) are at the end. `tasks` is `scripts/tasks.py`.",
         "`python scripts/learning.py` runs all of it again and writes this page; after an interruption, `--missing`",
         "continues.",
         "",
@@ -430,8 +444,10 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns the table of bars that have results."""
-    head = "`jaxrl-dist train ...`", "env steps", "bar", "return of each seed", "met", "IQM", "published", "minutes"
-    lines = ["| " + " | ".join(head) + " |", "|---|---:|---:|---|---:|---:|---|---:|"]
+    lines = [
+        "| `jaxrl-dist train ...` | env steps | bar | return of each seed | met | IQM | 95 % | published | minutes |",
+        "|---|---:|---:|---|---:|---:|---:|---|---:|",
+    ]
     for bar in bars:
         result = results[bar.name]
         returns = result["returns"]
@@ -439,15 +455,24 @@ def rows(bars: Sequence[Bar], results: Mapping[str, Mapping[str, Any]]) -> list[
         cells = (
             f"`{command}`",
             f"{result['steps']:,}",
-            f"{'≤' if bar.at_most else '≥'} {bar.threshold:g}{'' if bar.mean is None else f', mean ≥ {bar.mean:g}'}",
+            goal(bar),
             " ".join(f"{x:.4g}" for x in returns),
-            f"{sum(map(bar.met, returns))} of {len(returns)}",
+            "" if bar.threshold is None else f"{sum(map(bar.met, returns))} of {len(returns)}",
             f"{interquartile_mean(returns):.4g}",
+            interval(returns),
             published(bar, returns),
             f"{max(seconds) / 60:.1f}" if (seconds := result.get("seconds")) else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def goal(bar: Bar) -> str:
+    """Returns the cell of a bar."""
+    if bar.threshold is None:
+        return ""
+    mean = "" if bar.mean is None else f", mean ≥ {bar.mean:g}"
+    return f"{'≤' if bar.at_most else '≥'} {bar.threshold:g}{mean}"
 
 
 def gallery(bars: Sequence[Bar], folder: str) -> str:
@@ -469,6 +494,17 @@ def interquartile_mean(returns: Sequence[float]) -> float:
     cut = len(returns) // 4
     middle = sorted(returns)[cut : len(returns) - cut]
     return sum(middle) / len(middle)
+
+
+def interval(returns: Sequence[float]) -> str:
+    """Returns the cell of the interquartile mean's 95 % interval; empty for fewer than three seeds.
+
+    The percentile bootstrap over seeds, as Agarwal et al. (2021), section 4.1.
+    """
+    if len(returns) < 3:
+        return ""
+    bootstrap = stats.bootstrap((returns,), interquartile_mean, vectorized=False, method="percentile", rng=0)
+    return f"{bootstrap.confidence_interval.low:.4g} to {bootstrap.confidence_interval.high:.4g}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
