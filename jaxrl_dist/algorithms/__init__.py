@@ -103,7 +103,7 @@ def config_class(name: str | type, own: type | None = None) -> Any:
 
 def having(field: str) -> list[str]:
     """Returns the names of the algorithms that have a hyperparameter of this name."""
-    return [name for name in ALGORITHMS if field in config_class(name).__dataclass_fields__]
+    return [name for name in (*ALGORITHMS, *PRESETS) if field in config_class(name).__dataclass_fields__]
 
 
 def name_of(config: Any) -> str:

@@ -14,7 +14,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.synonyms import hint
-from jaxrl_dist.training.resolving import several
+from jaxrl_dist.training.resolving import several, without_unused
 from jaxrl_dist.training.still import Still
 from jaxrl_dist.values import from_text, varied
 
@@ -41,8 +41,12 @@ def is_population(config: Train[Any]) -> bool:
 def members(config: Train[Any]) -> list[Member]:
     """Returns the members of a resolved config: all settings with the first seed, then with the second, and so on.
 
+    A hyperparameter that has no effect in one of the members, such as the end of epsilon in those that explore in
+    another way, has its default there.
+
     Raises:
-      ConfigError: a field cannot vary, a value cannot be read or is out of range, or there are too many members.
+      ConfigError: a field cannot vary, a value cannot be read or is out of range, several values are asked for where
+        they have no effect, or there are too many members.
     """
     known, asked = kinds(config), dict[str, list[Any]]()
     for given, text in config.vary.items():
@@ -65,6 +69,8 @@ def members(config: Train[Any]) -> list[Member]:
         if config.run_dir is not None:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
         algorithm = varied(config.algorithm, own)
+        if not several(algorithm):
+            algorithm = without_unused(algorithm, [name for name in own if len(asked[name]) > 1])
         made.append(Member(dataclasses.replace(config, algorithm=algorithm, **run).checked(), values))
     return made
 
@@ -114,6 +120,9 @@ def programs(population: Sequence[Member], hyper: Sequence[str]) -> list[list[in
     """Returns the members, by number, that one program can train: they differ in seeds and in ``hyper`` only."""
     groups: dict[str, list[int]] = {}
     for number, member in enumerate(population):
-        fixed = {name: value for name, value in member.values.items() if name not in hyper}
+        fields = (
+            member.values if several(member.config.algorithm) else {**member.values, **vars(member.config.algorithm)}
+        )
+        fixed = {name: value for name, value in fields.items() if name not in hyper}
         groups.setdefault(repr(fixed), []).append(number)
     return list(groups.values())

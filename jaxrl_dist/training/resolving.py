@@ -6,7 +6,7 @@ Imports nothing heavy, so that a rejected flag is fast.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
@@ -15,6 +15,7 @@ from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.config import RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.synonyms import hint
+from jaxrl_dist.values import plain
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -59,7 +60,15 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
 
-    asked = dataclasses.replace(config, algorithm=without_preset(config.algorithm, own)).checked()
+    try:
+        asked = dataclasses.replace(config, algorithm=without_preset(config.algorithm, own)).checked()
+    except UnusedError as error:
+        if config.vary and error.field in own:
+            name = flag(error.field)[2:]
+            raise ConfigError(
+                f"{error.with_flags}; for some of the members, it goes into --vary, as {name}=..."
+            ) from None
+        raise
     own = {name: getattr(asked.algorithm, name) for name in own}
     config = dataclasses.replace(asked, algorithm=config.algorithm if by_name else asked.algorithm)
 
@@ -85,29 +94,37 @@ def filled(config: Train[Any], own: Mapping[str, Any], source: EnvSource) -> Tra
     by_name = isinstance(config.algorithm, str | type)
     config = resolve(config, source, own)
     algorithm = dataclasses.replace(config.algorithm, **own)
-    return dataclasses.replace(config, algorithm=_without_unused(algorithm) if by_name else algorithm).checked()
+    return dataclasses.replace(config, algorithm=without_unused(algorithm) if by_name else algorithm).checked()
 
 
 def without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
-    """Returns the hyperparameters that are known before the environment, whose preset may add more."""
+    """Returns the hyperparameters that are known before the environment, whose preset may add more.
+
+    Raises:
+      ConfigError: a value of ``own`` has the wrong type, is out of range, or has no effect.
+    """
     if not isinstance(algorithm, str | type):
-        return dataclasses.replace(algorithm, **own)
+        return without_unused(plain(dataclasses.replace(algorithm, **own)), own) if own else algorithm
     named = algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
     return algorithms.config_class(algorithm)(
         **{**{name: value for name, value in named.items() if name not in RUN_FIELDS}, **own}
     )
 
 
-def _without_unused(algorithm: Any) -> Any:
-    """Resets those of the preset's hyperparameters that have no effect, given the user's, to their defaults.
+def without_unused(algorithm: Any, kept: Container[str] = ()) -> Any:
+    """Resets hyperparameters that have no effect to their defaults: those of a preset, or of a config, that the user's
+    have replaced.
 
-    The user's hyperparameters were checked before, by themselves.
+    Raises:
+      ConfigError: one of ``kept`` has no effect, or a value is out of range.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(algorithm)}
     while True:
         try:
             getattr(algorithm, "validate", lambda: None)()
         except UnusedError as error:
+            if error.field in kept:
+                raise
             algorithm = dataclasses.replace(algorithm, **{error.field: defaults[error.field]})
         else:
             return algorithm

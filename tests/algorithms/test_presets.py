@@ -107,6 +107,22 @@ def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out(
         resolving.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1})
 
 
+def test_values_of_a_config_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
+    kept = Train(DQN(ez_greedy=True, epsilon_end=0.2), env="CartPole-v1")
+    config, _ = resolving.resolved(kept, {"parameter_noise": True})
+    assert (config.algorithm.parameter_noise, config.algorithm.ez_greedy) == (True, False)
+    assert config.algorithm.epsilon_end == 0.2
+    with pytest.raises(ConfigError, match=r"ez_greedy does nothing without"):
+        resolving.resolved(kept, {"parameter_noise": True, "ez_greedy": True})
+    with pytest.raises(ConfigError, match=r"ez_greedy does nothing without"):
+        resolving.resolved(Train(DQN(ez_greedy=True, parameter_noise=True), env="CartPole-v1"))
+    with pytest.raises(ConfigError, match=r"discount must be a number, not 'x'"):
+        resolving.resolved(kept, {"discount": "x"})
+    varied = Train("dqn", env="CartPole-v1", vary={"learning_rate_schedule": "constant,linear"})
+    with pytest.raises(ConfigError, match=r"or cosine; for some of the members, it goes into vary, as learning-rate-s"):
+        resolving.resolved(varied, {"learning_rate_steps": 9})
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
     actions = {

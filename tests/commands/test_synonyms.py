@@ -212,4 +212,5 @@ def test_messages_say_flags_or_fields_and_leave_commands_alone() -> None:
 
 
 def test_owners_of_a_field() -> None:
-    assert having("gae_lambda") == ["ppo", "a2c", "appo"] and having("nothing") == []
+    assert having("gae_lambda") == ["ppo", "a2c", "appo", "a3c"] and having("nothing") == []
+    assert {"dqn", "apex", "async-dqn", "vdn"} <= {*having("ez_greedy")}

@@ -22,12 +22,13 @@ from jaxrl_dist import Train, preset
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.appo import APPO
+from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.run.text import read_json
-from jaxrl_dist.training.members import members
+from jaxrl_dist.training.members import members, programs
 from jaxrl_dist.training.population import Row, settings, table
 from jaxrl_dist.training.setup import make_job, prepare
 
@@ -184,6 +185,31 @@ def test_settings_are_a_product_or_go_in_step() -> None:
     assert [(x["learning_rate"], x["num_epochs"]) for x in product] == [(1e-3, 1), (1e-3, 2), (1e-4, 1), (1e-4, 2)]
     zipped = [member.values for member in members(config(vary=vary, zip=True).checked())]
     assert [(x["learning_rate"], x["num_epochs"]) for x in zipped] == [(1e-3, 1), (1e-4, 2)]
+
+
+def dqns(**vary: str) -> list[Any]:
+    """The hyperparameters of the members that a DQN with an epsilon and its repetition has."""
+    run = Train(DQN(ez_greedy=True, epsilon_end=0.2), "CartPole-v1", total_env_steps=600, vary=vary)
+    return [member.config.algorithm for member in members(run.checked())]
+
+
+def test_a_hyperparameter_has_its_default_in_members_where_it_has_no_effect() -> None:
+    noisy, greedy = dqns(parameter_noise="true,false")
+    assert (noisy.parameter_noise, noisy.ez_greedy, noisy.epsilon_end) == (True, False, 0.2)
+    assert (greedy.parameter_noise, greedy.ez_greedy, greedy.epsilon_end) == (False, True, 0.2)
+    ladder, _ = dqns(epsilon_ladder="true,false")
+    assert (ladder.ez_greedy, ladder.epsilon_end) == (False, DQN().epsilon_end)
+    constant, linear = dqns(learning_rate_schedule="constant,linear", learning_rate_steps="500")
+    assert (constant.learning_rate_steps, linear.learning_rate_steps) == (None, 500)
+    with pytest.raises(ConfigError, match=r"epsilon_end does nothing without epsilon_ladder=False"):
+        dqns(epsilon_ladder="true,false", epsilon_end="0.1,0.3")
+
+
+def test_members_that_differ_in_a_reset_hyperparameter_train_in_programs_of_their_own() -> None:
+    run = Train(DQN(priority_exponent=0.5, importance_exponent=0.9), "CartPole-v1", total_env_steps=600, num_devices=1)
+    population = members(dataclasses.replace(run, vary={"priority_exponent": "None,0.5,0.6"}).checked())
+    assert [member.config.algorithm.importance_exponent for member in population] == [0.4, 0.9, 0.9]
+    assert programs(population, ["priority_exponent"]) == [[0], [1, 2]]
 
 
 STATIC = {"replay_ratio"}
