@@ -107,6 +107,9 @@ BAD = {
     CARTPOLE + "--num-envs 1048576 --rollout-length 1048576": "must be <= 1073741824, not 1099511627776",
     CARTPOLE + "--num-envs 1e-3": "--num-envs: '1e-3' is no whole number",
     CARTPOLE + "--num-envs nan": "--num-envs: 'nan' is no whole number",
+    CARTPOLE + "--normalize-advantages=off": "takes no value, so 'off' is too much; --no-normalize-advantages turns it",
+    CARTPOLE + "--normalize-advantages=": "--normalize-advantages takes no value, so '' is too much; --no-normalize",
+    CARTPOLE + "--seed 8 --num-envs 8 8": "--num-envs takes one value, so '8' is too much",
     CARTPOLE + "--num-envs 8 16": "--num-envs takes one value, so '16' is too much",
     CARTPOLE + "--num-envs 12": "--num-envs 12 does not divide over 8 devices; nearest that work: 8 or 16",
     CARTPOLE

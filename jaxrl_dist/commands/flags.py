@@ -288,10 +288,11 @@ def _reworded(message: str, args: Sequence[str]) -> str:
         return f"{found[2]} must be one of {', '.join(choices)}, not {found[1]}{did_you_mean(given, choices)}"
     if message.startswith("--seeds: "):
         return f"{message}; --seeds 3 runs three seeds, and --seed 7 the one of that number"
-    if not message.startswith("Unrecognized options: "):
+    if not message.startswith("Unrecognized options:"):
         return message
-    extra = message.removeprefix("Unrecognized options: ").split(", ")[0]
-    before = list(args[: args.index(extra)] if extra in args else ())
+    extra = message.removeprefix("Unrecognized options:").split(", ")[0].strip()
+    parts = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
+    before = parts[: len(parts) - 1 - parts[::-1].index(extra)] if extra in parts else []
     flags = [at for at, arg in enumerate(before) if arg.startswith("--")]
     if not flags or extra.startswith("-"):
         return f"{shown(extra)} is neither a flag nor the value of one; --help lists all"
