@@ -59,7 +59,8 @@ def run(args: Sequence[str]) -> int:
     changes = {name: value for name, value in given.items() if value != was[name]}
     for name in changes:
         if name not in allowed:
-            how = f"{CHANGE} allows it" if name == "env_options" else "see: jaxrl-dist resume --help"
+            how = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."
+            how = f"{CHANGE} allows it" if name == "env_options" else how
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {how}")
     output = shown_as(given)
     changes = {name: value for name, value in changes.items() if name in (*RESUMABLE, "env_options")}
