@@ -61,7 +61,7 @@ class Hosted(Population):
 
     def _begin(self) -> None:
         jobs, job = self._jobs, self._jobs[0]
-        self._axis = len(jobs) > 1
+        self._axis = len(jobs) > 1 or bool(job.hyper)  # a program without the axis has no hyperparameters as inputs
         self._here = arrays.own_part(job.mesh)
         self._env = job.source.host(job.share, [job.session_seed for job in jobs])
         members = [job.variant(job.hyper)[0] for job in jobs] if self._axis else []

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, Any
 
+from jaxrl_dist import mesh as meshes
 from jaxrl_dist import plans
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
@@ -135,7 +136,9 @@ class PopulationRun:
         self, group: Sequence[int], stack: contextlib.ExitStack, evaluating: Callable[[int], None]
     ) -> Iterator[tuple[int, Any]]:
         """Yields the numbers and the reports of a group's members that are not done; ``stack`` ends them."""
-        group = [number for number in group if self.rows[number].status != "halved"]
+        left = [number for number in group if self.rows[number].status != "halved"]
+        if len(left) % self.runs[group[0]].job.mesh.shape[meshes.AGENT] == 0:  # else the halved ones fill up its rows
+            group = left
         numbers = [number for number in group if self.rows[number].status == "training"]
         training = [group.index(number) for number in numbers]
         how = training, selection(self.config, len(self.runs), self.runs[0].job.num_envs), group

@@ -7,6 +7,7 @@ import json
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -149,6 +150,34 @@ def test_a_halved_population_goes_on_with_those_that_are_left(tmp_path: pathlib.
     list(jaxrl_dist.resume(tmp_path / "parts"))
     whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
     assert whole == parts
+
+
+def test_the_last_member_goes_on_with_its_own_hyperparameters(tmp_path: pathlib.Path) -> None:
+    """Not with those of the first one, which hardly learns."""
+    rates = {"learning_rate": "1e-9,1e-2"}
+    asked = config(tmp_path, plan="synchronous", seed=5, vary=rates, evolve="halving", evolve_interval=128)
+    reports = jaxrl_dist.train(dataclasses.replace(asked, checkpoint_interval=64))
+    for _ in range(3):  # after the rung
+        next(reports)
+    reports.close()  # type: ignore[attr-defined]
+    assert [row["status"] for row in read_json(tmp_path / "population.json")["members"]] == ["halved", "training"]
+    policy = tmp_path / "members" / "001"
+    before = jaxrl_dist.load_policy(policy).variables.params
+    list(jaxrl_dist.resume(tmp_path))
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before, jaxrl_dist.load_policy(policy).variables.params)
+    assert max(jax.tree.leaves(moved)) > 1e-2
+
+
+@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+def test_a_halved_population_goes_on_over_several_devices(plan: str, tmp_path: pathlib.Path) -> None:
+    asked = config(tmp_path, seeds=4, num_devices=4, plan=plan, evolve="halving", evolve_interval=128)
+    reports = jaxrl_dist.train(dataclasses.replace(asked, checkpoint_interval=64))
+    for _ in range(3):  # after the first rung
+        next(reports)
+    reports.close()  # type: ignore[attr-defined]
+    list(jaxrl_dist.resume(tmp_path))
+    statuses = [row["status"] for row in read_json(tmp_path / "population.json")["members"]]
+    assert sorted(statuses) == ["done", "halved", "halved", "halved"]
 
 
 @pytest.mark.slow
