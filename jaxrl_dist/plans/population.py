@@ -67,6 +67,8 @@ class Population(abc.ABC):
         kept = range(len(jobs)) if training is None else training
         self._done = [at not in kept or bool(job.ended_by(job.env_steps, job.score)) for at, job in enumerate(jobs)]
         self._started = False
+        self.error: BaseException | None = None
+        """Ends all members that are not done: each raises it instead of advancing, and can still save its state."""
 
     def reports(self, member: int, job: Job) -> Iterator[Report]:
         """Yields the reports of a member; ``job`` is its job, with the functions of its run.
@@ -76,6 +78,7 @@ class Population(abc.ABC):
         """
         self._jobs[member] = job._replace(hyper=self._jobs[member].hyper)  # which a selection may have changed
         if not self._started:
+            self._check()
             self._start()
         job.offer(lambda: self._now(member, self._numbers()))
         if self._done[member] and member not in self._due:  # before this session
@@ -83,19 +86,25 @@ class Population(abc.ABC):
         try:
             while not self._done[member] or member in self._due:
                 while member not in self._due:
+                    self._check()
                     self._advance()
                 yield self._due.pop(member)
         finally:
             self._done[member] = True  # also if the caller stops early
 
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
     def _start(self) -> None:
-        jobs, self._started = self._jobs, True
+        jobs = self._jobs
         self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._env_steps = [job.env_steps for job in jobs]
         since = [IntervalSums.of(self._jobs[member].resumed) for member in self._running()]
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
+        self._started = True
 
     def _ready(self, *programs: meshes.Program) -> None:
         for clock in self._clocks:

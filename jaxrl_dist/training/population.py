@@ -127,7 +127,11 @@ class PopulationRun:
                 with contextlib.ExitStack() as members:
                     running = dict(self._begin(group, members, evaluating))
                     while running:
-                        new = [number for number, reports in running.items() if self._next(number, reports)]
+                        try:
+                            new = [number for number, reports in running.items() if self._next(number, reports)]
+                        except BaseException as error:
+                            self._end(running, error)
+                            raise
                         running = {number: running[number] for number in new}
                         if new:
                             yield self._together(new, files)
@@ -185,6 +189,15 @@ class PopulationRun:
             row.lineage.append({**kept, "hyper": hyper})
         return True
 
+    def _end(self, running: Mapping[int, Iterator[Report]], error: BaseException) -> None:
+        """Ends members after an error of one of them: each saves what it has learnt, also one that has not begun."""
+        for number, reports in running.items():
+            if number in self._programs:
+                self._programs[number][0].error = error
+            with contextlib.suppress(Exception, type(error)):
+                for _ in reports:
+                    pass
+
     def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
         """Returns the report of the population after new reports of some members, and writes it."""
         report = together(self._newest, new, self.rows)
@@ -204,9 +217,17 @@ class PopulationRun:
             run_files.claim(config.run_dir)
         file = stack.enter_context(self._file or run_files.lock(config.run_dir))
         kept = to_json(config, self.runs[0].job.source.spec)
-        done = None if self._file is None else sum(row.iteration for row in self.rows)
+        done = None if self._file is None else sum(map(self._reported, range(len(self.rows))))
         files = run_files.RunFiles(pathlib.Path(config.run_dir), file, kept, done)
         return stack.enter_context(contextlib.closing(files))
+
+
+    def _reported(self, number: int) -> int:
+        """Returns the iteration of a resumed member's newest line in the population's metrics."""
+        row, resumed = self.rows[number], self.runs[number].job.resumed
+        if resumed is None or row.status != "training":
+            return row.iteration
+        return int(resumed.progress["reported"]["iteration"])
 
 
 def _stops(stop: Callable[[], bool], program: Population, place: int) -> bool:

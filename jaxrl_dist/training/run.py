@@ -105,7 +105,9 @@ class Run(NamedTuple):
                             ending.error = error
             if ending.error is not None:
                 if saver is not None and saver.newest is not None:
-                    ending.error.add_note(self._way_on(ending.error, saver.newest))
+                    said = getattr(ending.error, "__notes__", ())  # by another member, if a population ends
+                    if not any(self.resume_command() in note for note in said):
+                        ending.error.add_note(self._way_on(ending.error, saver.newest))
                 raise ending.error
             peers.gather(None, "the end of the run")
 

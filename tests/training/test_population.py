@@ -27,6 +27,8 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
 from jaxrl_dist.plans import compiled
+from jaxrl_dist.plans.synchronous import Hosted
+from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.training.members import members, programs
 from jaxrl_dist.training.population import Row, settings, table
@@ -149,6 +151,31 @@ def test_the_caller_may_leave_and_an_error_ends_all(tmp_path: pathlib.Path) -> N
         break
     for folder in (tmp_path / "run" / "members").iterdir():
         assert [path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()]
+
+
+@pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_of_the_program_loses_no_member(
+    iterations: int, error: type[BaseException], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterate, done = Hosted._iterate, []
+
+    def failing(self: Hosted, running: Any) -> int:
+        if len(done) == iterations:
+            raise error("simulated")
+        done.append(running)
+        return iterate(self, running)
+
+    monkeypatch.setattr(Hosted, "_iterate", failing)
+    with pytest.raises(error, match="simulated") as raised:
+        list(jaxrl_dist.train(config(tmp_path / "run", seeds=3, plan="synchronous")))
+    assert [" goes on from " in note for note in raised.value.__notes__] == [True]
+    for folder in (tmp_path / "run" / "members").iterdir():
+        (saved,) = checkpoint.progress(folder)
+        assert saved["iteration"] == iterations
+    monkeypatch.undo()
+    *_, last = jaxrl_dist.resume(tmp_path / "run")
+    assert all(member.env_steps >= 600 for member in last.members)
 
 
 @pytest.mark.parametrize(
