@@ -123,6 +123,14 @@ def test_values_of_a_config_that_do_nothing_beside_the_users_flags_are_left_out(
         resolving.resolved(varied, {"learning_rate_steps": 9})
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["ppo", "appo"])
+def test_minibatches_hold_four_rollouts_or_more_with_a_core(name: str, kind: str) -> None:
+    kept = config_class(name)
+    preset = kept.recurrent_preset(kept.preset(task(kind)))
+    assert preset["num_envs"] >= 32 and preset["num_envs"] // preset["num_minibatches"] >= 4
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
     actions = {
@@ -150,6 +158,7 @@ def test_ppo_with_a_core_has_environments_for_its_minibatches() -> None:
     """They hold whole rollouts."""
     sizes = {core: jaxrl_dist.preset("ppo", "CartPole-v1", core=core).num_envs for core in ("none", "gru", "attention")}
     assert sizes == {"none": 8, "gru": 32, "attention": 32}
-    assert jaxrl_dist.preset("ppo", "Pendulum-v1", core="gru").num_envs == 16  # the preset says so
+    pendulum = jaxrl_dist.preset("ppo", "Pendulum-v1", core="gru")
+    assert (pendulum.num_envs, pendulum.algorithm.num_minibatches) == (32, 8)
     assert jaxrl_dist.preset("appo", "CartPole-v1", core="gru").num_envs == 32
     assert jaxrl_dist.preset("ppo", "CartPole-v1", core="gru", num_envs=4).num_envs == 4
