@@ -19,7 +19,7 @@ from jaxrl_dist.run import directories, processes, signals, text
 from jaxrl_dist.run import files as run_files
 
 if TYPE_CHECKING:
-    from jaxrl_dist.training.population import Row
+    from jaxrl_dist.training.results import Row
 
 HELP = """\
 usage: jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...] [--jobs K] [FLAGS]
@@ -60,7 +60,7 @@ def run(args: Sequence[str]) -> int:
         config, source = found.resolved()
 
         from jaxrl_dist.training.members import is_population, members
-        from jaxrl_dist.training.population import Row, table, write_results
+        from jaxrl_dist.training.results import Row, table, write_results
         from jaxrl_dist.training.stored import to_json
 
         if not is_population(config) or config.evolve is not None:

@@ -215,7 +215,8 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
       Interrupted: a signal ended the run.
     """
     from jaxrl_dist.run.console import Display, played
-    from jaxrl_dist.training.population import PopulationRun, table
+    from jaxrl_dist.training.population import PopulationRun
+    from jaxrl_dist.training.results import table
 
     if stop():  # the signal arrived before the run began
         raise stop.interrupted()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import io
 import math
 import pathlib
 import warnings
@@ -17,46 +15,16 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import plans
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import ConfigError, DivergedError, FileWarning
+from jaxrl_dist.errors import DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run import text
 from jaxrl_dist.training.members import Member
+from jaxrl_dist.training.results import ENDED, Row, together, write_results
 from jaxrl_dist.training.run import UNFINISHED, Run
 from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Report
-
-POPULATION, RESULTS = "population.json", "results.csv"
-"""Files of a population's run directory: its members and their scores, as JSON and as a table."""
-_FORMAT = 1
-
-
-@dataclasses.dataclass
-class Row:
-    """A member's entry in the population's results."""
-
-    member: str
-    """Its directory's name."""
-    seed: int
-    values: Mapping[str, Any]
-    """The hyperparameters in which members differ."""
-    status: str = "training"
-    """``training``, ``done``, ``halved`` (ended by successive halving) or ``diverged``."""
-    env_steps: int = 0
-    iteration: int = 0
-    episode_return: float | None = None
-    """Mean return of the newest report with finished episodes."""
-    evaluation_return: float | None = None
-    """Mean return of the newest evaluation."""
-    lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """With population-based training: env steps, iteration, parent and new hyperparameters of each copy."""
-
-    @property
-    def score(self) -> float | None:
-        """The return that ranks members: of the evaluation, or else of training."""
-        return self.episode_return if self.evaluation_return is None else self.evaluation_return
 
 
 class PopulationRun:
@@ -132,9 +100,16 @@ class PopulationRun:
                         except BaseException as error:
                             self._end(running, error)
                             raise
+                        diverged = any(self.rows[number].status == "diverged" for number in running)
                         running = {number: running[number] for number in new}
-                        if new:
+                        if new or (diverged and any(row.status in ENDED for row in self.rows)):
                             yield self._together(new, files)
+            if all(row.status == "diverged" for row in self.rows):
+                if files is not None:
+                    write_results(files.path, self.rows)
+                raise DivergedError(
+                    f"all {len(self.rows)} members have diverged; smaller values of --learning-rate may help"
+                )
 
     def _begin(
         self, group: Sequence[int], stack: contextlib.ExitStack, evaluating: Callable[[int], None]
@@ -200,7 +175,7 @@ class PopulationRun:
 
     def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
         """Returns the report of the population after new reports of some members, and writes it."""
-        report = together(self._newest, new, self.rows)
+        report = together(self._newest, new, self.rows, self.groups)
         if files is not None:
             files.write(report)
             report = dataclasses.replace(report, log=partial(files.log, report.iteration))
@@ -220,7 +195,6 @@ class PopulationRun:
         done = None if self._file is None else sum(map(self._reported, range(len(self.rows))))
         files = run_files.RunFiles(pathlib.Path(config.run_dir), file, kept, done)
         return stack.enter_context(contextlib.closing(files))
-
 
     def _reported(self, number: int) -> int:
         """Returns the iteration of a resumed member's newest line in the population's metrics."""
@@ -245,124 +219,3 @@ def selection(config: Train[Any], num_members: int, num_envs: int) -> Selection 
     interval = (config.evolve_interval or config.total_env_steps / rungs) / iteration
     evolve = {"pbt": pbt, "halving": halving}[config.evolve]
     return Selection(evolve, config.seed, max(1, round(interval / report)) * report, config.evolve == "halving")
-
-
-# --- Numbers of a population --------------------------------------------------------------------------
-
-
-def together(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row]) -> Report:
-    """Joins the members' newest reports: counts are sums, metrics means over the members.
-
-    Variables and checkpoint are those of the member with the highest return.
-
-    Args:
-      new: members that have just reported; the rate of the population is the sum of theirs.
-    """
-    reports = [newest[number] for number in sorted(newest)]
-    names = dict.fromkeys(name for report in reports for name in report.metrics)
-    metrics = {name: mean([report.metrics.get(name) for report in reports]) for name in names}
-    returns = [row.episode_return for row in rows if row.episode_return is not None]
-    evaluations = [report.evaluation for report in reports if report.evaluation is not None]
-    over = all(row.status != "training" for row in rows)
-    ended_by = [report.ended_by for report in reports if report.ended_by]
-    best = max(new, key=lambda number: (rows[number].score is not None, rows[number].score))
-    return Report(
-        env_steps=sum(row.env_steps for row in rows),
-        updates=sum(report.updates for report in reports),
-        iteration=sum(row.iteration for row in rows),
-        wall_time_s=max(report.wall_time_s for report in reports),
-        metrics={
-            **metrics,
-            "time/env_steps_per_second": sum(newest[x].metrics["time/env_steps_per_second"] or 0.0 for x in new),
-            "population/return_best": max(returns, default=None),
-            "population/return_iqm": iqm(returns),
-            "population/done": float(sum(row.status == "done" for row in rows)),
-        },
-        variables=newest[best].variables,
-        checkpoint=newest[best].checkpoint,
-        evaluation=_evaluation(evaluations) if len(evaluations) == len(rows) else None,
-        ended_by=max(ended_by, default=None) if over else None,
-        members=tuple(reports),
-    )
-
-
-def _evaluation(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
-    """Joins the members' evaluations: means over the members, and sums of the numbers of episodes."""
-    names = dict.fromkeys(name for x in evaluations for name in x)
-    means = {name: mean([x.get(name) for x in evaluations]) or 0.0 for name in names}
-    return means | {name: int(sum(x[name] for x in evaluations)) for name in ("episodes", "cut")}
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Returns the mean of the values that are not None; None if there are none."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def iqm(values: Sequence[float]) -> float | None:
-    """Returns the interquartile mean (Agarwal et al. 2021, section 4.3); None if there are none."""
-    from scipy import stats
-
-    return float(stats.trim_mean(values, 0.25)) if values else None
-
-
-def settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Returns the scores of each setting over its seeds, the best interquartile mean first.
-
-    Each has the varied ``values``, the number of ``seeds`` with a score, and their ``iqm``, ``mean``, ``min`` and
-    ``max``, which are None if there is no score.
-    """
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(repr(row.values), []).append(row)
-    found = []
-    for group in groups.values():
-        scores = [row.score for row in group if row.score is not None]
-        extremes = {"min": min(scores, default=None), "max": max(scores, default=None)}
-        known = {"seeds": len(scores), "iqm": iqm(scores), "mean": mean(scores), **extremes}
-        found.append({"values": dict(group[0].values), **known})
-    return sorted(found, key=lambda x: (x["iqm"] is not None, x["iqm"]), reverse=True)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Returns the settings and their scores as lines of text, the best first."""
-    found = settings(rows)
-    header = [*found[0]["values"], "seeds", "iqm", "mean", "min", "max"]
-    lines = [[*x["values"].values(), *(x[name] for name in header[len(x["values"]) :])] for x in found]
-    shown = [header, *([_cell(x) for x in line] for line in lines)]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    return "\n".join("  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown)
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def read_rows(population: PopulationRun) -> list[Row]:
-    """Returns the rows of a population's last session; new rows if its file is lost or damaged."""
-    fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
-    rows = [dataclasses.replace(row) for row in population.begun]
-    with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        kept = text.read_json(pathlib.Path(str(population.config.run_dir)) / POPULATION)["members"]
-        for row, there in zip(rows, kept, strict=True):
-            for name in fields:
-                setattr(row, name, there[name])
-    return rows
-
-
-def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
-    """Writes ``population.json`` and ``results.csv``.
-
-    Raises:
-      OSError: a file cannot be written.
-    """
-    text.write_json(
-        path / POPULATION,
-        {"format": _FORMAT, "members": [dataclasses.asdict(row) for row in rows], "settings": settings(rows)},
-    )
-    table = io.StringIO()
-    columns = ["member", "seed", *rows[0].values, "status", "env_steps", "episode_return", "evaluation_return"]
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([getattr(row, name, row.values.get(name)) for name in columns] for row in rows)
-    text.write_text(path / RESULTS, table.getvalue())

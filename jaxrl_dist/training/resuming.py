@@ -15,7 +15,7 @@ import jax
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
-from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FinishedError
+from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import all_devices, learner_devices
@@ -25,8 +25,9 @@ from jaxrl_dist.run import checkpoint, directories
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.members import is_population
-from jaxrl_dist.training.population import PopulationRun, read_rows
+from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.training.results import read_rows
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import make_algorithm, prepare
 from jaxrl_dist.training.stored import SPACES, to_json
@@ -115,21 +116,28 @@ def _resumed_population(
 ) -> PopulationRun:
     """Returns a prepared population whose members resume; members of one program resume from the same iteration.
 
-    Members that have saved nothing, because the population was stopped before they began, begin now.
+    Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
+    program that was killed while its members saved for the first time.
 
     Raises:
       ConfigError: all members are done.
       CheckpointError: the members of a program share no intact checkpoint.
     """
-    rows, runs, config = read_rows(population), list(population.runs), population.config
+    config, runs = population.config, list(population.runs)
+    rows = read_rows(pathlib.Path(str(config.run_dir)), population.begun)
     for group in population.groups:
         folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
         there = {number: checkpoint.progress(folders[number]) for number in group}
-        if not any(there.values()):
+        if _begins(there.values(), config.keep_checkpoints):
+            if any(there.values()):
+                text = (
+                    f"not all members of {config.run_dir} that train together have saved their state: they begin again"
+                )
+                warnings.warn(text, FileWarning, stacklevel=2)
             for number in group:
                 if peers.first():
                     directories.remove(folders[number])  # it holds only reports of lost progress
-                rows[number] = population.begun[number]
+                rows[number] = dataclasses.replace(population.begun[number])
             continue
         over = {number for number in group if rows[number].status == "diverged" or _over(config, there[number])}
         going = [{x["iteration"] for x in there[number]} for number in group if number not in over]
@@ -158,6 +166,15 @@ def _resumed_population(
             ends += f" or --stop-at-return {config.stop_at_return}"
         raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
     return population.resumed(runs, rows, file)
+
+
+def _begins(there: Collection[Sequence[Any]], keep_checkpoints: int) -> bool:
+    """Returns whether the members of a program begin again, given their checkpoints: a kill has cut off the first save.
+
+    Where only one checkpoint is kept, a single one may also be a later one.
+    """
+    first = keep_checkpoints > 1 and all(len(saved) < 2 for saved in there)
+    return not any(there) or (first and not all(there))
 
 
 def _over(config: Train[Any], progress: Sequence[Mapping[str, Any]]) -> bool:

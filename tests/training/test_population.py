@@ -25,14 +25,16 @@ from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
+from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileWarning
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.synchronous import Hosted
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.training.members import members, programs
-from jaxrl_dist.training.population import Row, settings, table
+from jaxrl_dist.training.population import PopulationRun
+from jaxrl_dist.training.results import Row, read_rows, settings, table, together
 from jaxrl_dist.training.setup import make_job, prepare
+from jaxrl_dist.types import Report
 
 SMALL = {"num_envs": 4, "rollout_length": 16, "report_interval": 128, "evaluation_episodes": 4, "num_devices": 1}
 
@@ -114,6 +116,67 @@ def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
     rows = read_json(tmp_path / "run" / "population.json")["members"]
     assert [row["status"] for row in rows] == ["done", "diverged"]
     assert last.members[0].env_steps >= 2000 > rows[1]["env_steps"]
+
+
+def test_a_kill_during_the_first_save_lets_the_population_begin_again(tmp_path: pathlib.Path) -> None:
+    asked: dict[str, Any] = {"seeds": 2, "checkpoint_interval": 128}
+    reports = jaxrl_dist.train(config(tmp_path / "parts", **asked))
+    while next(reports).iteration < 2 * 8:
+        pass
+    reports.close()  # type: ignore[attr-defined]
+    one, other = sorted((tmp_path / "parts" / "members").iterdir())
+    shutil.rmtree(other / "checkpoints")
+    first, *later = [path for path in (one / "checkpoints").iterdir() if path.name.isdecimal()]
+    with pytest.raises(CheckpointError, match="share no intact checkpoint"):  # a member has lost its checkpoints
+        jaxrl_dist.resume(tmp_path / "parts")
+    for path in later:
+        shutil.rmtree(path)
+    with pytest.warns(FileWarning, match="parts that train together have saved their state: they begin again"):
+        list(jaxrl_dist.resume(tmp_path / "parts"))
+    list(jaxrl_dist.train(config(tmp_path / "whole", **asked)))
+    assert first and lines(other) == lines(tmp_path / "whole" / "members" / other.name)
+
+
+def test_damaged_results_are_not_half_read(tmp_path: pathlib.Path) -> None:
+    run = prepare(config(tmp_path, seeds=2))
+    assert isinstance(run, PopulationRun)
+    kept = [dataclasses.asdict(row) | {"env_steps": 9} for row in run.begun]
+    for damaged in ([kept[0]], [kept[0], {}], [kept[0], None]):
+        (tmp_path / "population.json").write_text(json.dumps({"members": damaged}))
+        assert read_rows(tmp_path, run.begun) == run.begun
+    (tmp_path / "population.json").write_text(json.dumps({"members": kept}))
+    assert [row.env_steps for row in read_rows(tmp_path, run.begun)] == [9, 9]
+
+
+@pytest.mark.filterwarnings("ignore:member 00. has ended")
+def test_a_population_of_which_all_diverge_ends_with_an_error(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(DivergedError, match=r"all 2 members have diverged; smaller values of --learning-rate may help"):
+        list(jaxrl_dist.train(config(tmp_path / "run", seeds=2, vary={"learning_rate": "1e30"})))
+    rows = read_json(tmp_path / "run" / "population.json")["members"]
+    assert [row["status"] for row in rows] == ["diverged"] * 2
+
+
+def report(iteration: int, **values: Any) -> Report:
+    """A report of a member of which only these fields matter."""
+    metrics = {"episode/return": None, "time/env_steps_per_second": 1.0, "time/compile_s": 2.0}
+    known = {"env_steps": 10, "updates": 1, "iteration": iteration, "metrics": metrics, "checkpoint": lambda: None}
+    return Report(**{**known, "variables": lambda: iteration, **values})
+
+
+def test_the_variables_are_those_of_the_best_member_also_if_it_ended_before() -> None:
+    rows = [Row("000", 0, {}, "done", episode_return=9.0), Row("001", 1, {}, "training", episode_return=5.0)]
+    rows += [Row("002", 2, {}, "training", episode_return=7.0)]
+    newest = {number: report(number, wall_time_s=1.0) for number in range(3)}
+    assert together(newest, [1, 2], rows, [range(3)]).variables() == 0
+    rows[0].status = "training"  # its arrays are those of a state that the program has left
+    assert together(newest, [1, 2], rows, [range(3)]).variables() == 2
+
+
+def test_programs_that_run_one_after_another_add_up_their_times() -> None:
+    rows = [Row(f"{number:03d}", number, {}, "done", env_steps=10) for number in range(4)]
+    newest = {number: report(number, wall_time_s=float(number)) for number in range(4)}
+    joined = together(newest, [2, 3], rows, [[0, 1], [2, 3]])
+    assert joined.wall_time_s == 1 + 3 and joined.metrics["time/compile_s"] == 2 + 2
 
 
 @pytest.mark.parametrize(
