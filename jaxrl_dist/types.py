@@ -105,6 +105,10 @@ class Rollout(NamedTuple):
         """``reward, terminated, truncated, valid``: the inputs of ``returns``."""
         return self.reward, self.terminated, self.truncated, self.valid
 
+    def with_inner_core(self) -> Rollout:
+        """Returns it with the inner policy's state where the core is ``(own, inner)``; replayed windows carry none."""
+        return self._replace(core=self.core[1], final_core=self.final_core[1]) if self.core else self
+
     def env_major(self) -> Rollout:
         """Returns it as ``[B, T, ...]``, one example per environment; ``core`` and ``final_core`` stay ``[B, ...]``."""
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
