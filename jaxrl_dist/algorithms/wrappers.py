@@ -223,4 +223,7 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
-    return dataclasses.replace(algorithm, postprocess=postprocess, observe=observe, feedback=feedback)
+    clipping = dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback)
+    if algorithm.observe is Algorithm.observe:  # keeps no statistics, which ``halves.check_sizes`` tells by this
+        return clipping
+    return dataclasses.replace(clipping, observe=observe)
