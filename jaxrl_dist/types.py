@@ -222,9 +222,9 @@ class Algorithm:
     """``(variables, rollout, context) -> batch``, whose leading axis holds ``N`` independent examples
     in environment-major order: all examples of environment 0, then all of environment 1, and so on."""
     loss: Callable[..., tuple[jax.Array, jax.Array, Aux]]
-    """``(variables, batch, context) -> (losses, mask, aux)``, all per example (leading axis ``N``).
-    The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it
-    with respect to ``variables.params``."""
+    """``(variables, batch, context) -> (losses, mask, aux)``, all per example (leading axis ``N``). The learner forms
+    ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to ``variables.params``. The
+    mask is bool, or holds weights, which count as constants."""
     optimizer: optax.GradientTransformation
     """Its ``update`` also gets ``env_step``, as in ``Context``, if it takes extra arguments."""
     window: int | None = None
