@@ -240,8 +240,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "n_step": 3, "target_rate": 0.02,
         },
         "atari": {
-            # CleanRL's sac_atari, which follows Christodoulou (2019). Its targets are copies from every 8,000th step, and
-            # its target entropy is 0.89 log n. The memory is a tenth of its 1M steps, which take 7 GB.
+            # CleanRL's sac_atari, which follows Christodoulou (2019). Its targets are copies from every 8,000th step,
+            # and its target entropy is 0.89 log n. The memory is a tenth of its 1M steps, which take 7 GB.
             "batch_size": 64, "learning_starts": 20_000, "learning_rate": 3e-4, "n_step": 1, "target_rate": 0.005,
             "evaluation_episodes": 10,
         },
