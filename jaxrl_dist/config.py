@@ -236,7 +236,8 @@ class Train(Named, Launch, Generic[Config]):
     init_parts: str | None = None
     """Parts of those networks to load, such as torso,core; other parts begin untrained. None: all variables."""
     num_actors: int | None = PRESET
-    """Actor threads of the plans 'asynchronous' and 'gradients', which share the environments; presets: 2 or 4."""
+    """Actor threads of the plans 'asynchronous', 'own_pace' and 'gradients', which share the environments; presets: 2
+    or 4."""
     actor_devices: str | None = None
     """Devices that act under the plans with actor threads, such as 0,1 or 0-3; None: the devices that learn."""
     learner_devices: str | None = None

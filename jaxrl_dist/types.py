@@ -105,6 +105,10 @@ class Rollout(NamedTuple):
         """``reward, terminated, truncated, valid``: the inputs of ``returns``."""
         return self.reward, self.terminated, self.truncated, self.valid
 
+    def with_inner_core(self) -> Rollout:
+        """Returns it with the inner policy's state where the core is ``(own, inner)``; replayed windows carry none."""
+        return self._replace(core=self.core[1], final_core=self.final_core[1]) if self.core else self
+
     def env_major(self) -> Rollout:
         """Returns it as ``[B, T, ...]``, one example per environment; ``core`` and ``final_core`` stay ``[B, ...]``."""
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
@@ -218,9 +222,9 @@ class Algorithm:
     """``(variables, rollout, context) -> batch``, whose leading axis holds ``N`` independent examples
     in environment-major order: all examples of environment 0, then all of environment 1, and so on."""
     loss: Callable[..., tuple[jax.Array, jax.Array, Aux]]
-    """``(variables, batch, context) -> (losses, mask, aux)``, all per example (leading axis ``N``).
-    The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it
-    with respect to ``variables.params``."""
+    """``(variables, batch, context) -> (losses, mask, aux)``, all per example (leading axis ``N``). The learner forms
+    ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to ``variables.params``. The
+    mask is bool, or holds weights, which count as constants."""
     optimizer: optax.GradientTransformation
     """Its ``update`` also gets ``env_step``, as in ``Context``, if it takes extra arguments."""
     window: int | None = None

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.actors.played import NO_FAULT, Played, begin, go_on
+from jaxrl_dist.actors.played import ALL_FINITE, Played, begin, go_on
 from jaxrl_dist.actors.step import after_step, env_of, in_rows, indices, initial_core, keys_of, row_slices
 from jaxrl_dist.envs.base import DrawnEnv, Share, not_finite
 from jaxrl_dist.envs.source import EnvSource
@@ -285,7 +285,7 @@ class Evaluator:
     def _check_finite(self, played: Played) -> None:
         """Raises ``EnvError`` for the first observation or reward that was not finite."""
         where, step = int(played.fault), max(int(played.steps) - 1, 0)
-        if where < NO_FAULT:
+        if where != ALL_FINITE:
             index = env_of(self._source.spec, where // 2, self._num_envs)
             raise not_finite(self._source.spec, index, step, ("observation", "reward")[where % 2])
 

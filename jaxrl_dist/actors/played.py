@@ -14,7 +14,7 @@ from jaxrl_dist.actors.step import in_rows, row_slices
 from jaxrl_dist.envs.base import DeviceEnv
 from jaxrl_dist.types import PyTree, Variables
 
-NO_FAULT = np.int32(2**31 - 1)
+ALL_FINITE = np.int32(2**31 - 1)
 
 
 class Played(NamedTuple):
@@ -35,7 +35,7 @@ class Played(NamedTuple):
     running: jax.Array  # [2, B] float32, return and length of the episodes under way
     counted: jax.Array  # [2, B] float32, return and length that cut episodes have already been credited with
     cut: jax.Array  # [B] int32
-    fault: jax.Array  # int32 scalar, 2 * environment + (0: observation, 1: reward); NO_FAULT: none
+    fault: jax.Array  # int32 scalar, 2 * environment + (0: observation, 1: reward); ALL_FINITE: none
 
 
 def begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> Played:
@@ -67,7 +67,7 @@ def go_on(
     last = played.steps + steps
 
     def more(played: Played) -> jax.Array:
-        return (played.steps < last) & jnp.any(played.done < quota) & (played.fault == NO_FAULT)
+        return (played.steps < last) & jnp.any(played.done < quota) & (played.fault == ALL_FINITE)
 
     def step(played: Played) -> Played:
         action, core, _ = act(hyper, variables, played.obs, played.core, (), key, played.steps)
@@ -111,10 +111,10 @@ def step_keys(key: jax.Array, step: jax.Array | int, num_envs: int) -> jax.Array
 def _fault(env: DeviceEnv, obs: PyTree, reward: jax.Array) -> jax.Array:
     """Returns the first environment whose observation or reward is not finite, as ``Played.fault``."""
     rows = jnp.arange(len(reward), dtype=jnp.int32)
-    fault = jnp.asarray(NO_FAULT)
+    fault = jnp.asarray(ALL_FINITE)
     slices = row_slices(env.spec, len(reward))
     for places, own in [(slices[name], obs[name]) for name in slices] or [(slice(None), obs)]:
         for part in jax.tree.leaves(own):
             wrong = ~jnp.isfinite(part).all(axis=tuple(range(1, part.ndim)))
-            fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, 2 * rows[places], NO_FAULT)))
-    return jnp.minimum(fault, jnp.min(jnp.where(jnp.isfinite(reward), NO_FAULT, 2 * rows + 1)))
+            fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, 2 * rows[places], ALL_FINITE)))
+    return jnp.minimum(fault, jnp.min(jnp.where(jnp.isfinite(reward), ALL_FINITE, 2 * rows + 1)))

@@ -27,7 +27,7 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
         check_range(self, "rms_epsilon", above=0)
         check_range(self, "gae_lambda", "rms_decay", low=0, high=1)
         own = self.optimizer is None
-        check_used(self, "rms_decay", "rms_epsilon", there=own, needed="RMSProp, which --optimizer replaces")
+        check_used(self, "rms_decay", "rms_epsilon", there=own, needed="A2C's own RMSProp, which --optimizer replaces")
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:

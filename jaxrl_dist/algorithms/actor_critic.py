@@ -157,9 +157,6 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
 def _correlated(net: ActorCritic, correlation: Any, size: int) -> ActorCritic:
     """Lets consecutive actions have correlated noise ``[B, size]``, which the policy's state carries to the next."""
 
-    def strip(rollout: Rollout) -> Rollout:
-        return rollout._replace(core=rollout.core[1], final_core=rollout.final_core[1])
-
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         noise, rest = core
         if context.keys is not None:
@@ -173,10 +170,10 @@ def _correlated(net: ActorCritic, correlation: Any, size: int) -> ActorCritic:
     return net._replace(
         policy=policy,
         initial_core=lambda num_envs: (jnp.zeros((num_envs, size)), net.initial_core(num_envs)),
-        values=lambda variables, rollout: net.values(variables, strip(rollout)),
-        examples=lambda rollout, **fields: net.examples(strip(rollout), **fields),
+        values=lambda variables, rollout: net.values(variables, rollout.with_inner_core()),
+        examples=lambda rollout, **fields: net.examples(rollout.with_inner_core(), **fields),
         feedback=feedback,
-        unroll=lambda params, rollout: net.unroll(params, strip(rollout)),
+        unroll=lambda params, rollout: net.unroll(params, rollout.with_inner_core()),
     )
 
 

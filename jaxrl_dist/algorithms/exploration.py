@@ -137,11 +137,6 @@ def parameter_noise(
     def inner(variables: Variables) -> Variables:
         return variables._replace(stats=variables.stats[1])
 
-    def strip(rollout: Rollout) -> Rollout:
-        if not rollout.core:  # replayed windows carry no policy state
-            return rollout
-        return rollout._replace(core=rollout.core[1], final_core=rollout.final_core[1])
-
     def perturbed(variables: Variables, noise: jax.Array) -> PyTree:
         key = jax.random.wrap_key_data(noise)
         return perturbation.perturbed(acting(variables.params), key, variables.stats[0])
@@ -169,7 +164,7 @@ def parameter_noise(
         return core[0], algorithm.feedback(core[1], action, step)
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return algorithm.postprocess(inner(variables), strip(rollout), context)
+        return algorithm.postprocess(inner(variables), rollout.with_inner_core(), context)
 
     def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
         losses, mask, aux = algorithm.loss(inner(variables), batch, context)
@@ -189,7 +184,7 @@ def parameter_noise(
         at_once = min(perturbation.copies_at_once(plain), len(rows[0]))
         mean = mesh.global_mean(jax.lax.map(apart, rows, batch_size=at_once), rollout.valid[0])
         std = jnp.where(mean > limit(context.env_step), std / ADAPTATION, std * ADAPTATION)
-        return std, algorithm.observe(inner(variables), strip(rollout), context)
+        return std, algorithm.observe(inner(variables), rollout.with_inner_core(), context)
 
     return dataclasses.replace(
         algorithm,

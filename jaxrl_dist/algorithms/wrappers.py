@@ -178,14 +178,9 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
     def initial_core(num_envs: int) -> PyTree:
         return jnp.zeros((num_envs,), jnp.float32), algorithm.initial_core(num_envs)
 
-    def strip(rollout: Rollout) -> Rollout:
-        if not rollout.core:  # replayed windows carry no policy state
-            return rollout
-        return rollout._replace(core=rollout.core[1], final_core=rollout.final_core[1])
-
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         reward = jnp.clip(rollout.reward / variables.stats[0].std(), -CLIP, CLIP)
-        return inner.postprocess(variables, strip(rollout)._replace(reward=reward), context)
+        return inner.postprocess(variables, rollout.with_inner_core()._replace(reward=reward), context)
 
     def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         def step(total: jax.Array, outcome: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -194,7 +189,7 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
             return total, total
 
         _, returns = jax.lax.scan(step, rollout.core[0], (rollout.reward, rollout.valid))
-        stats, others = inner.observe(variables, strip(rollout), context)
+        stats, others = inner.observe(variables, rollout.with_inner_core(), context)
         return stats.merge(returns, rollout.valid), others
 
     return dataclasses.replace(
@@ -228,4 +223,7 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
-    return dataclasses.replace(algorithm, postprocess=postprocess, observe=observe, feedback=feedback)
+    clipping = dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback)
+    if algorithm.observe is Algorithm.observe:  # keeps no statistics, which ``halves.check_sizes`` tells by this
+        return clipping
+    return dataclasses.replace(clipping, observe=observe)

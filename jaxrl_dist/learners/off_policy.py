@@ -57,8 +57,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1, *, pac
         state = sgd.apply(algorithm, state, grads)
         if replay.priority_exponent is not None:
             assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
-            # A window without a finite priority, as when the loss overflows, gets the smallest: it can still be drawn.
-            powered = powered_priority(replay, jnp.where(jnp.isfinite(priority), priority, 0.0))
+            powered = powered_priority(replay, priority)
             state = state._replace(memory=ring.set_priority(state.memory, index, powered))
         return state, metrics
 
@@ -112,9 +111,12 @@ PRIORITY_EPSILON = 1e-6
 
 
 def powered_priority(replay: Replay, priority: jax.Array) -> jax.Array:
-    """Returns ``p^alpha`` (Schaul et al. 2016, equation 1)."""
+    """Returns ``p^alpha`` (Schaul et al. 2016, equation 1).
+
+    A window without a finite priority, as when the loss overflows, gets the smallest: it can still be drawn.
+    """
     assert replay.priority_exponent is not None
-    return (priority + PRIORITY_EPSILON) ** replay.priority_exponent
+    return (jnp.where(jnp.isfinite(priority), priority, 0.0) + PRIORITY_EPSILON) ** replay.priority_exponent
 
 
 def initial_priority(

@@ -47,9 +47,10 @@ def gradient(
 ) -> tuple[PyTree, Mapping[str, jax.Array], jax.Array | None]:
     """Differentiates the mean loss over the examples of all devices.
 
-    The mean is ``sum(weight * losses * mask) / sum(mask)``, both sums over all devices. Each device differentiates its
-    own sum; gradients, losses and counts are then added up together, and divided. A mean of per-device means would
-    weigh devices, not examples, whenever masks differ.
+    The mean is ``sum(weight * losses * mask) / sum(mask)``, both sums over all devices. The mask is bool, or holds
+    weights of its own, which count as constants. Each device differentiates its own sum; gradients, losses and counts
+    are then added up together, and divided. A mean of per-device means would weigh devices, not examples, whenever
+    masks differ.
 
     Args:
       batch: this device's examples, leading axis ``N``.
@@ -78,7 +79,7 @@ def gradient(
     def summed_loss(params: PyTree, examples: Any) -> tuple[jax.Array, Any]:
         per_example, mask, priority = losses_of(params, examples)
         per_example = {name: x if name == "loss/total" else jax.lax.stop_gradient(x) for name, x in per_example.items()}
-        masked = [jnp.where(mask, x, 0.0) for x in per_example.values()]
+        masked = [_masked(x, mask) for x in per_example.values()]
         arrays = mesh.vary([*masked, mask.astype(jnp.float32)])
         *totals, count = packing.sums(mesh.vary_as(arrays, arrays))  # a mask may be a constant
         sums = dict(zip(per_example, totals, strict=True))
@@ -100,9 +101,22 @@ def gradient(
     function = partial(jax.lax.platform_dependent, **ways, default=differentiate) if ways else differentiate
     sums, priority = function(params, examples)
     grads, sums, count = mesh.global_sum(sums)
-    grads, metrics = jax.tree.map(lambda x: x / jnp.maximum(count, 1.0), (grads, sums))
+    # Taken once before the loop, the divisor would change the last bits of results: XLA fuses it otherwise.
+    grads, metrics = jax.tree.map(lambda x: x / _divisor(count, mask), (grads, sums))
     norm = packing.global_norm(grads)
     return grads, metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}, priority
+
+
+def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns ``x * mask``, which is 0 where the mask is, even if ``x`` is not finite there."""
+    if mask.dtype == bool:
+        return jnp.where(mask, x, 0.0)
+    return jnp.where(mask == 0, 0.0, x) * jax.lax.stop_gradient(mask)
+
+
+def _divisor(count: jax.Array, mask: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns the sum of a mask, but 1 if the mask is 0 everywhere; weights may well add up to less than 1."""
+    return jnp.maximum(count, 1.0) if mask.dtype == bool else jnp.where(count == 0, 1.0, count)
 
 
 def _microbatch(params: PyTree, batch: PyTree, num_losses: int) -> int:

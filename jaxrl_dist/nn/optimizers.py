@@ -71,12 +71,13 @@ class OptimizerConfig(Inherits):
         Args:
           own: optax's name of the algorithm's optimiser.
           learning_rate: the step size at the start, which may be traced.
-          options: of the algorithm's optimiser.
+          options: of the algorithm's optimiser, for when the flags name none.
         """
         import optax
 
         name = self.optimizer or own
-        options = options if name == own else {}
+        if self.optimizer is not None:
+            options = {}  # even if it names the algorithm's own: a name always means optax's defaults
         parts = []
         if self.weight_decay is not None and name in DECOUPLED:
             options["weight_decay"] = self.weight_decay

@@ -17,6 +17,7 @@ from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config import RUN_DEFAULTS, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.plans import PLANS
 from jaxrl_dist.training import resolving
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.stored import stored_config, stored_fields, to_json
@@ -63,6 +64,12 @@ def test_help_is_short_and_shows_the_values_that_would_run(
     named, _ = shown("train apex --env CartPole-v1 --help-all")
     assert named["plan"] == "asynchronous" and named["num-actors"] == "2" and named["priority-exponent"] == "0.6"
     assert len(shown("train ppo --help")[1].splitlines()) < 60 < len(shown("train ppo --help-all")[1].splitlines())
+
+
+def test_the_help_of_actor_threads_names_every_plan_that_has_them() -> None:
+    sentence = help.docstrings(Train)["num_actors"]
+    named = {name for name in PLANS if f"'{name}'" in sentence}
+    assert named == {name for name, plan in PLANS.items() if plan.threaded}
 
 
 def test_help_of_a_command_names_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ from jaxrl_dist.envs import stacks
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.learners.halves import check_sizes
 from jaxrl_dist.memory import frames
 from jaxrl_dist.rng import RESET
 from jaxrl_dist.training import setup
@@ -271,6 +272,15 @@ def observed(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
         lambda x: algorithm.observe(variables, x, Context()), make_mesh(1), (meshes.ROLLOUT,), meshes.REPLICATED
     )
     return observe(rollout)
+
+
+def test_clipped_rewards_alone_fit_the_plan_that_keeps_no_statistics() -> None:
+    plain = jaxrl_dist.preset("a3c", "CartPole-v1", clip_rewards="1")
+    check_sizes(setup.make_algorithm(plain, spec()), 8)
+    for name in ("normalize_observations", "scale_rewards"):
+        config = dataclasses.replace(plain, **{name: True})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="running statistics are not kept under plan gradients"):
+            check_sizes(setup.make_algorithm(config, spec()), 8)
 
 
 # --- From the command line ------------------------------------------------------------------------------

@@ -180,6 +180,40 @@ def test_mean_over_unequal_masks() -> None:
     assert abs(np.mean(by_device) - np.mean(x[mask])) > 0.01  # so the test can tell
 
 
+@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("weights", [[0.5, 1.0, 2.0], [1e-3], [1, 3]], ids=["mixed", "small", "whole"])
+def test_a_mask_of_weights_makes_a_weighted_mean(weights: list[float], num_devices: int) -> None:
+    """Against float64, beside importance weights, which metrics do not have; a weight of 0 hides even NaN."""
+    rng = np.random.default_rng(0)
+    x, noise, importance = rng.normal(size=32), rng.normal(size=32), rng.random(32)
+    mask = rng.choice([0, *weights], size=32)
+    batch = {"x": np.float32(x), "noise": np.float32(noise)}
+    batch["mask"] = mask.astype(np.int32 if isinstance(weights[0], int) else np.float32)
+
+    def loss(variables: Variables, batch: Any, context: Context) -> Any:
+        w = variables.params["w"]
+        losses = jnp.where(batch["mask"] == 0, jnp.nan, jnp.square(w * batch["x"] - batch["noise"]))
+        # Of a weight that depends on the parameters, no gradient is taken.
+        mask = batch["mask"] * (1 + w - jax.lax.stop_gradient(w)) if weights == [1e-3] else batch["mask"]
+        return losses, mask, Aux({"mean": batch["x"]})
+
+    params = {"w": jnp.float32(0.7)}
+    algorithm = dataclasses.replace(PG(**NET).make(DISCRETE), init=lambda key: Variables(params, ()), loss=loss)
+
+    def run(state: TrainState, batch: Any, importance: jax.Array) -> Any:
+        keys = jax.vmap(jax.random.key)(meshes.global_index(len(importance)))
+        return sgd.gradient(algorithm, state, batch, keys, importance)[:2]
+
+    specs = (meshes.REPLICATED, meshes.BATCH, meshes.BATCH)
+    program = jax.jit(meshes.learning(run, make_mesh(num_devices), specs, meshes.REPLICATED))
+    grads, metrics = program(sgd.init(algorithm, jax.random.key(0)), batch, np.float32(importance))
+    assert 0 < (mask == 0).sum() < 32
+    error, total = 0.7 * x - noise, mask.sum()
+    np.testing.assert_allclose(metrics["loss/total"], (mask * importance * error**2).sum() / total, rtol=1e-5)
+    np.testing.assert_allclose(grads["w"], (mask * importance * 2 * error * x).sum() / total, rtol=1e-5)
+    np.testing.assert_allclose(metrics["mean"], (mask * x).sum() / total, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "num_examples, each, parts",
     [

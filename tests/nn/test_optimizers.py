@@ -51,6 +51,12 @@ def test_without_a_name_it_is_the_algorithms_with_its_options() -> None:
     np.testing.assert_array_equal(steps(named, 0), np.asarray(PARAMS["w"] - 0.1 * GRADS["w"]))
 
 
+def test_the_algorithms_optimizer_has_optaxs_defaults_when_it_is_named() -> None:
+    ours = OptimizerConfig(optimizer="rmsprop").make_optimizer("rmsprop", 0.1, decay=0.5)
+    np.testing.assert_array_equal(steps(ours, 0, 1), steps(optax.rmsprop(0.1), 0, 1))
+    assert (steps(ours, 0, 1) != steps(optax.rmsprop(0.1, decay=0.5), 0, 1)).any()
+
+
 def test_weight_decay_is_added_to_the_gradient_or_apart_from_it() -> None:
     added = OptimizerConfig(optimizer="sgd", weight_decay=0.5).make_optimizer("adam", 0.1)
     np.testing.assert_allclose(steps(added, 0), PARAMS["w"] - 0.1 * (GRADS["w"] + 0.5 * PARAMS["w"]), rtol=1e-6)
@@ -141,7 +147,8 @@ def test_what_is_refused(what: str) -> None:
         jaxrl_dist.Train(PPO(**fields), env="gymnax:CartPole-v1").checked()
 
 
-def test_settings_of_the_replaced_optimizer_are_refused() -> None:
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+def test_settings_of_the_replaced_optimizer_are_refused(name: str) -> None:
     config = jaxrl_dist.Train("a2c", env="gymnax:CartPole-v1")
-    with pytest.raises(ConfigError, match="rms_decay does nothing without RMSProp, which optimizer replaces"):
-        jaxrl_dist.preset("a2c", config.env, optimizer="adam", rms_decay=0.9)
+    with pytest.raises(ConfigError, match="rms_decay does nothing without A2C's own RMSProp, which optimizer replaces"):
+        jaxrl_dist.preset("a2c", config.env, optimizer=name, rms_decay=0.9)

@@ -858,6 +858,26 @@ def test_actors_find_the_priorities_that_the_learner_would() -> None:
     assert np.isnan(compile_priority(too_long, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))).all()
 
 
+def test_a_new_window_without_a_finite_priority_gets_the_smallest() -> None:
+    """As one that was replayed: one that is infinite would be drawn for ever, and NaN stands for the largest."""
+    job = base("dqn", 1)
+    config = dataclasses.replace(CONFIGS["dqn"], n_step=1, priority_exponent=0.6)
+    algorithm, spec = config.make(job.source.spec), job.source.spec
+    rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
+    places = tuple(np.argwhere(rollout.valid)[[1, 5]].T)
+    broken = rollout.reward.copy()
+    broken[places] = np.inf, np.nan
+    state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
+    program = compile_priority(algorithm, make_mesh(1))
+    plain, found = (
+        program(state, rollout._replace(reward=reward), jax.random.key(1), np.int32(0))
+        for reward in (rollout.reward, broken)
+    )
+    expected = np.array(plain)
+    expected[places] = 1e-6**0.6
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_a_learner_that_runs_freely_does_not_wait_for_slow_actors() -> None:
     """It makes more updates than the ratio asks for, from the first on, and still sees what goes wrong."""
 
