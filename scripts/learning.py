@@ -434,7 +434,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "- **PPO on Swimmer**: RL Zoo has flags for this task alone, with a discount of 0.9999. That discount alone",
         "  did not help here (26, one seed).",
         "- **PPO on PointRobot**: the goal is hidden and changes with each episode. The observation holds the last",
-        "  reward and action, for policies that remember them, as with `--core gru`.",
+        "  reward and action, for policies that remember them: with `--core gru` it returned 9.1 (one seed).",
         "- **PPO on MountainCar**: one of three seeds never meets the goal.",
         "- **PPO on Pong**: CleanRL's score is after 40M frames, four times as many.",
         "- **PPO on a MemoryChain of 40 steps**: `--core linear` and `attention` remember that long; `gru` and",

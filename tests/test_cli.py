@@ -277,6 +277,8 @@ BAD = {
     "resume {runs}/done --total-env-steps many": "--total-env-steps: 'many' is no whole number",
     "resume {runs}/done --sed 1": "did you mean '--seed'?",
     "resume {runs}/done --seed 1": "--seed cannot change where a run is resumed; a new run takes it: jaxrl-dist train",
+    "resume {runs}/done --resume-or-start": "--resume-or-start cannot change where a run is resumed",
+    "resume {runs}/done --plan-memory here": "--plan-memory cannot change where a run is resumed",
     "resume {runs}/done --no-normalize-advantages": "--normalize-advantages cannot change where a run is resumed",
     "resume {runs}/done --env Acrobot-v1": "--env is gymnax:Acrobot-v1, and the run to be resumed has gymnax:Cart",
     "resume {runs}/done --num-devices 3": "the run cannot go on over 3 devices; these --num-devices work: 1, 2, 4, 8",

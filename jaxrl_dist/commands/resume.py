@@ -48,14 +48,8 @@ def run(args: Sequence[str]) -> int:
     check_run_dir(run_dir)
     before = stored_config(run_dir, own, env)
     given = flags.parse_train(type(before.algorithm), args)
-    was = {
-        **vars(before),
-        **vars(before.algorithm),
-        "quiet": False,
-        "verbose": False,
-        "config": None,
-        "placement": None,
-    }
+    defaults = {field.name: field.default for field in dataclasses.fields(flags.Command)}
+    was = {**defaults, **vars(before), **vars(before.algorithm)}
     changes = {name: value for name, value in given.items() if value != was[name]}
     for name in changes:
         if name not in allowed:

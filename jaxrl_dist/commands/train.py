@@ -194,7 +194,8 @@ def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
 
     Raises:
       ConfigError: the run there has other flags, or another process uses it.
-      FinishedError: it is finished.
+      FinishedError: it is finished, or trained without a checkpoint to go on from: a full disk or a kill may end a run
+        between its trained variables and its last checkpoint.
     """
     from jaxrl_dist.run import checkpoint, files
     from jaxrl_dist.training import resuming
@@ -203,6 +204,8 @@ def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
     there = any(checkpoint.saved(folder) for folder in (path, *files.members_of(path)))
     if peers.told(there, "whether a checkpoint is there"):
         return resuming.prepare_resume(config, path, {})
+    if peers.told(checkpoint.trained(path), "whether the run is trained"):
+        raise FinishedError(f"{path} is trained, but has no checkpoint to go on from; jaxrl-dist evaluate {path} works")
     if peers.first():
         files.abandon(path)
     return None

@@ -153,6 +153,11 @@ def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
     return sorted(there, key=number_of, reverse=True)
 
 
+def trained(run_dir: str | pathlib.Path) -> bool:
+    """Returns whether a run directory holds trained variables, which are written before the last checkpoint."""
+    return pathlib.Path(run_dir, CHECKPOINTS, FINAL).exists()
+
+
 def number_of(path: pathlib.Path) -> int:
     """Returns the env steps of a checkpoint."""
     return int(path.name.removeprefix(".").removesuffix(".kept"))

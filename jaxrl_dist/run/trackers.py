@@ -44,8 +44,14 @@ def start(config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], re
       ConfigError: Weights & Biases refuses.
       OSError: the run directory cannot be written.
     """
-    trackers: list[Tracker] = [TensorBoard(run_dir, resumed)] if config.tensorboard else []
-    return [*trackers, WeightsAndBiases(run_dir, content)] if config.wandb else trackers
+    with contextlib.ExitStack() as started:
+        trackers: list[Tracker] = [TensorBoard(run_dir, resumed)] if config.tensorboard else []
+        for tracker in trackers:
+            started.callback(close, tracker)
+        if config.wandb:
+            trackers.append(WeightsAndBiases(run_dir, content))
+        started.pop_all()  # without an error, the run closes them
+    return trackers
 
 
 def close(tracker: Tracker) -> None:

@@ -141,13 +141,13 @@ class Run(NamedTuple):
         reported = None if resumed is None else resumed.progress["reported"]
         try:
             others = trackers.start(config, directory, kept, reported and reported["env_steps"])
-        except ConfigError:
+            for tracker in others:
+                stack.callback(trackers.close, tracker)
+            files = run_files.RunFiles(directory, file, kept, reported and reported["iteration"], others)
+        except BaseException:
             if resumed is None:
-                (directory / run_files.METRICS).unlink()  # else the directory would seem to hold a run
+                run_files.unclaim(directory)
             raise
-        for tracker in others:
-            stack.callback(trackers.close, tracker)
-        files = run_files.RunFiles(directory, file, kept, reported and reported["iteration"], others)
         stack.enter_context(contextlib.closing(files))
         about = {"config": kept, "versions": run_files.versions()}
         saver = Saver(directory, config.keep_checkpoints, about)

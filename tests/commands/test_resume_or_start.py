@@ -63,11 +63,17 @@ def test_what_a_run_without_a_checkpoint_has_left_makes_room(run_dir: Path) -> N
     assert (run_dir / "notes.txt").read_text() == "mine"
 
 
-def test_trained_variables_are_not_deleted(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_last_checkpoint_is_lost_is_trained(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A full disk or a kill may end a run before it; the supervisor stops, and nothing is deleted."""
     for path in checkpoint.saved(run_dir):
         shutil.rmtree(path)
-    assert train(run_dir, "--quiet") == 2
-    assert "holds a run already" in capsys.readouterr().err and (run_dir / "checkpoints" / "final").exists()
+    assert train(run_dir) == 0
+    out, err = capsys.readouterr()
+    assert (
+        out.count("\n") == 1
+        and f"is trained, but has no checkpoint to go on from; jaxrl-dist evaluate {run_dir}" in out
+    )
+    assert err == "" and cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0
 
 
 def test_it_needs_a_directory(capsys: pytest.CaptureFixture[str]) -> None:

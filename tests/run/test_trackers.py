@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import signal
@@ -187,6 +188,24 @@ def test_what_wandb_refuses_is_one_line(
     assert capsys.readouterr().err == "jaxrl-dist: error: --wandb: No API key configured. Use `wandb login`\n"
     wandb.clear()
     runs.train(COMMAND, tmp_path / "run")  # as the directory holds no run
+
+
+def test_a_start_that_fails_leaves_the_directory_free_and_no_file_open(
+    wandb: list[FakeRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    closed, close = list[None](), trackers.TensorBoard.close
+    monkeypatch.setattr(trackers.TensorBoard, "close", lambda tracker: closed.append(close(tracker)))
+    wandb.append(FakeRun(name="refused"))
+    both = ["train", *COMMAND.split(), "--tensorboard", "--wandb", "--quiet", "--run-dir", str(tmp_path / "run")]
+    assert cli.main(both) == 2 and len(closed) == 1
+    with monkeypatch.context() as full:
+        full.setattr(run_files, "write_json", no_space)
+        assert cli.main(["train", *COMMAND.split(), "--quiet", "--run-dir", str(tmp_path / "run")]) == 1
+    runs.train(COMMAND, tmp_path / "run")
+
+
+def no_space(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_without_the_package_nothing_begins(
