@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -391,3 +392,17 @@ def test_maps_and_the_options_of_the_game_below_are_those_of_smax() -> None:
         find("jaxmarl:HeuristicEnemySMAX", {"scenario": "4m"})
     with pytest.raises(ConfigError, match="MPE_simple_spread_v3 has no option 'scenario'"):
         find("jaxmarl:MPE_simple_spread_v3", {"scenario": "3m"})
+
+
+def test_the_time_limit_of_brax_s_teams_is_a_truncation() -> None:
+    pytest.importorskip("brax")
+    pytest.importorskip("jaxmarl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # both libraries' own
+        env = find("jaxmarl:ant_4x2", {"episode_length": "3"}).device()
+        keys, ended = jax.random.split(jax.random.key(0), 4), []
+        state, _ = jax.jit(env.reset)(keys)
+        for _ in range(3):
+            state, step, _ = jax.jit(env.step)(state, np.zeros((4, 2), np.float32), keys)
+            ended.append((step.terminated.any(), step.truncated.all()))
+    assert ended == [(False, False), (False, False), (False, True)]

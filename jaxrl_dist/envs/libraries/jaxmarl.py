@@ -14,7 +14,8 @@ from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.groups import Team
 from jaxrl_dist.errors import ConfigError
 
-CLOCK = "max_steps"
+CLOCKS: Mapping[str, Mapping[str, Any]] = {"max_steps": {}, "episode_length": {"auto_reset": False}}
+"""Arguments that set a time limit, with those that go with them: MABrax would replace an episode's last observation."""
 
 
 def ids() -> list[str]:
@@ -31,17 +32,18 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
     parameters = _parameters(env)
     defaults = {name: value for name, value in parameters.items() if isinstance(value, bool | int | float | str)}
     maps = {"scenario": ""} if "scenario" in parameters else {}
-    limit = getattr(env, CLOCK, None)
-    clock = {} if limit is None else {CLOCK: int(limit)}
+    known = next((name for name in CLOCKS if getattr(env, name, None) is not None), None)
+    clock = {} if known is None else {known: int(getattr(env, known))}
     name = f"jaxmarl:{env_id}"
     values: dict[str, Any] = parse_options(name, options, {**defaults, **maps, **clock, "state": False})
     shows_state = values.pop("state", False)
     if "scenario" in values:
         values["scenario"] = _scenario(name, values["scenario"])
-    if limit is not None:
-        limit = values.pop(CLOCK, int(limit))
+    limit = None
+    if known is not None:
+        limit = values.pop(known, clock[known])
         # The library would report its time limit as the end of the task, so its limit is one step above the one here.
-        clock = {CLOCK: limit + 1}
+        clock = {known: limit + 1, **CLOCKS[known]}
     try:
         env = jaxmarl.make(env_id, **values, **clock)
     except TypeError:  # a few have a limit that no argument sets
