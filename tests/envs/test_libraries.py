@@ -397,7 +397,7 @@ def test_maps_and_the_options_of_the_game_below_are_those_of_smax() -> None:
 def test_the_time_limit_of_brax_s_teams_is_a_truncation() -> None:
     pytest.importorskip("brax")
     pytest.importorskip("jaxmarl")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")  # both libraries' own
         env = find("jaxmarl:ant_4x2", {"episode_length": "3"}).device()
         keys, ended = jax.random.split(jax.random.key(0), 4), []
