@@ -120,9 +120,8 @@ def programs(population: Sequence[Member], hyper: Sequence[str]) -> list[list[in
     """Returns the members, by number, that one program can train: they differ in seeds and in ``hyper`` only."""
     groups: dict[str, list[int]] = {}
     for number, member in enumerate(population):
-        fields = (
-            member.values if several(member.config.algorithm) else {**member.values, **vars(member.config.algorithm)}
-        )
+        algorithm = member.config.algorithm
+        fields = member.values if several(algorithm) else {**member.values, **vars(algorithm)}
         fixed = {name: value for name, value in fields.items() if name not in hyper}
         groups.setdefault(repr(fixed), []).append(number)
     return list(groups.values())
