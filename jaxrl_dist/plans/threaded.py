@@ -228,15 +228,14 @@ class Tally(reports.HostInterval):
         super().__init__(job, length)
         self.env_steps = job.env_steps  # of samples learned from or dropped as too old
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
-        self._trained = self._dropped = 0
+        self._trained = 0
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from
 
     def fresh(self, sample: Sample) -> bool:
-        """Returns True if a sample's policy is recent enough to learn from; otherwise counts the sample as dropped."""
+        """Returns True if a sample's policy is recent enough to learn from; otherwise counts its steps and episodes."""
         fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
         if not fresh:
             self._count([sample])
-            self._dropped += 1
         return fresh
 
     def _count(self, samples: Sequence[Sample]) -> None:
@@ -258,9 +257,13 @@ class Tally(reports.HostInterval):
             self._trained += peers.count()
             self._lags[self._lag(sample)] += peers.count()
 
-    def drop(self, samples: int) -> None:
-        """Counts unused samples as dropped."""
-        self._dropped += samples
+    def counts(self) -> dict[str, float]:
+        """Returns what has become of this session's samples."""
+        sent, queued = self._pool.streams.count()
+        # Nothing was learned from these: too old, of a round that was cut short, or left when the pool was closed.
+        dropped = sent - queued - self._trained // peers.count()
+        numbers = {"queue": queued, "sent": sent, "trained": self._trained, "dropped": dropped}
+        return {f"async/{name}": float(number) for name, number in numbers.items()}
 
     def done(self) -> bool:
         """Returns whether the run was done before this session."""
@@ -278,15 +281,11 @@ class Tally(reports.HostInterval):
         seconds |= {"updating": seconds.get("updating", 0.0) - compiling, "compiling": compiling}
         acting, made = pool.seconds(), updates_of(state)
         idle = sum(acting.get(f"time/actor/{stage}_s", 0.0) for stage in ("parameters", "blocked"))
-        sent, queued = pool.streams.count()
         metrics: dict[str, float | None] = {
             "async/lag": sum(lag * count for lag, count in lags.items()) / lags.total() if lags else None,
             "async/lag_max": float(max(lags)) if lags else None,
             **{f"async/lag/{lag}": float(count) for lag, count in sorted(lags.items())},
-            "async/queue": float(queued),
-            "async/sent": float(sent),
-            "async/trained": float(self._trained),
-            "async/dropped": float(self._dropped),
+            **self.counts(),
             "async/restarts": float(pool.restarts),
             **({f"{name}/updates": float(count) for name, count in made.items()} if isinstance(made, dict) else {}),
             "async/learner_idle": seconds.get("waiting", 0.0) / max(sum(seconds.values()), 1e-9),

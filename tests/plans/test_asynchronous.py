@@ -273,6 +273,32 @@ def test_without_a_limit_nothing_is_dropped_before_the_stop() -> None:
     assert last.env_steps >= 12 * STEPS
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("lag", [None, 0])
+def test_a_round_that_is_cut_short_is_dropped(lag: int | None, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stop or by an error, after two rollouts of its four have been taken."""
+    take, calls, offered = flow.Parallel.take, itertools.count(), list[Callable[[], Report]]()
+
+    def cut_short(*args: Any) -> Any:
+        if next(calls) < ACTORS + 2:
+            return take(*args)
+        if fails:
+            raise ZeroDivisionError("injected")
+        return None
+
+    monkeypatch.setattr(flow.Parallel, "take", cut_short)
+    run = asynchronous(make(lag=lag)._replace(offer=offered.append))
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            list(run)
+        last = offered[0]()
+    else:
+        *_, last = run
+    sent, trained, dropped, queued = (last.metrics[f"async/{x}"] for x in ("sent", "trained", "dropped", "queue"))
+    assert trained == ACTORS and queued == 0
+    assert sent == trained + dropped and dropped is not None and dropped >= 2
+
+
 def test_the_last_report_comes_after_the_actors() -> None:
     """So they take nothing from the evaluation."""
     before = set(threading.enumerate())
@@ -538,9 +564,9 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
     tally = Tally(make(max_lag=0), fake, Store(), 1)  # type: ignore[arg-type]
     (found,) = rounds(job, fake, tally, lambda: False)
     assert found[0] is None and found[1] is not None and found[1].version == 3
-    assert tally.env_steps == 5 * 7 and tally._dropped == 5
+    assert tally.env_steps == 5 * 7
     tally.learn(found)
-    assert tally.env_steps == 6 * 7 and tally._dropped == 5
+    assert tally.env_steps == 6 * 7 and tally.counts()["async/dropped"] == 5
 
 
 # --- Restarts -----------------------------------------------------------------------------------------
