@@ -229,6 +229,7 @@ class Tally(reports.HostInterval):
         self.env_steps = job.env_steps  # of samples learned from or dropped as too old
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
         self._trained = 0
+        self._restarts_before = 0 if job.resumed is None else job.resumed.progress.get("restarts", 0)
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from
 
     def fresh(self, sample: Sample) -> bool:
@@ -276,6 +277,7 @@ class Tally(reports.HostInterval):
           stages: of the learner's thread; its "updating" includes the compilation of ``programs``.
         """
         pool, lags = self._pool, self._lags
+        restarts = self._restarts_before + pool.restarts  # of the whole run, like its env steps and updates
         compiling = sum(program.compile_seconds for program in programs)
         seconds = dict(stages.seconds)
         seconds |= {"updating": seconds.get("updating", 0.0) - compiling, "compiling": compiling}
@@ -286,15 +288,15 @@ class Tally(reports.HostInterval):
             "async/lag_max": float(max(lags)) if lags else None,
             **{f"async/lag/{lag}": float(count) for lag, count in sorted(lags.items())},
             **self.counts(),
-            "async/restarts": float(pool.restarts),
+            "async/restarts": float(restarts),
             **({f"{name}/updates": float(count) for name, count in made.items()} if isinstance(made, dict) else {}),
             "async/learner_idle": seconds.get("waiting", 0.0) / max(sum(seconds.values()), 1e-9),
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
-        extra_metrics = {**metrics, **times}
+        extra_metrics, kept = {**metrics, **times}, {"restarts": restarts}
         numbers = self._job, state, self.env_steps, clock, self.since()
-        report = reports.report(*numbers, due=self.due, score=self.score, extra_metrics=extra_metrics)
+        report = reports.report(*numbers, due=self.due, score=self.score, extra_metrics=extra_metrics, kept=kept)
         self.restart()
         self._lags.clear()
         return report
