@@ -235,11 +235,11 @@ class ActorPool:
                 finally:  # also if the pool is closed here
                     stages.mark("blocked")
 
-    def close(self) -> int:
-        """Ends the actors, closes their environments and returns the number of samples that nobody took."""
+    def close(self) -> None:
+        """Ends the actors and closes their environments."""
         self._stopping.set()
         self._store.wake()
-        return self.streams.close()
+        self.streams.close()
 
     def __enter__(self) -> ActorPool:
         return self

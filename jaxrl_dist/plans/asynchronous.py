@@ -177,7 +177,7 @@ def overlapped(job: Job, training: Training) -> Iterator[Report]:
             if tally.due:
                 yield now()
                 stages.mark("reporting")
-        tally.drop(pool.close())
+        pool.close()
         stages.mark("closing")
         yield now()
 

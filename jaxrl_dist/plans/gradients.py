@@ -84,7 +84,7 @@ def gradients(job: Job) -> Iterator[Report]:
             if tally.due:
                 yield now()
                 stages.mark("reporting")
-        tally.drop(pool.close())
+        pool.close()
         stages.mark("closing")
         yield now()
 

@@ -145,6 +145,11 @@ class Job(NamedTuple):
         return 0 if self.resumed is None else self.resumed.env_steps
 
     @property
+    def updates(self) -> int:
+        """Updates before this session, of all policies."""
+        return 0 if self.resumed is None else sum(map(int, jax.tree.leaves(self.resumed.state.updates)))
+
+    @property
     def score(self) -> float:
         """Mean return of the newest whole interval before this session; -infinity if no episode ended."""
         return -math.inf if self.resumed is None else score_of(self.resumed.progress)

@@ -80,7 +80,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     IntervalSums.from_json(progress["since"])
     counts = progress["reported"]
     numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
-    numbers.append(progress.get("evaluated", 0))
+    numbers += [progress.get("evaluated", 0), progress.get("restarts", 0)]
     seconds = [progress["wall_time_s"], progress["compile_s"], counts["seconds"]]
     seconds += [*progress.get("hyper", {}).values(), float.fromhex(progress.get("score", "0"))]
     if not all(isinstance(x, int) and x >= 0 for x in numbers) or not all(isinstance(x, float) for x in seconds):

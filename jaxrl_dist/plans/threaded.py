@@ -228,15 +228,15 @@ class Tally(reports.HostInterval):
         super().__init__(job, length)
         self.env_steps = job.env_steps  # of samples learned from or dropped as too old
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
-        self._trained = self._dropped = 0
+        self._trained = 0
+        self._restarts_before = 0 if job.resumed is None else job.resumed.progress.get("restarts", 0)
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from
 
     def fresh(self, sample: Sample) -> bool:
-        """Returns True if a sample's policy is recent enough to learn from; otherwise counts the sample as dropped."""
+        """Returns True if a sample's policy is recent enough to learn from; otherwise counts its steps and episodes."""
         fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
         if not fresh:
             self._count([sample])
-            self._dropped += 1
         return fresh
 
     def _count(self, samples: Sequence[Sample]) -> None:
@@ -258,9 +258,13 @@ class Tally(reports.HostInterval):
             self._trained += peers.count()
             self._lags[self._lag(sample)] += peers.count()
 
-    def drop(self, samples: int) -> None:
-        """Counts unused samples as dropped."""
-        self._dropped += samples
+    def counts(self) -> dict[str, float]:
+        """Returns what has become of this session's samples."""
+        sent, queued = self._pool.streams.count()
+        # Nothing was learned from these: too old, of a round that was cut short, or left when the pool was closed.
+        dropped = sent - queued - self._trained // peers.count()
+        numbers = {"queue": queued, "sent": sent, "trained": self._trained, "dropped": dropped}
+        return {f"async/{name}": float(number) for name, number in numbers.items()}
 
     def done(self) -> bool:
         """Returns whether the run was done before this session."""
@@ -273,29 +277,26 @@ class Tally(reports.HostInterval):
           stages: of the learner's thread; its "updating" includes the compilation of ``programs``.
         """
         pool, lags = self._pool, self._lags
+        restarts = self._restarts_before + pool.restarts  # of the whole run, like its env steps and updates
         compiling = sum(program.compile_seconds for program in programs)
         seconds = dict(stages.seconds)
         seconds |= {"updating": seconds.get("updating", 0.0) - compiling, "compiling": compiling}
         acting, made = pool.seconds(), updates_of(state)
         idle = sum(acting.get(f"time/actor/{stage}_s", 0.0) for stage in ("parameters", "blocked"))
-        sent, queued = pool.streams.count()
         metrics: dict[str, float | None] = {
             "async/lag": sum(lag * count for lag, count in lags.items()) / lags.total() if lags else None,
             "async/lag_max": float(max(lags)) if lags else None,
             **{f"async/lag/{lag}": float(count) for lag, count in sorted(lags.items())},
-            "async/queue": float(queued),
-            "async/sent": float(sent),
-            "async/trained": float(self._trained),
-            "async/dropped": float(self._dropped),
-            "async/restarts": float(pool.restarts),
+            **self.counts(),
+            "async/restarts": float(restarts),
             **({f"{name}/updates": float(count) for name, count in made.items()} if isinstance(made, dict) else {}),
             "async/learner_idle": seconds.get("waiting", 0.0) / max(sum(seconds.values()), 1e-9),
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
-        extra_metrics = {**metrics, **times}
+        extra_metrics, kept = {**metrics, **times}, {"restarts": restarts}
         numbers = self._job, state, self.env_steps, clock, self.since()
-        report = reports.report(*numbers, due=self.due, score=self.score, extra_metrics=extra_metrics)
+        report = reports.report(*numbers, due=self.due, score=self.score, extra_metrics=extra_metrics, kept=kept)
         self.restart()
         self._lags.clear()
         return report

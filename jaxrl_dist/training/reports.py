@@ -148,7 +148,7 @@ def saving(
     saver: Saver | PieceSaver | None,
     files: RunFiles | None,
     config: Train,
-    saved: int | None,
+    saved: tuple[int, int] | None,
     ending: Ending,
     clock: Callable[[], float] = time.monotonic,
     agree: Callable[[int, Callable[[], bool]], bool] = lambda iteration, wants: wants(),
@@ -161,7 +161,7 @@ def saving(
       save: all processes must call it, since each may hold parts of the state.
       saver: saves what this process has of the state.
       files: None: process 0 writes them.
-      saved: env steps of the checkpoint that the run was resumed from; None: a new run.
+      saved: env steps and updates of the checkpoint that the run was resumed from; None: a new run.
       clock: returns seconds.
       agree: ``(iteration, wants) -> answer``: members of a population save on the way after the same iterations.
 
@@ -177,16 +177,17 @@ def saving(
         if saver is None or files is None:
             return False
         late = 0 < config.checkpoint_minutes * 60 <= clock() - saved_at
-        due = late or passed(config.checkpoint_interval, saved or 0, report.env_steps)
+        due = late or passed(config.checkpoint_interval, saved[0] if saved else 0, report.env_steps)
         return due and not saver.busy() and files.in_place()
 
     for report in reports:
         ends = report.ended_by is not None or ending()
-        if report.env_steps != saved and (ends or agree(report.iteration, partial(due, report))):
+        progress = report.env_steps, report.updates  # a free-running learner makes updates without new env steps
+        if progress != saved and (ends or agree(report.iteration, partial(due, report))):
             if ends and files is not None:
                 files.check_place()
             save(report)
-            saved, saved_at = report.env_steps, clock()
+            saved, saved_at = progress, clock()
         if ends and saver is not None:
             saver.finish()
         yield report

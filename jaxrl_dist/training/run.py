@@ -207,7 +207,7 @@ class Run(NamedTuple):
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
         if config.run_dir:
-            done = None if job.resumed is None else job.env_steps
+            done = None if job.resumed is None else (job.env_steps, job.updates)
             reports = writing(reports, files)
             reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
         return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)

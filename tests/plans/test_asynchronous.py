@@ -38,6 +38,7 @@ from jaxrl_dist.plans import gradients as gradients_module
 from jaxrl_dist.plans.asynchronous import asynchronous, rounds
 from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.plans.threaded import Tally, homes, joiner, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
 
@@ -271,6 +272,32 @@ def test_without_a_limit_nothing_is_dropped_before_the_stop() -> None:
     assert last.metrics["async/sent"] == last.metrics["async/trained"] + last.metrics["async/dropped"]
     assert last.metrics["async/dropped"] <= 2 * ACTORS
     assert last.env_steps >= 12 * STEPS
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("lag", [None, 0])
+def test_a_round_that_is_cut_short_is_dropped(lag: int | None, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stop or by an error, after two rollouts of its four have been taken."""
+    take, calls, offered = flow.Parallel.take, itertools.count(), list[Callable[[], Report]]()
+
+    def cut_short(*args: Any) -> Any:
+        if next(calls) < ACTORS + 2:
+            return take(*args)
+        if fails:
+            raise ZeroDivisionError("injected")
+        return None
+
+    monkeypatch.setattr(flow.Parallel, "take", cut_short)
+    run = asynchronous(make(lag=lag)._replace(offer=offered.append))
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            list(run)
+        last = offered[0]()
+    else:
+        *_, last = run
+    sent, trained, dropped, queued = (last.metrics[f"async/{x}"] for x in ("sent", "trained", "dropped", "queue"))
+    assert trained == ACTORS and queued == 0
+    assert sent == trained + dropped and dropped is not None and dropped >= 2
 
 
 def test_the_last_report_comes_after_the_actors() -> None:
@@ -538,9 +565,9 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
     tally = Tally(make(max_lag=0), fake, Store(), 1)  # type: ignore[arg-type]
     (found,) = rounds(job, fake, tally, lambda: False)
     assert found[0] is None and found[1] is not None and found[1].version == 3
-    assert tally.env_steps == 5 * 7 and tally._dropped == 5
+    assert tally.env_steps == 5 * 7
     tally.learn(found)
-    assert tally.env_steps == 6 * 7 and tally._dropped == 5
+    assert tally.env_steps == 6 * 7 and tally.counts()["async/dropped"] == 5
 
 
 # --- Restarts -----------------------------------------------------------------------------------------
@@ -564,6 +591,22 @@ def test_environments_that_fail_are_made_anew(env_id: str) -> None:
     job = make(env=find(env_id), hook=hook, iterations=6, max_restarts=2)
     restarts = [report.metrics["async/restarts"] for report in asynchronous(job)]
     assert restarts == sorted(restarts) and restarts[-1] == 3
+
+
+def test_a_resumed_run_goes_on_counting_restarts() -> None:
+    """Also from a checkpoint of an older version, which did not count them."""
+    *_, last = asynchronous(make(hook=breaks(("actor-0", 3), ("actor-2", 5)), iterations=3, max_restarts=2))
+    whole = last.checkpoint()
+    assert whole.progress["restarts"] == 2
+    older = whole._replace(progress={name: x for name, x in whole.progress.items() if name != "restarts"})
+    for resumed, before in ((whole, 2), (older, 0)):
+        check_progress(resumed.progress)
+        job = make(hook=breaks(("actor-1", 3)), iterations=6, max_restarts=2)._replace(resumed=resumed)
+        *_, last = asynchronous(job)
+        assert last.metrics["async/restarts"] == before + 1 == last.checkpoint().progress["restarts"]
+    for wrong in (-1, 1.5, "1"):
+        with pytest.raises(ValueError, match="counts that no run has"):
+            check_progress({**whole.progress, "restarts": wrong})
 
 
 def test_too_many_restarts_end_the_run() -> None:

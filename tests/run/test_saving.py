@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import pty
@@ -29,7 +30,7 @@ from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint, manifest, saving, signals, trackers
+from jaxrl_dist.run import arrays, checkpoint, manifest, saving, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import reports as stages
 from jaxrl_dist.training import run as training_run
@@ -106,11 +107,12 @@ class FakeFiles:
         (0, 0, None, [100]),
         (40, 0, None, [60, 80, 100]),  # the first is put off
         (0, 2, None, [60, 100]),  # the first again, and 2 minutes from then on
-        (0, 2, 100, []),  # a resumed run that had nothing left to do
+        (0, 2, (100, 1), []),  # a resumed run that had nothing left to do
+        (0, 2, (100, 0), [100]),  # or that has learnt more from the same env steps
     ],
 )
 def test_checkpoints_come_by_steps_and_by_time(
-    interval: int, minutes: float, saved: int | None, expected: list[int]
+    interval: int, minutes: float, saved: tuple[int, int] | None, expected: list[int]
 ) -> None:
     config = jaxrl_dist.Train(
         "pg", env="x", total_env_steps=100, checkpoint_interval=interval, checkpoint_minutes=minutes
@@ -178,6 +180,25 @@ def saved(run_dir: Path) -> list[int]:
 
 def fail() -> None:
     raise KeyError("no such thing")
+
+
+def test_what_is_learnt_without_new_env_steps_is_saved_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As under ``--free-running``: the last checkpoint takes the place of the one at the same env steps."""
+
+    def plan(job: Job) -> Iterator[Report]:
+        yield fake_report(20)
+        again = fake_report(20, ended_by="total_env_steps")
+        more = again.checkpoint()._replace(state={"x": np.zeros(3, int)})  # type: ignore[arg-type]
+        yield dataclasses.replace(again, updates=again.updates + 1, checkpoint=lambda: more)
+
+    monkeypatch.setitem(training_run.PLANS, "on_device", training_run.PLANS["on_device"]._replace(run=plan))
+    sizes: dict[str, Any] = {"num_devices": 1, "evaluation_episodes": 0, "total_env_steps": 20}
+    config = jaxrl_dist.preset("pg", "CartPole-v1", checkpoint_interval=20, run_dir=str(tmp_path / "run"), **sizes)
+    list(setup.prepare(config).reports())
+    assert saved(tmp_path / "run") == [20] and not list(tmp_path.glob("run/checkpoints/.*"))
+    (path,) = checkpoint.saved(tmp_path / "run")
+    like = Checkpoint({"x": np.zeros(3, int)}, (), {})  # type: ignore[arg-type]
+    np.testing.assert_array_equal(arrays.restore(path / checkpoint.ARRAYS, like).state["x"], 0)
 
 
 def test_an_error_is_raised_as_it_was_when_all_is_saved(fake: Fake) -> None:
