@@ -167,7 +167,7 @@ def no_stdout() -> Iterator[None]:
 def _part() -> None:
     """Ends the watch when the process ends; JAX then waits for the other processes and disconnects."""
     if _watch is not None:
-        _watch.close()
+        _watch.part()
 
 
 def leave(code: int) -> None:
@@ -195,16 +195,23 @@ def failed_alike(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Tells the other processes of an error that ends the run here, so that they end, too.
+    """Tells the other processes of an error that ends the run here, so that they end, too. Within, all are needed.
 
     An error of a collective may come from a process that is lost: the watch then ends this one with a better message.
     """
+    watch = _watch
+    if watch is None:
+        yield
+        return
+    watch.running += 1
     try:
         yield
     except BaseException as error:
-        if _watch is not None and not isinstance(error, GeneratorExit):
-            _tell(_watch, error)
+        if not isinstance(error, GeneratorExit):
+            _tell(watch, error)
         raise
+    finally:
+        watch.running -= 1
 
 
 def _tell(watch: Watch, error: BaseException) -> None:

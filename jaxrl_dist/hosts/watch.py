@@ -37,6 +37,8 @@ class Watch:
         """Returns the number of the signal that asks this process to end the run; 0: none."""
         self.signal = 0
         """Number of the signal that asks any process to end the run; 0: none."""
+        self.running = 0
+        """Runs that this process is in, for which it needs the others."""
         self.problem: ProcessError | None = None
         self._client, self._index, self._count, self._timeout = client, index, count, timeout
         self.failed: dict[str, Any] | None = None
@@ -84,8 +86,15 @@ class Watch:
                 stream.flush()
         os._exit(code)
 
+    def part(self) -> None:
+        """Tells the others that this process ends in order: they may go on with what each does alone."""
+        self._left = True
+        with contextlib.suppress(Exception):
+            self._tell()
+        self.close()
+
     def close(self) -> None:
-        """Ends the threads: the run is over."""
+        """Ends the threads."""
         self._stopping.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -145,7 +154,8 @@ class Watch:
                     self.problem = ProcessError(f"process {other} has failed: {state['failed']['message']}")
                     self.problem.exit_code, failed_at = state["failed"]["code"], now
             for other, (heard, _) in self._since.items():
-                if now - heard > self._timeout and not (self.problem or self.failed):
+                needed = self.running or other not in self._gone
+                if needed and now - heard > self._timeout and not (self.problem or self.failed):
                     self.lost(other)
             if self.problem is not None and failed_at is not None and now - failed_at > GRACE_SECONDS:
                 self._say(str(self.problem))

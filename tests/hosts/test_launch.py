@@ -276,6 +276,19 @@ def test_a_process_that_is_silent_is_lost(ended: list[int], capsys: pytest.Captu
     assert capsys.readouterr().err == text
 
 
+def test_a_process_that_has_ended_in_order_is_lost_to_a_run_alone(ended: list[int]) -> None:
+    store = Store()
+    one, other = (watching.Watch(store, number, 2, 0.5) for number in range(2))
+    until(lambda: other._beat > 1)
+    other.part()
+    time.sleep(1.5)
+    assert not ended  # such as an evaluation after the run
+    one.running = 1
+    until(lambda: bool(ended))
+    one.close()
+    assert ended == [1]
+
+
 def test_all_hear_of_a_signal_and_of_a_failure(ended: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     store = Store()
     watches = [watching.Watch(store, number, 3, 30.0) for number in range(3)]
