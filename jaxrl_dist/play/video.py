@@ -57,12 +57,9 @@ def record(
     pictures: list[list[Any]] = [[] for _ in range(episodes)]
     spec = policy.source.spec
 
-    def env_of_row(row: int) -> int:
-        return env_of(spec, row, episodes * spec.num_agents) if spec.policies else row // spec.num_agents
-
     def watch(env: DrawnEnv, indices: np.ndarray) -> None:
         # An environment is filmed until the last agent's episode is over.
-        for index in sorted({env_of_row(int(row)) for row in indices}):
+        for index in sorted({env_of(spec, int(row), episodes * spec.num_agents) for row in indices}):
             image = Image.fromarray(env.render(index * spec.num_agents))
             # A palette per picture cuts it to a third of the memory.
             pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
