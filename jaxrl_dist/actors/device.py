@@ -200,7 +200,7 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
     for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
         if where != NO_FAULT:
             t, index, field = (int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2)))
-            row = (first + device * size) // (spec.num_agents if spec.policies else 1) + env_of(spec, index, size)
+            row = (first + device * size) // spec.num_agents + env_of(spec, index, size)
             found.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
     if found:
         step, index, field = min(found)

@@ -102,11 +102,11 @@ def row_slices(spec: EnvSpec, rows: int) -> dict[str, slice]:
 
 
 def env_of(spec: EnvSpec, row: int, rows: int) -> int:
-    """Returns the environment of a row, with rows in the order of ``row_slices``; with one policy, the row itself."""
+    """Returns the environment of a row, with rows in the order of ``row_slices``."""
     for name, own in row_slices(spec, rows).items():
         if own.start <= row < own.stop:
             return (row - own.start) // spec.policies[name].num_agents
-    return row
+    return row // spec.num_agents
 
 
 def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:

@@ -41,6 +41,11 @@ class Evaluate:
     max_steps: int | None = None
     """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
 
+    @property
+    def sampled(self) -> bool | None:
+        """Returns ``evaluation_policy`` as ``Policy.evaluate`` takes it."""
+        return None if self.evaluation_policy is None else self.evaluation_policy == "sampled"
+
 
 def run(args: Sequence[str]) -> int:
     """Runs ``evaluate RUN_DIR [FLAGS]``."""
@@ -54,8 +59,7 @@ def run(args: Sequence[str]) -> int:
 
     display = Display(asked.episodes)
     with display.live:
-        sampled = None if asked.evaluation_policy is None else asked.evaluation_policy == "sampled"
-        how: dict[str, Any] = {"max_steps": asked.max_steps, "sampled": sampled}
+        how: dict[str, Any] = {"max_steps": asked.max_steps, "sampled": asked.sampled}
         result = policy.evaluate(asked.episodes, asked.seed, **how, progress=display.evaluating)
     display.console.print(played(result.summary()))
     return 0

@@ -141,10 +141,12 @@ def _draw(found: Profile, out: pathlib.Path) -> None:
     names = list(dict.fromkeys(stage for stages in found.threads.values() for stage in stages))
     colors = dict(zip(names, drawing.styles(names).values(), strict=True))
     figure, (ax,) = drawing.figure("two", 1, height=0.9 + 0.5 * len(found.threads))
+    labelled = set[str]()  # several threads may have a stage, which the legend names once
     for y, stages in enumerate(found.threads.values()):
         left = 0.0
         for stage, seconds in stages.items():
-            label = stage if stage not in [text.get_label() for text in ax.patches] else None
+            label = None if stage in labelled else stage
+            labelled.add(stage)
             ax.barh(y, max(seconds, 0.0) * 1e3, left=left, color=colors[stage]["color"], label=label)
             left += max(seconds, 0.0) * 1e3
     ax.set_yticks(range(len(found.threads)), list(found.threads))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import check_range, counted, flag
 from jaxrl_dist.commands import flags
-from jaxrl_dist.commands.train import asked
+from jaxrl_dist.commands.train import asked, shown_as
 from jaxrl_dist.config import CONFIG_FILE, Train, split_env
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts.config import NAMES as LAUNCH
@@ -56,6 +56,9 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(
             "--plan-memory is of train: `jaxrl-dist train ... --plan-memory here` says what one member takes"
         )
+    output = shown_as(found.fields)
+    if output["verbose"]:
+        raise ConfigError("--verbose is of train: a sweep prints one line for each member")
     with signals.stopping() as stop:
         config, source = found.resolved()
 
@@ -72,18 +75,17 @@ def run(args: Sequence[str]) -> int:
         _claim(path, to_json(config, source.spec))
         rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(population)]
         commands = [_command(args, config, member.config, member.values) for member in population]
-        quiet = bool(found.fields.get("quiet", False))
 
         def ended(number: int) -> None:
             rows[number] = _row(rows[number], path / run_files.MEMBERS)
             write_results(path, rows)
             done = sum(row.status == "done" for row in rows)
-            if not quiet:
+            if not output["quiet"]:
                 print(
                     f"member {rows[number].member}: return {rows[number].score}, {done} of {len(rows)} done", flush=True
                 )
 
-        if not quiet:
+        if not output["quiet"]:
             print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}", flush=True)
         logs = [path / run_files.MEMBERS / f"{row.member}.log" for row in rows]
         logs[0].parent.mkdir(exist_ok=True)
@@ -93,7 +95,7 @@ def run(args: Sequence[str]) -> int:
             raise ConfigError(str(error)) from None
         if stop():
             raise stop.interrupted(f"interrupted; the same command with --run-dir {path} goes on")
-        if not quiet:
+        if not output["quiet"]:
             print(table(rows))
     return 0
 
@@ -118,11 +120,12 @@ def _command(
     args: Sequence[str], config: Train[Any], member: Train[Any], values: Mapping[str, Any]
 ) -> Callable[[], list[str]]:
     """Returns a function that builds the command to train a member, or to resume it if it has a checkpoint."""
-    algorithm, *rest = args
+    algorithm = "" if args[0].startswith("-") else args[0]  # --config or --policy may name it instead
     kept, skipping = [], False
-    for arg in rest:
+    for arg in args:
         if arg.startswith("--"):
-            skipping = arg.split("=", 1)[0].replace("no-", "", 1) in [flag(name) for name in _OURS]
+            name = arg.split("=", 1)[0].replace("_", "-")
+            skipping = name.replace("--no-", "--", 1) in [flag(ours) for ours in _OURS]
         if not skipping:
             kept.append(arg)
     run_dir = pathlib.Path(str(member.run_dir))
@@ -139,7 +142,7 @@ def _command(
             code += ["--env", str(config.env)] if split_env(str(config.env))[1] else []
             return [*words, "resume", str(run_dir), "--processes", "1", "--quiet", *code]
         directories.remove(run_dir)  # it holds only reports of progress that is lost
-        return [*words, "train", algorithm, *kept, *own]
+        return [*words, "train", *kept, *own]
 
     return command
 

@@ -1,4 +1,4 @@
-"""``jaxrl-dist video``: films greedy episodes."""
+"""``jaxrl-dist video``: films episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxrl_dist.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Video(evaluate.Evaluate):
-    """Films greedy episodes as an animated GIF: the first ones that ``evaluate`` plays with the same seed."""
+    """Films episodes as an animated GIF: the first ones that ``evaluate`` plays with the same seed."""
 
     out: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE.gif")]] = ""
     """The file to write."""
@@ -43,6 +43,6 @@ def run(args: Sequence[str]) -> int:
     display = Display(asked.episodes * policy.source.spec.num_agents)
     with display.live:
         options = asked.episodes, asked.seed, asked.fps, asked.max_steps
-        result, pictures = record(policy, asked.out, *options, progress=display.evaluating)
+        result, pictures = record(policy, asked.out, *options, sampled=asked.sampled, progress=display.evaluating)
     display.console.print(f"{played(result.summary())}\nwrote {asked.out}: {pictures} pictures")
     return 0

@@ -220,6 +220,8 @@ def checked_action(spec: EnvSpec, action: PyTree, step: int) -> PyTree:
     Raises:
       ValueError: an action is not finite, or outside a discrete space.
     """
+    if spec.policies:
+        return {policy: checked_action(own, action[policy], step) for policy, own in spec.policies.items()}
     return jax.tree.map(lambda space, part: _checked_part(spec, space, part, step), spec.action, action)
 
 
@@ -233,8 +235,8 @@ def _checked_part(spec: EnvSpec, space: Part, action: np.ndarray, step: int) -> 
     if bad.any():
         index = int(np.argwhere(bad)[0, 0])
         raise ValueError(
-            f"{spec.backend}:{spec.id}: action {action[index]} of environment {index} at step {step} lies outside "
-            f"{space}"
+            f"{spec.backend}:{spec.id}: action {action[index]} of environment {index // spec.num_agents} at step "
+            f"{step} lies outside {space}"
         )
     return action
 
@@ -265,7 +267,8 @@ def check_finite(spec: EnvSpec, step: int, field: str, values: PyTree) -> None:
         if part.dtype.kind not in "biu" and not np.isfinite(part).all():
             index = int(np.argwhere(~np.isfinite(part))[0, 0])
             shown = f"{path} {part[index]}" if path else part[index]
-            raise not_finite(spec, index, step, field, shown)
+            own = spec.policies.get(path.split("/")[0], spec)  # whose rows these are
+            raise not_finite(spec, index // own.num_agents, step, field, shown)
 
 
 def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = None) -> EnvError:

@@ -77,6 +77,9 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
             raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")
+    if wrappers.joint and wrappers.frame_stack is not None:
+        # Frames are stacked along the first axis, which is that of the agents here.
+        raise ConfigError(f"--frame-stack does not work for agents that act as one, as the {len(agents)} of {name} do")
 
 
 def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> dict[str, list[Any]]:

@@ -27,7 +27,7 @@ class TorsoConfig(Inherits):
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of the MLP torso; the CNNs have the widths of their papers."""
     activation: Literal["tanh", "relu", "silu", "gelu"] = "tanh"
-    """Activation function of the torso."""
+    """Activation function of the MLP torso; the CNNs always use relu."""
     layer_norm: bool = False
     """Normalise the outputs of the torso's layers before the activation function (Ba et al. 2016)."""
     precision: Literal["float32", "bfloat16"] = "float32"

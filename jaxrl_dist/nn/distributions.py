@@ -102,11 +102,10 @@ class Joint(NamedTuple):
         fold = functools.reduce(lambda fold, _: jax.vmap(fold, (0, None)), keys.shape, jax.random.fold_in)
         drawn, taken = {}, 0
         for i, (name, part) in enumerate(self.parts.items()):
-            own: tuple[jax.Array, ...] = ()
-            if noise is not None and isinstance(part, Normal):
-                size = part.mean.shape[-1]
-                own, taken = (noise[..., taken : taken + size],), taken + size
+            size = 0 if noise is None else _normal_components(part)
+            own = () if noise is None or not size else (noise[..., taken : taken + size],)
             drawn[name] = part.sample(fold(keys, i), *own)
+            taken += size
         return drawn
 
     def log_prob(self, action: Mapping[str, PyTree]) -> jax.Array:
@@ -305,6 +304,13 @@ def _joint_head(heads: Mapping[str, PolicyHead]) -> PolicyHead:
         return Joint({name: head.distribution(jnp.concatenate(two, axis=-1)) for (name, head), *two in pairs})
 
     return PolicyHead(num_outputs, stds_end[-1], joint)
+
+
+def _normal_components(distribution: Any) -> int:
+    """Returns how many numbers of ``noise`` a part takes, with those of the parts within it."""
+    if isinstance(distribution, Joint):
+        return sum(map(_normal_components, distribution.parts.values()))
+    return distribution.mean.shape[-1] if isinstance(distribution, Normal) else 0
 
 
 def _per_key(draw: Callable[..., jax.Array], keys: jax.Array, *params: jax.Array) -> jax.Array:

@@ -64,8 +64,8 @@ def export(
       format: one of ``FORMATS``.
 
     Raises:
-      ConfigError: a package is missing, the file cannot be written, or the policy cannot be exported for any number of
-        environments or for these platforms.
+      ConfigError: a package is missing, the file cannot be written, or the policy reads rewards, or cannot be exported
+        for any number of environments or for these platforms.
     """
     if format not in FORMATS:
         raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
@@ -75,6 +75,12 @@ def export(
         names = ", ".join(policy.algorithm)
         one = next(iter(policy.algorithm))
         raise ConfigError(f"a file acts as one policy, and the run has {names}; name one, as in --policy {one}")
+    read = getattr(policy.config.algorithm, "core_inputs", "")
+    if "reward" in read:
+        raise ConfigError(
+            f"an exported function takes no reward, and this policy was trained with --core-inputs {read}: train one "
+            "with --core-inputs action or none, or call this one in Python, as policy(obs, core, key, reward)"
+        )
     if format == "stablehlo" and importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError("an export needs a package that is not installed: pip install flatbuffers")
     from jax import export as jax_export

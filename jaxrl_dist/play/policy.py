@@ -131,9 +131,12 @@ class Policy:
         self.check_plays()
         assert self.config.num_envs is not None, "the preset has it"
         what = self.algorithm, self.variables, self.source, episodes, seed
-        sampled = self.config.evaluation_policy == "sampled" if sampled is None else sampled
-        how: dict[str, Any] = {"max_steps": max_steps, "num_envs": self.config.num_envs, "sampled": sampled}
-        return evaluate(*what, **how, progress=progress)
+        how: dict[str, Any] = {"max_steps": max_steps, "num_envs": self.config.num_envs}
+        return evaluate(*what, **how, sampled=self.samples(sampled), progress=progress)
+
+    def samples(self, sampled: bool | None) -> bool:
+        """Returns whether an evaluation samples actions, asked for ``sampled``; None: as the run's evaluations did."""
+        return self.config.evaluation_policy == "sampled" if sampled is None else sampled
 
     def check_plays(self) -> None:
         """Checks that this policy can play in its environment by itself.

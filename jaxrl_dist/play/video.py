@@ -23,9 +23,10 @@ def record(
     fps: int = 30,
     max_steps: int | None = 1000,
     *,
+    sampled: bool | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Evaluation, int]:
-    """Plays greedy episodes and writes them, one after the other, to an animated GIF.
+    """Plays episodes and writes them, one after the other, to an animated GIF.
 
     An evaluation with the same seed plays these episodes first.
 
@@ -34,6 +35,7 @@ def record(
       episodes: number of episodes, at most 128; with several agents, one episode of each agent counts as one.
       fps: frames per second, rounded to the nearest rate that GIF's hundredths of a second allow.
       max_steps: as for ``Evaluator``.
+      sampled: as for ``Policy.evaluate``.
       progress: called with the number of finished episodes.
 
     Returns:
@@ -55,17 +57,15 @@ def record(
     pictures: list[list[Any]] = [[] for _ in range(episodes)]
     spec = policy.source.spec
 
-    def env_of_row(row: int) -> int:
-        return env_of(spec, row, episodes * spec.num_agents) if spec.policies else row // spec.num_agents
-
     def watch(env: DrawnEnv, indices: np.ndarray) -> None:
         # An environment is filmed until the last agent's episode is over.
-        for index in sorted({env_of_row(int(row)) for row in indices}):
+        for index in sorted({env_of(spec, int(row), episodes * spec.num_agents) for row in indices}):
             image = Image.fromarray(env.render(index * spec.num_agents))
             # A palette per picture cuts it to a third of the memory.
             pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
 
-    evaluator = Evaluator(policy.algorithm, policy.source, episodes * spec.num_agents, seed, max_steps)
+    sampled = policy.samples(sampled)
+    evaluator = Evaluator(policy.algorithm, policy.source, episodes * spec.num_agents, seed, max_steps, sampled=sampled)
     played = evaluator.play(policy.variables, progress, watch=watch)
     assert played is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)

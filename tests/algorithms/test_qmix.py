@@ -184,6 +184,8 @@ def test_what_does_not_fit_is_refused() -> None:
             dataclasses.replace(SMALL, **{field: value}).validate()
     with pytest.raises(ConfigError, match="mixing_size does nothing without mixer qmix"):
         QMIX(mixer="vdn", mixing_size=4).validate()
+    with pytest.raises(ConfigError, match="frame_stack does not work for agents that act as one"):
+        find(team.CartPoles(2), wrappers=JOINT._replace(frame_stack=2))
 
 
 def test_a_team_beside_another_policy() -> None:

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
+import runs
 
 from jaxrl_dist.cli import main
+from jaxrl_dist.commands import train
 from jaxrl_dist.run import processes
 from jaxrl_dist.run.text import read_json
 
@@ -75,12 +78,41 @@ def test_stop_ends_the_processes_in_order(tmp_path: pathlib.Path) -> None:
         ("--seeds 2 --jobs x", "--jobs must be a whole number, not x"),
         ("--seeds 2 --jobs 0", "--jobs must be >= 1"),
         ("--seeds 2 --evolve pbt", "not selected by --evolve"),
+        ("--seeds 2 --verbose", "--verbose is of train"),
         ("--seeds 2 --plan-memory here", "--plan-memory is of train"),
     ],
 )
 def test_refusals(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "ppo", "--env", "CartPole-v1", *flags.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "ppo --env CartPole-v1 --seeds 2 --seed 3 --run-dir {run_dir} --quiet",
+        "ppo --env CartPole-v1 --seeds=2 --seed=3 --run_dir={run_dir} --lost_process_timeout 9 --no-zip",
+        "--seeds 2 --seed 3 --run_dir {run_dir} --env team:CartPoles --policy a=ppo:pole_0 --policy b=ppo:pole_1",
+        "--seeds 2 --seed 3 --run-dir {run_dir} --config {stored}",
+    ],
+)
+def test_members_get_the_flags_that_are_theirs(
+    flags: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def collect(made: Any, *args: Any) -> None:
+        commands.extend(command() for command in made)
+
+    monkeypatch.setattr(processes, "run_all", collect)
+    stored = str(runs.finished(runs.CARTPOLE)) if "stored" in flags else ""
+    assert main(["sweep", *flags.format(run_dir=tmp_path / "run", stored=stored).split()]) == 0
+    assert len(commands) == 2
+    for number, words in enumerate(commands):
+        assert words[1:4] == ["-m", "jaxrl_dist.cli", "train"]
+        found = train.asked(words[4:])
+        assert found is not None and found.fields["run_dir"] == str(tmp_path / "run" / "members" / f"{number:03d}")
+        assert found.fields["seed"] == 3 + number and found.fields.get("seeds", 1) == found.fields["processes"] == 1
 
 
 @pytest.mark.slow

@@ -14,11 +14,13 @@ import numpy as np
 import own
 import pytest
 import runs
+import team
 
 import jaxrl_dist
 from jaxrl_dist import cli, rng
 from jaxrl_dist.actors import device
 from jaxrl_dist.envs import envpool
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.types import Rollout
@@ -131,6 +133,33 @@ def test_a_resumed_run_meets_it_as_the_uninterrupted_one(tmp_path: Path) -> None
     list(jaxrl_dist.train(config(env, run_dir=str(tmp_path), total_env_steps=before, evaluation_episodes=0)))
     with pytest.raises(EnvError, match=f"environment {index} at step {step} gave an observation"):
         list(jaxrl_dist.resume(tmp_path, env=env, total_env_steps=10**6))
+
+
+class SpoiltPoles(team.CartPoles):
+    """The last agent of each environment sees nothing but NaN."""
+
+    def split(self, made: Any) -> Any:
+        obs = super().split(made)
+        return {**obs, self.agents[-1]: obs[self.agents[-1]] * jnp.nan}
+
+
+def test_with_several_agents_the_environment_is_named_and_not_the_row() -> None:
+    name = "SpoiltPoles: environment 0 at step 0 gave an observation"
+    env, two = SpoiltPoles(4), Wrappers(policies={"a": "pole_0", "b": "pole_[123]"})
+    assert name in failure(env)
+    whole, source = config(env), find(env)
+    policy = jaxrl_dist.Policy(whole, source, whole.algorithm.make(source.spec).init(jax.random.key(0)))
+    with pytest.raises(EnvError, match=name):
+        policy.evaluate(2)
+    for wrappers in (UNWRAPPED, two):
+        with pytest.raises(EnvError, match=name):
+            find(env, wrappers=wrappers).host(8, 0).reset()
+    ones = np.array([1, 1, 1, 1, 1, 1, 1, 9])
+    for wrappers, action in ((UNWRAPPED, ones), (two, {"a": ones[:2], "b": ones[2:]})):
+        host = find(team.CartPoles(4), wrappers=wrappers).host(8, 0)
+        host.reset()
+        with pytest.raises(ValueError, match="action 9 of environment 1 at step 0"):
+            host.step(action)
 
 
 # --- EnvPool ------------------------------------------------------------------------------------------

@@ -339,6 +339,18 @@ def test_policy_head(space: spaces.Space, num_outputs: int, log_std_size: int, k
         assert [(x.shape, x.dtype) for x in numbers] == [((7,), jnp.float32)] * 2
 
 
+def test_noise_reaches_all_normal_parts_of_a_nested_dict() -> None:
+    box = spaces.Box((2,), np.dtype(np.float32), array(-1.0, -1.0), array(1.0, 1.0))
+    discrete = spaces.Discrete(3)
+    head = policy_head({"a": box, "b": {"c": discrete, "d": {"e": box}}, "f": {"g": discrete}, "h": box})
+    outputs, noise = np.zeros((4, head.num_outputs + head.log_std_size), np.float32), normal_like(0, 4, 6)
+    action = jax.jit(lambda outputs, keys, noise: head.distribution(outputs).sample(keys, noise))(
+        outputs, keys(4), noise
+    )
+    found = np.concatenate([action["a"], action["b"]["d"]["e"], action["h"]], axis=-1)
+    np.testing.assert_allclose(found, noise, rtol=1e-6)
+
+
 def test_a_normal_is_in_the_units_of_its_bounds() -> None:
     """In float64, for outputs in units where finite bounds are -1 and 1; other components keep their units."""
     largest = np.finfo(np.float32).max

@@ -20,6 +20,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
+from jaxrl_dist.training.resolving import find_env
 
 WITHOUT_THE_PACKAGE = """
 import pathlib, sys
@@ -135,6 +136,17 @@ def test_python_refuses_as_the_command_does(algorithm: Any, options: Any, messag
     with pytest.raises(jaxrl_dist.ConfigError) as error:
         export(policy, tmp_path / "policy", **options)
     assert message in error.value.with_flags and not (tmp_path / "policy").exists()
+
+
+def test_a_policy_that_reads_rewards_is_refused_with_the_reason(tmp_path: Path) -> None:
+    config = jaxrl_dist.preset("ppo", "CartPole-v1", core="gru", core_size=4, core_inputs="action,reward")
+    source = find_env(config)
+    policy = jaxrl_dist.Policy(config, source, config.algorithm.make(source.spec).init(jax.random.key(0)))
+    with pytest.raises(jaxrl_dist.ConfigError) as error:
+        export(policy, tmp_path / "policy")
+    message = error.value.with_flags
+    assert "exported function takes no reward" in message and "--core-inputs action,reward" in message
+    assert "--batch" not in message and "\n" not in message
 
 
 def test_without_a_jax2onnx_that_works_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,15 @@ def test_what_is_filmed_is_what_is_evaluated(env: str, tmp_path: Path) -> None:
     assert sum(times) == 20 * count and len(images) > 4  # equal ones are shown as one, for longer
 
 
+def test_actions_are_sampled_if_the_run_or_the_caller_says_so(tmp_path: Path) -> None:
+    policy = untrained("gymnax:CartPole-v1", evaluation_policy="sampled")
+    for asked, sampled in ((None, True), (False, False)):
+        played, _ = record(policy, tmp_path / "film.gif", 2, seed=3, max_steps=20, sampled=asked)
+        other = policy.evaluate(2, 3, max_steps=20, sampled=sampled)
+        np.testing.assert_array_equal(played.lengths, other.lengths)
+        assert played.sampled == other.sampled == sampled
+
+
 def test_each_step_has_its_picture(tmp_path: Path) -> None:
     """The last one of an episode is of the state that it ended in."""
     played, count = record(untrained("test_video:Painted"), tmp_path / "film.gif", 2, 0, 10)
@@ -172,6 +181,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert printed[-2].startswith("return ") and printed[-1].startswith(f"wrote {film}: ")
     assert cli.main(["evaluate", run_dir, "--seed", "5", "--episodes", "1", "--max-steps", "9"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == printed[-2]
+    assert cli.main(["video", run_dir, film, "--max-steps", "9", "--evaluation-policy", "sampled"]) == 0
+    assert "1 sampled episodes" in " ".join(capsys.readouterr().out.split())
     for args, message in {
         (): "which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif",
         (run_dir,): f"which file? As in: jaxrl-dist video {run_dir} episode.gif",

@@ -18,6 +18,7 @@ import runs
 import team
 
 from jaxrl_dist import cli, mesh
+from jaxrl_dist.commands import profile
 from jaxrl_dist.config import Train
 from jaxrl_dist.training import counts, parts, profiling, setup
 from jaxrl_dist.training.resolving import resolved
@@ -245,6 +246,13 @@ def test_a_run_is_profiled(command: str, threads: set[str], tmp_path: Path, caps
         assert found["env_steps_per_second"] == pytest.approx(steps / found["iteration_seconds"], rel=0.3)
     out = capsys.readouterr().out
     assert f"of the time: {found['bound']['advice']}" in out and not list(tmp_path.glob("runs*"))
+
+
+def test_the_picture_names_each_stage_once(tmp_path: Path) -> None:
+    threads = {"learner": {"gradient": 1.0, "rest": 1.0}, "actor": {"policy": 1.0, "rest": 1.0}}
+    profile._draw(profiling.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0), tmp_path / "profile.svg")
+    drawn = (tmp_path / "profile.svg").read_text()
+    assert [drawn.count(f">{stage}<") for stage in ("gradient", "policy", "rest")] == [1, 1, 1]
 
 
 def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
