@@ -59,12 +59,6 @@ def claim(run_dir: str) -> None:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
 
 
-def unclaim(path: pathlib.Path) -> None:
-    """Frees a directory that a run has claimed if the run could not write its config: it would seem to hold a run."""
-    if not (path / CONFIG_FILE).exists():
-        (path / METRICS).unlink(missing_ok=True)
-
-
 def abandon(path: pathlib.Path) -> None:
     """Deletes the files that a run without a checkpoint has left in its directory, so that it can start again.
 

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from jaxrl_dist import algorithms
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
-from jaxrl_dist.config import Train, env_name
+from jaxrl_dist.config import CONFIG_FILE, Train, env_name
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
@@ -145,8 +145,8 @@ class Run(NamedTuple):
                 stack.callback(trackers.close, tracker)
             files = run_files.RunFiles(directory, file, kept, reported and reported["iteration"], others)
         except BaseException:
-            if resumed is None:
-                run_files.unclaim(directory)
+            if resumed is None and not (directory / CONFIG_FILE).exists():
+                (directory / run_files.METRICS).unlink(missing_ok=True)  # else the directory would seem to hold a run
             raise
         stack.enter_context(contextlib.closing(files))
         about = {"config": kept, "versions": run_files.versions()}
