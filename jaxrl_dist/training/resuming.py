@@ -128,7 +128,7 @@ def _resumed_population(
     for group in population.groups:
         folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
         there = {number: checkpoint.progress(folders[number]) for number in group}
-        if _begins(there.values(), config.keep_checkpoints):
+        if not any(there.values()) or _first_save_was_cut(folders.values(), config.keep_checkpoints):
             if any(there.values()):
                 text = (
                     f"not all members of {config.run_dir} that train together have saved their state: they begin again"
@@ -168,13 +168,14 @@ def _resumed_population(
     return population.resumed(runs, rows, file)
 
 
-def _begins(there: Collection[Sequence[Any]], keep_checkpoints: int) -> bool:
-    """Returns whether the members of a program begin again, given their checkpoints: a kill has cut off the first save.
+def _first_save_was_cut(folders: Collection[pathlib.Path], keep_checkpoints: int) -> bool:
+    """Returns whether only some members of a program have saved their state, and for the first time.
 
-    Where only one checkpoint is kept, a single one may also be a later one.
+    A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one.
     """
-    first = keep_checkpoints > 1 and all(len(saved) < 2 for saved in there)
-    return not any(there) or (first and not all(there))
+    saved = [checkpoint.saved(folder) for folder in folders]
+    first = keep_checkpoints > 1 and all(len(own) < 2 for own in saved)
+    return first and not all(saved) and not any(map(checkpoint.trained, folders))
 
 
 def _over(config: Train[Any], progress: Sequence[Mapping[str, Any]]) -> bool:

@@ -137,6 +137,20 @@ def test_a_kill_during_the_first_save_lets_the_population_begin_again(tmp_path: 
     assert first and lines(other) == lines(tmp_path / "whole" / "members" / other.name)
 
 
+def test_a_damaged_checkpoint_costs_no_other_member_its_own(tmp_path: pathlib.Path) -> None:
+    list(jaxrl_dist.train(config(tmp_path, seeds=2, total=128)))
+    one, other = sorted((tmp_path / "members").iterdir())
+    for path in checkpoint.saved(other):
+        for file in path.rglob("*"):
+            if file.is_file():
+                file.write_bytes(b"")
+    assert checkpoint.saved(other) and not checkpoint.progress(other)
+    kept = checkpoint.saved(one)
+    with pytest.raises(CheckpointError, match="share no intact checkpoint"):
+        jaxrl_dist.resume(tmp_path, total_env_steps=300)
+    assert checkpoint.saved(one) == kept and len(kept) == 1
+
+
 def test_damaged_results_are_not_half_read(tmp_path: pathlib.Path) -> None:
     run = prepare(config(tmp_path, seeds=2))
     assert isinstance(run, PopulationRun)
