@@ -239,7 +239,7 @@ BARS = (
     ),
     # Young and Tian (2019) print a picture of their curves.
     *(
-        Bar(f"dqn-{game.lower()}", "dqn", f"gymnax:{game}-MinAtar", 2_000_000, None, 1, 1, held_out=True)
+        Bar(f"dqn-{game.lower()}", "dqn", f"gymnax:{game}-MinAtar", 2_000_000, None, 1, 1, held_out=game[0] == "S")
         for game in ("Breakout", "Asterix", "SpaceInvaders")
     ),
     # PPO on tasks that no preset has seen: within a tenth of what is published.
