@@ -249,6 +249,8 @@ def rescale(x: jax.Array) -> jax.Array:
 
 def unscale(x: jax.Array) -> jax.Array:
     """The inverse of ``rescale``, elementwise: the same source, proposition A.2 (iii)."""
-    epsilon = RESCALE_EPSILON
-    root = jnp.sqrt(1 + 4 * epsilon * (epsilon + 1 + jnp.abs(x))) / 2 / epsilon - 1 / 2 / epsilon
-    return jnp.sign(x) * (jnp.square(root) - 1)
+    size = jnp.abs(x) + 1 + RESCALE_EPSILON
+    # The root of a quadratic, in the form without a difference of large numbers: that of the paper makes small values
+    # too low in float32, by 0.3 % at a fixed point of 5-step returns.
+    root = 2 * size / (1 + jnp.sqrt(1 + 4 * RESCALE_EPSILON * size))
+    return jnp.sign(x) * (root - 1) * (root + 1)

@@ -223,12 +223,17 @@ BARS = (
             f"gymnax:{game}-MinAtar",
             5_000_000,
             score,
-            3,
-            3,
+            seeds,
+            seeds,
             published=None if score is None else (score, source),
-            held_out=game != "Breakout",
+            held_out=game not in tuned,
         )
-        for algorithm in ("ppo", "pqn")
+        for algorithm, seeds, tuned in (
+            ("ppo", 3, ("Breakout",)),
+            ("pqn", 3, ("Breakout",)),
+            ("a2c", 1, ("Breakout", "Asterix")),
+            ("impala", 1, ("Breakout", "Asterix")),
+        )
         for game, score, source in (
             ("Breakout", 22, "gymnax-blines, 5.1M"),
             ("Asterix", 15, "gymnax"),
@@ -239,7 +244,16 @@ BARS = (
     ),
     # Young and Tian (2019) print a picture of their curves.
     *(
-        Bar(f"dqn-{game.lower()}", "dqn", f"gymnax:{game}-MinAtar", 2_000_000, None, 1, 1, held_out=game[0] == "S")
+        Bar(
+            f"dqn-{game.lower()}",
+            "dqn",
+            f"gymnax:{game}-MinAtar",
+            2_000_000,
+            None,
+            1,
+            1,
+            held_out=game == "SpaceInvaders",
+        )
         for game in ("Breakout", "Asterix", "SpaceInvaders")
     ),
     # PPO on tasks that no preset has seen: within a tenth of what is published.

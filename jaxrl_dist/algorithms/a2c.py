@@ -18,7 +18,7 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
     rms_decay: float = 0.99
     """Decay of RMSProp's running mean of squared gradients (section 8 of the supplement)."""
     rms_epsilon: float = 1e-5
-    """Added to RMSProp's denominator."""
+    """Added to the mean of squared gradients, under the root (section 4.5)."""
     gae_lambda: float = 1.0
     """Decay of generalised advantage estimation: 1 is the paper's n-step return to the end of the rollout."""
 

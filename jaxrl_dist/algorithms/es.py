@@ -26,8 +26,9 @@ class ES(TorsoConfig, OptimizerConfig):
     """Step size of the optimiser (the authors' code, configurations/humanoid.json)."""
     noise_std: float = 0.02
     """Standard deviation of the noise on the parameters (same source)."""
-    weight_decay: float | None = 0.005
-    """Multiple of the parameters that is added to the gradient before Adam (same source)."""
+    weight_decay: float | None = 0.25
+    """Multiple of the parameters that is added to the gradient before Adam: the source's 0.005 divided by its
+    ``noise_std``, because its gradient is not divided by that."""
 
     def validate(self) -> None:
         super().validate()

@@ -30,14 +30,17 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
 _BRAX_PPO = {
     # Brax's notebooks/training.ipynb, and the defaults of its brax/training/agents/ppo/train.py and networks.py (clip
     # range, GAE, swish). Its rollouts are cut after unroll_length steps; here they are as long as all steps that an
-    # environment makes between two updates. Its policy network is 4 x 32, and rewards are scaled by a constant.
+    # environment makes between two updates. Its policy network is 4 x 32, and its actions are squashed by tanh, with a
+    # standard deviation that depends on the observation. Rewards are scaled by a constant. The notebook's physics are
+    # `--env-options backend=positional`.
     "learning_rate": 3e-4, "gae_lambda": 0.95, "clip_epsilon": 0.3, "value_coefficient": 0.5, "num_minibatches": 32,
     "max_gradient_norm": 1e9, "activation": "silu", "hidden_sizes": (256,) * 5, "normalize_observations": True,
     "scale_rewards": False, "initial_std": 1.0,
 }
 _BRAX_SAC = {
-    # Brax's notebooks/training.ipynb, and the defaults of brax/training/agents/sac/train.py. It scales rewards by a
-    # constant.
+    # Brax's notebooks/training.ipynb, and the defaults of brax/training/agents/sac/train.py and losses.py (target
+    # entropy). It scales rewards by a constant, and the temperature's step size is 3e-4. The notebook's physics are
+    # `--env-options backend=positional`.
     "num_envs": 128, "rollout_length": 1, "discount": 0.997, "learning_rate": 6e-4, "actor_learning_rate": 6e-4,
     "replay_capacity": 1_048_576, "learning_starts": 8_192, "target_rate": 0.005, "hidden_sizes": (256, 256),
     "normalize_observations": True,
@@ -50,17 +53,19 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "batch_size": 32, "replay_capacity": 1_000_000, "frame_stack": 4, "target_period": 10_000,
             "discount": 0.99, "replay_ratio": 0.25, "learning_rate": 6.25e-5, "epsilon_start": 1.0,
             "epsilon_end": 0.1, "epsilon_steps": 1_000_000, "learning_starts": 50_000, "n_step": 1, "double": False,
-            "td_loss": "huber", "atari_preset": "baselines",
+            "td_loss": "huber", "max_gradient_norm": 1e9, "atari_preset": "baselines",
         },
     },
     "rainbow": {
         "atari": {
-            # Hessel et al. (2018), tables 1 and 2. The importance exponent is constant; the paper raises it to 1. The
-            # memory takes 7 GB.
+            # Hessel et al. (2018), table 1 and the appendix's tables. The importance exponent is constant; the paper
+            # raises it to 1. The paper's streams of value and advantages have noisy hidden layers each; here both share
+            # a plain one. The memory takes 7 GB.
             "learning_starts": 20_000, "learning_rate": 6.25e-5, "epsilon_start": 0.0, "epsilon_end": 0.0,
             "target_period": 2_000, "priority_exponent": 0.5, "importance_exponent": 0.4, "n_step": 3,
             "num_atoms": 51, "value_min": -10.0, "value_max": 10.0, "discount": 0.99, "batch_size": 32,
-            "replay_ratio": 0.25, "replay_capacity": 1_000_000, "frame_stack": 4, "atari_preset": "baselines",
+            "replay_ratio": 0.25, "replay_capacity": 1_000_000, "frame_stack": 4, "max_gradient_norm": 1e9,
+            "atari_preset": "baselines",
         },
     },
     "impala": {
@@ -76,7 +81,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
         "atari": {
             # Schulman et al. (2017), table 5. Its value loss has no factor of 1/2. The clip range stays constant; the
-            # paper anneals it with the step size.
+            # paper anneals it with the step size. Normalised advantages, the limit of the gradient norm and the Nature
+            # network are those of the authors' code, OpenAI baselines' ppo2.
             "rollout_length": 128, "learning_rate": 2.5e-4, "learning_rate_schedule": "linear",
             "learning_rate_steps": 10_000_000, "num_epochs": 3, "num_minibatches": 4, "discount": 0.99,
             "gae_lambda": 0.95, "num_envs": 8, "clip_epsilon": 0.1, "value_coefficient": 2.0,
@@ -104,8 +110,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "sac": {
-        "brax:hopper": {**_BRAX_SAC, "batch_size": 512, "replay_ratio": 0.5},
-        "brax:walker2d": {**_BRAX_SAC, "batch_size": 128, "replay_ratio": 0.25},
+        "brax:hopper": {**_BRAX_SAC, "batch_size": 512, "replay_ratio": 0.5, "target_entropy": -1.5},
+        "brax:walker2d": {**_BRAX_SAC, "batch_size": 128, "replay_ratio": 0.25, "target_entropy": -3.0},
     },
 }
 # fmt: on

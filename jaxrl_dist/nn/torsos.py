@@ -64,8 +64,9 @@ def dense(features: int, scale: float = _RELU_GAIN, dtype: DTypeLike = jnp.float
 class LayerNorm(nn.Module):
     """Normalises the last ``axes`` axes of each example to mean 0 and variance 1, then scales and shifts (trained).
 
-    Ba et al. 2016 (arXiv:1607.06450), section 3. An image is normalised as a whole, as in Gallici et al. 2024
-    (arXiv:2407.04811), not each pixel over its channels. Mean and variance are float32 for every ``dtype``.
+    Ba et al. 2016 (arXiv:1607.06450), section 3. An image is normalised as a whole, as in CleanRL's pqn_atari_envpool;
+    the code of Gallici et al. 2024 (arXiv:2407.04811) normalises each pixel over its channels. Mean and variance are
+    float32 for every ``dtype``.
     """
 
     axes: int

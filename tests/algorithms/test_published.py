@@ -50,14 +50,16 @@ DQN: list[Entry] = [  # Mnih et al. (2015), extended data table 1
     ("replay start size", 50_000, "learning_starts", same),
     ("no-op max", 30, "atari_preset", lambda _: "baselines"),
     ("error term of an update, clipped to", 1, "td_loss", lambda _: "huber"),  # under Methods, Training algorithm
+    ("limit of the gradient norm", None, "max_gradient_norm", lambda _: 1e9),
 ]
-RAINBOW: list[Entry] = [  # Hessel et al. (2018), table 1, then table 2 of the appendix
+RAINBOW: list[Entry] = [  # Hessel et al. (2018), table 1, then the tables of the appendix
     ("min history to start learning", 80_000, "learning_starts", frames),
     ("Adam learning rate", 0.0000625, "learning_rate", same),
     ("exploration epsilon", 0.0, "epsilon_end", same),
     ("target network period", 32_000, "target_period", lambda x: frames(x) / 4),  # an update each fourth step
     ("prioritization exponent", 0.5, "priority_exponent", same),
     ("prioritization importance sampling, first", 0.4, "importance_exponent", same),
+    ("limit of the gradient norm", None, "max_gradient_norm", lambda _: 1e9),
     ("multi-step returns", 3, "n_step", same),
     ("distributional atoms", 51, "num_atoms", same),
     ("distributional min", -10, "value_min", same),
@@ -127,9 +129,10 @@ def brax_ppo(batch_size: int, unroll: int, num_envs: int, epochs: int, discount:
     ]
 
 
-def brax_sac(batch_size: int, updates: int) -> list[Entry]:
+def brax_sac(batch_size: int, updates: int, action_size: int) -> list[Entry]:
     """The arguments of sac.train in Brax's notebook: ``updates`` follow a step of all 128 environments."""
     return [
+        ("target_entropy, as a multiple of action_size", -0.5, "target_entropy", lambda x: x * action_size),
         ("num_envs", 128, "num_envs", same),
         ("batch_size", batch_size, "batch_size", same),
         ("grad_updates_per_step", updates, "replay_ratio", lambda x: x / 128),
@@ -151,8 +154,8 @@ SOURCES: dict[tuple[str, str], list[Entry]] = {
     ("ppo", "brax:ant"): brax_ppo(2048, 5, 4096, 4, 0.97, 1e-2),
     ("ppo", "brax:halfcheetah"): brax_ppo(512, 20, 2048, 8, 0.95, 1e-3),
     ("ppo", "brax:humanoid"): brax_ppo(1024, 10, 2048, 8, 0.97, 1e-3),
-    ("sac", "brax:hopper"): brax_sac(512, 64),
-    ("sac", "brax:walker2d"): brax_sac(128, 32),
+    ("sac", "brax:hopper"): brax_sac(512, 64, 3),
+    ("sac", "brax:walker2d"): brax_sac(128, 32, 6),
 }
 FURTHER = {
     *("double", "epsilon_start", "torso", "scale_rewards", "learning_rate_schedule", "value_clip_epsilon"),
