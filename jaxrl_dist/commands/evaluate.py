@@ -36,6 +36,9 @@ class Evaluate:
     """Options of the environment instead of the run's."""
     algorithm: str | None = None
     """File of the algorithm, if the run trained your own."""
+    checkpoint: str | None = None
+    """Play the policy of this checkpoint: "best" (the highest return of training episodes) or its env steps; None: the
+    trained policy, or else that of the newest checkpoint."""
     evaluation_policy: Literal["greedy", "sampled"] | None = None
     """Take the best actions or sample them; None: as the run's evaluations did."""
     max_steps: int | None = None
@@ -74,10 +77,16 @@ def asked_policy(asked: Evaluate, name: str | None = None) -> Policy:
     check_range(asked, "seed", low=0, high=2**31 - 1)
     check_range(asked, "max_steps", low=1, high=10**9)
     own = from_file(asked.algorithm) if asked.algorithm else None
+    which: str | int | None = asked.checkpoint
+    if which not in (None, "best"):
+        if not str(which).isdecimal():
+            raise ConfigError(f"--checkpoint {which} is neither best nor a number of env steps")
+        which = int(str(which))
     check_run_dir(pathlib.Path(asked.run_dir))
     stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # fails before JAX is imported
     find_modules(asked.env)
 
     from jaxrl_dist.play.policy import load_policy
 
-    return load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None, policy=name)
+    options = asked.env_options or None
+    return load_policy(asked.run_dir, own, env=asked.env, env_options=options, policy=name, checkpoint=which)

@@ -34,6 +34,8 @@ class Export:
     """The run's environment, if it has the form my_module:make."""
     algorithm: str | None = None
     """File of the algorithm, if the run trained your own."""
+    checkpoint: str | None = None
+    """Export the policy of this checkpoint: best or its env steps, as in evaluate; None: the trained policy."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -46,7 +48,7 @@ def run(args: Sequence[str]) -> int:
     for platform in asked.platforms:
         if platform not in known:
             raise ConfigError(f"--platforms {platform} is none of {', '.join(known)}")
-    whose = evaluate.Evaluate(asked.run_dir, env=asked.env, algorithm=asked.algorithm)
+    whose = evaluate.Evaluate(asked.run_dir, env=asked.env, algorithm=asked.algorithm, checkpoint=asked.checkpoint)
     policy = evaluate.asked_policy(whose, asked.policy)
 
     from jaxrl_dist.play.export import export

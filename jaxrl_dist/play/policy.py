@@ -16,7 +16,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import checkpoint
+from jaxrl_dist.run.checkpoint import load_variables
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.loading import of_policy
@@ -183,6 +183,7 @@ def load_policy(
     torso: Any = None,
     core: Any = None,
     policy: str | None = None,
+    checkpoint: str | int | None = None,
 ) -> Policy:
     """Loads the trained policy of a run, or the policy of its newest checkpoint.
 
@@ -194,10 +195,12 @@ def load_policy(
       torso: your own network, if the run trained one.
       core: your own recurrent core, if the run trained one.
       policy: name of the policy to load, if the run has several. None: all of them, to be evaluated but not called.
+      checkpoint: env steps of the checkpoint to load instead, or "best" for the one whose training episodes returned
+        most.
 
     Raises:
-      ConfigError: ``run_dir`` has no trained variables, is a population or is damaged, or its environment cannot be
-        found.
+      ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is damaged, or its
+        environment cannot be found.
     """
     check_run_dir(pathlib.Path(run_dir))
     if members := sorted(pathlib.Path(run_dir, "members").glob("*")):
@@ -208,5 +211,5 @@ def load_policy(
         config = of_policy(config, policy, run_dir)
         source = source._replace(spec=source.spec.policies[policy])
     shapes = variable_shapes(make_algorithm(config, source.spec))
-    variables = jax.device_put(checkpoint.load_variables(run_dir, shapes, policy), jax.local_devices()[0])
-    return Policy(config, source, variables)
+    variables = load_variables(run_dir, shapes, policy, which=checkpoint)
+    return Policy(config, source, jax.device_put(variables, jax.local_devices()[0]))

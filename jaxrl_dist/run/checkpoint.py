@@ -15,6 +15,7 @@ complete. The checkpoint that it replaces gets a third name until then, under wh
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pathlib
 import warnings
@@ -55,13 +56,22 @@ def keeps_replay(asked: bool | None, memory: PyTree) -> bool:
     return asked
 
 
-def load_variables(run_dir: str | pathlib.Path, like: Any, policy: str | None = None, *, some: bool = False) -> Any:
+def load_variables(
+    run_dir: str | pathlib.Path,
+    like: Any,
+    policy: str | None = None,
+    *,
+    some: bool = False,
+    which: str | int | None = None,
+) -> Any:
     """Reads a run's trained variables, or else those of its newest checkpoint, into the structure of ``like``.
 
     Args:
       like: shapes and dtypes suffice. With several policies, a dict keyed by policy.
       policy: one of several policies, whose variables to read; None: all variables.
       some: ``like`` has only some of the variables; the others are ignored.
+      which: reads a checkpoint instead: that of these env steps, or with "best" the one whose training episodes
+        returned most.
 
     Raises:
       ConfigError: the run has saved none, they cannot be read, or they belong to another network.
@@ -74,16 +84,17 @@ def load_variables(run_dir: str | pathlib.Path, like: Any, policy: str | None = 
             f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
         )
     part = "" if policy is None else f"{policy}/"
-    if os.path.lexists(final):
+    if which is None and os.path.lexists(final):
         manifest.verify(final, None if part or some else like)
         return arrays.restore(final / ARRAYS, like, part if part or some else None)
+    wanted = None if which is None else _chosen(run_dir, which)
 
     def read(path: pathlib.Path) -> Any:
         manifest.verify(path, None)
         return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
 
     try:
-        return _newest(run_dir, read)
+        return _newest(run_dir, read, lambda path: wanted in (None, path))
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
 
@@ -156,6 +167,39 @@ def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
 def trained(run_dir: str | pathlib.Path) -> bool:
     """Returns whether a run directory holds trained variables, which are written before the last checkpoint."""
     return pathlib.Path(run_dir, CHECKPOINTS, FINAL).exists()
+
+
+def episode_return(path: pathlib.Path) -> float | None:
+    """Returns the mean return of the training episodes before a checkpoint; None: no episode ended, or damage."""
+    with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
+        return finite(read_json(path / RUN)["episode_return"])
+    return None
+
+
+def finite(value: Any) -> float | None:
+    """Returns a finite number as it is, None for anything else: others may have written the file."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def best_of(returns: Mapping[int, float | None]) -> int | None:
+    """Returns the env steps with the highest return, the later ones of equals; None if no return is known."""
+    known = [(value, env_steps) for env_steps, value in returns.items() if value is not None]
+    return max(known)[1] if known else None
+
+
+def _chosen(run_dir: str | pathlib.Path, which: str | int) -> pathlib.Path:
+    """Returns the checkpoint that the user has named by its env steps, or by "best".
+
+    Raises:
+      ConfigError: there is none.
+    """
+    there: dict[str | int, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
+    if (best := best_of({number_of(path): episode_return(path) for path in there.values()})) is not None:
+        there["best"] = there[best]
+    if which not in there:
+        known = f"it has {', '.join(map(str, there))}" if there else "it has none"
+        raise ConfigError(f"{run_dir} has no checkpoint {which}; {known}")
+    return there[which]
 
 
 def number_of(path: pathlib.Path) -> int:

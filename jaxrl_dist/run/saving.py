@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import ctypes
 import json
-import math
 import os
 import pathlib
 import re
@@ -22,9 +21,8 @@ from jaxrl_dist.errors import ConfigError, FileWarning, ProcessError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import arrays, directories, manifest
 from jaxrl_dist.run.arrays import first_line
-from jaxrl_dist.run.checkpoint import ARRAYS, FINAL, RUN, number_of, saved
+from jaxrl_dist.run.checkpoint import ARRAYS, FINAL, RUN, best_of, episode_return, finite, number_of, saved
 from jaxrl_dist.run.files import CHECKPOINTS
-from jaxrl_dist.run.text import read_json
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
 _HIDDEN = re.compile(r"\.([0-9]+|final)\.(new|kept|old|pieces-[0-9]+)")
@@ -108,10 +106,7 @@ class Saver(_Background):
                 path.rename(path.with_name(name[1]))
             else:
                 directories.delete(path)
-        self._returns: dict[int, float | None] = {}
-        for path in saved(run_dir):
-            with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
-                self._returns[number_of(path)] = _finite(read_json(path / RUN)["episode_return"])
+        self._returns = {number_of(path): episode_return(path) for path in saved(run_dir)}
         directories.remove(self._folder / FINAL)  # of a finished session, whose run trains further
 
     def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
@@ -123,7 +118,7 @@ class Saver(_Background):
         steps = checkpoint.env_steps
         _write(_named(self._folder, steps), checkpoint._replace(progress={}), content, post)
         self.newest = steps
-        self._returns[steps] = _finite(content["episode_return"])
+        self._returns[steps] = finite(content["episode_return"])
         there = [number_of(path) for path in saved(self._folder.parent)]
         # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
         ours = [number for number in there if number <= steps]
@@ -156,13 +151,8 @@ def _give_back_memory() -> None:
 
 def _kept(returns: Mapping[int, float | None], numbers: Sequence[int], keep: int) -> set[int]:
     """Returns the numbers of the checkpoints to keep, the newest and the best; ``numbers`` come newest first."""
-    known = [(value, number) for number in numbers if (value := returns.get(number)) is not None]
-    return {*numbers[:keep], *(number for _, number in sorted(known)[-1:])}
-
-
-def _finite(value: Any) -> float | None:
-    """Returns a finite number as it is, None for anything else: others may have written the file."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    best = best_of({number: returns.get(number) for number in numbers})
+    return {*numbers[:keep], *(() if best is None else (best,))}
 
 
 def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:

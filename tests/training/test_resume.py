@@ -308,6 +308,34 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"000000000065", "000000000040"}
 
 
+def test_a_checkpoint_can_be_chosen_by_its_env_steps_or_as_the_best(tmp_path: Path) -> None:
+    def x(which: str | int | None) -> float:
+        return float(checkpoint.load_variables(tmp_path, {"x": np.zeros(3)}, which=which)["x"][0])
+
+    saver = saving.Saver(tmp_path, 3)
+    returns = {10: -7.0, 20: None, 30: 0.0, 40: -1.0}
+    for steps, value in returns.items():
+        state: Any = {"variables": {"x": np.full(3, float(steps))}}
+        saver.save(Checkpoint(state, (), {"env_steps": steps}), value)
+    saver.finish()
+    saver.close()
+    final: Any = {"x": np.full(3, 50.0)}
+    saving.save_variables(tmp_path, final)
+    assert [x(which) for which in (None, "best", 40, 20)] == [50.0, 30.0, 40.0, 20.0]
+    for absent in (10, "newest"):
+        with pytest.raises(ConfigError, match=f"has no checkpoint {absent}; it has 40, 30, 20, best"):
+            x(absent)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export", "video"])
+def test_commands_take_a_checkpoint(run_dir: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [command, str(run_dir), *(["x.gif"] if command == "video" else []), "--checkpoint"]
+    assert cli.main([*words, "7"]) == 2
+    assert "has no checkpoint 7; it has " in capsys.readouterr().err
+    assert cli.main([*words, "-1"]) == 2
+    assert "--checkpoint -1 is neither best nor a number of env steps" in capsys.readouterr().err
+
+
 def test_variables_of_an_unfinished_run_can_be_used(run_dir: Path, original: Path) -> None:
     policy = jaxrl_dist.load_policy(run_dir)
     assert policy.variables.stats == jaxrl_dist.load_policy(original).variables.stats == ()
