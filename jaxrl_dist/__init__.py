@@ -1,4 +1,4 @@
-"""JAX reinforcement learning on one accelerator host: one algorithm file under every execution.
+"""JAX reinforcement learning on one machine or several: one algorithm file under every execution.
 
 import jaxrl_dist
 

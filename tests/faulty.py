@@ -25,7 +25,7 @@ class FaultyCartPole(CartPoleEnv):
         self._faults = np.random.default_rng()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if seed is not None:  # a stream of its own, so that CartPole's states are those without faults
+        if seed is not None:  # a separate stream, so that CartPole's states are those without faults
             self._faults = np.random.default_rng(seed)
         self._fail(1)
         return super().reset(seed=seed, options=options)

@@ -43,7 +43,7 @@ def test_there_are_eight() -> None:
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_is_stored_is_of_this_code(name: str) -> None:
-    """``make notebooks`` stores it anew."""
+    """``make notebooks`` stores it again."""
     path = NOTEBOOKS[name]
     notebook, code = json.loads(path.read_text(encoding="utf-8")), cells(path)
     assert notebook["metadata"][NAMES["CODE"]] == NAMES["digest"](notebook), "code has changed since it was run"

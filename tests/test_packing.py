@@ -98,7 +98,7 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "rainbow"])
 def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acting, learning and counting, on several devices, but for the rounding of sums."""
+    """Acting, learning and counting, on several devices, up to the rounding of sums."""
     source = find("CartPole-v1")
     sizes: dict[str, Any] = {"hidden_sizes": (8,), "max_gradient_norm": 0.01}
     replay = {"batch_size": 8, "replay_capacity": 256, "replay_ratio": 0.0625, "learning_starts": 0, "target_period": 3}

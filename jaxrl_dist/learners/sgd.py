@@ -48,7 +48,7 @@ def gradient(
     """Differentiates the mean loss over the examples of all devices.
 
     The mean is ``sum(weight * losses * mask) / sum(mask)``, both sums over all devices. The mask is bool, or holds
-    weights of its own, which count as constants. Each device differentiates its own sum; gradients, losses and counts
+    weights, which count as constants. Each device differentiates its own sum; gradients, losses and counts
     are then added up together, and divided. A mean of per-device means would weigh devices, not examples, whenever
     masks differ.
 

@@ -42,7 +42,7 @@ def config(plan: str = "on_device", env: str = "CartPole-v1", **values: Any) -> 
 
 
 def split(run_dir: Path) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
-    """The lines of ``metrics.jsonl`` but for times and evaluations; and the latter by env steps."""
+    """The lines of ``metrics.jsonl`` without times and evaluations; and the latter by env steps."""
     lines = runs.untimed(run_dir)
     found = {
         line["env_steps"]: {name: value for name, value in line.items() if name.startswith("evaluation/")}

@@ -109,7 +109,7 @@ def test_observations_are_scaled_and_clipped() -> None:
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     obs = np.array([[3.0, -20.0, 1e6], [0.5, 8.0, -11.0]], np.float32)
     algorithm.policy(variables, obs, (), Context())
-    np.testing.assert_array_equal(seen[-1], np.clip(obs, -10, 10))  # nothing seen yet: identity, but for the clipping
+    np.testing.assert_array_equal(seen[-1], np.clip(obs, -10, 10))  # nothing seen yet: only clipped
     stats = RunningStats(jnp.float32(4), jnp.array([1.0, 0.0, 1e6]), jnp.array([4 * 4.0, 4 * 9.0, 4 * 1.0]))
     variables = variables._replace(stats=(stats, ()))
     algorithm.policy(variables, obs, (), Context())

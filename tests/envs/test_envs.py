@@ -107,7 +107,7 @@ def run_gymnax(env: base.DeviceEnv, actions: np.ndarray, keys: jax.Array, first:
 
 
 def run_native(env: Any, params: Any, actions: np.ndarray, keys: jax.Array, first: jax.Array) -> list[list[Any]]:
-    """The same for each environment in turn by gymnax's own ``step``, but with each reset on a step of its own."""
+    """The same for each environment in turn by gymnax's own ``step``, but with each reset on a separate step."""
     step, reset_env = jax.jit(env.step), jax.jit(env.reset_env)
     reset_keys = jax.vmap(jax.vmap(lambda key: jax.random.split(key)[1]))(keys)
     columns = []

@@ -103,7 +103,7 @@ def test_contract(
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_steps_are_those_of_the_environments_themselves(workers: str, make: Any) -> None:
-    """And those that EnvPool's adapter gives, but for the numbers that come up: ends, reset steps, statistics."""
+    """And those that EnvPool's adapter gives, except for the numbers that come up: ends, reset steps, statistics."""
     seeds = np.random.SeedSequence(3).generate_state(NUM_ENVS) & 0x7FFFFFFF
     host = make("gymnasium:CartPole-v1", seed=3, workers=workers, max_episode_steps="15")
     first = host.reset()
@@ -134,7 +134,7 @@ def test_both_workers_and_a_second_time_give_the_same(make: Any) -> None:
     one, again, processes, two = stream(1), stream(1), stream(1, "processes"), stream(2)
     np.testing.assert_array_equal(one, again)
     np.testing.assert_array_equal(one, processes)
-    assert len(np.unique(np.concatenate([one, two])[:, 0], axis=0)) == 8, "each environment has a seed of its own"
+    assert len(np.unique(np.concatenate([one, two])[:, 0], axis=0)) == 8, "each environment has another seed"
 
 
 def test_an_end_and_its_reset(make: Any) -> None:

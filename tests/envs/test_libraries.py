@@ -1,4 +1,4 @@
-"""Environments of other JAX libraries: what the adapters share, and each library against a loop of its own."""
+"""Environments of other JAX libraries: what the adapters share, and each library against a plain loop."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_grids_of_categories_become_images() -> None:
     np.testing.assert_array_equal(image[0], [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]])
 
 
-# --- Each library against a loop of its own ----------------------------------------------------------------
+# --- Each library against a plain loop ---------------------------------------------------------------------
 
 
 class Loop(NamedTuple):

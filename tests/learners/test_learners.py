@@ -306,7 +306,7 @@ def test_the_gradient_of_parts_is_that_of_the_whole(
 
 @pytest.mark.parametrize("name", ["ppo", "ppo-gru", "a2c", "pg"])
 def test_reset_steps_teach_nothing(name: str) -> None:
-    """Garbage in all that a reset step holds, but for the observation that it begins with: the one its episode ended
+    """Garbage in all that a reset step holds, except for the observation that it begins with: the one its episode ended
     on, which a truncation bootstraps from through the value found while acting.
     """
     algorithm, (rollout, _) = make(name)

@@ -508,7 +508,7 @@ RECURRENT = [
 
 
 def underway(network: Any, params: Any, space: Space, num_envs: int) -> Any:
-    """States within episodes, in which environment 0 began anew."""
+    """States within episodes, in which environment 0 began again."""
     core = network.initial_core(num_envs)
     for seed in range(4):
         *_, core = jax.jit(network.step)(params, sample(space, num_envs, seed=seed + 10), core)

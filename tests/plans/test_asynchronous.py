@@ -429,7 +429,7 @@ def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_stages_of_a_thread_sum_to_its_time_and_nothing_compiles_late(caplog: pytest.LogCaptureFixture) -> None:
-    """Nor with actors that are late and with environments that are made anew."""
+    """Nor with actors that are late and with environments that are recreated."""
     broken = breaks(("actor-3", 40))
 
     def hook(thread: str, steps: int) -> None:
@@ -451,7 +451,7 @@ def test_the_stages_of_a_thread_sum_to_its_time_and_nothing_compiles_late(caplog
                 inside = run.gi_frame.f_locals
     finally:
         jax.config.update("jax_log_compiles", False)
-    assert metrics["async/restarts"] == 1 and max(lags) > 1, "an actor is late and one is made anew"
+    assert metrics["async/restarts"] == 1 and max(lags) > 1, "an actor is late and one is recreated"
     acting = report.wall_time_s - metrics["time/learner/starting_s"]
     for stages in inside["pool"].stages:
         assert sum(stages.seconds.values()) == pytest.approx(acting, rel=0.05)
@@ -858,7 +858,7 @@ def test_windows_are_all_that_lie_in_the_rollout() -> None:
 
 
 def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
-    """Async DQN: the mean over all windows of the rollout, but for those that begin on a reset step."""
+    """Async DQN: the mean over all windows of the rollout, except for those that begin on a reset step."""
     job = base("dqn", 1)
     algorithm, spec = job.algorithm, job.source.spec
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)

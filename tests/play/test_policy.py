@@ -70,7 +70,7 @@ def test_greedy_without_a_key_and_sampled_with_one(policy: jaxrl_dist.Policy) ->
     np.testing.assert_array_equal(sampled[0], sampled[1])
     assert (sampled[0] != sampled[2]).any() and (sampled[0] != greedy).any()
     same = np.broadcast_to(obs[:1], obs.shape)
-    assert len(np.unique(np.asarray(policy(same, None, jax.random.key(3))[0]))) > 1, "each row has a key of its own"
+    assert len(np.unique(np.asarray(policy(same, None, jax.random.key(3))[0]))) > 1, "each row has another key"
 
 
 def test_actions_lie_in_the_environments_bounds(policy: jaxrl_dist.Policy) -> None:

@@ -223,7 +223,7 @@ except OSError as error:
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_oserror(tmp_path: Path) -> None:
-    """In a process of its own, because orbax leaves unfinished coroutines behind."""
+    """In a separate process, because orbax leaves unfinished coroutines behind."""
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)

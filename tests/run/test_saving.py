@@ -315,7 +315,7 @@ def test_a_run_that_its_environment_ends_can_go_on(plan: str, options: dict[str,
         with pytest.raises(EnvError) as again:
             list(jaxrl_dist.resume(tmp_path, env=own.Spoilt()))
         assert str(again.value) == str(error.value) and saved(tmp_path) == [env_steps]
-    elif plan == "synchronous":  # its environments start anew
+    elif plan == "synchronous":  # its environments start again
         reports = jaxrl_dist.resume(tmp_path, env=own.Spoilt(), report_interval=32)
         assert next(reports).env_steps > env_steps
         reports.close()  # type: ignore[attr-defined]

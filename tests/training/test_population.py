@@ -317,7 +317,7 @@ def test_members_that_differ_in_a_reset_hyperparameter_train_in_programs_of_thei
 
 
 STATIC = {"replay_ratio"}
-"""Hyperparameters that are floats and shape the program: values of each train in a program of their own."""
+"""Hyperparameters that are floats and shape the program: each value trains in a separate program."""
 _QUICK = ("ppo", "dqn", "td3")
 
 

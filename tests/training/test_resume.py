@@ -203,7 +203,7 @@ def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatc
 def test_two_runs_resumed_from_one_checkpoint_are_equal(
     plan: str, env: str, name: str, options: dict[str, Any]
 ) -> None:
-    """Where environments start anew: with other episodes than the run began with."""
+    """Where environments start again: with other episodes than the run began with."""
     run, whole, first = begun(plan, env, name, **options)
     assert whole.actor == () and int(whole.state.iteration) == first[-1].iteration
     total = whole.env_steps + 100
@@ -560,7 +560,7 @@ for report in jaxrl_dist.train(dataclasses.replace(config, total_env_steps=256, 
 
 
 def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
-    """In a process of its own, because orbax leaves unfinished coroutines behind."""
+    """In a separate process, because orbax leaves unfinished coroutines behind."""
     command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", FULL_DISK, str(tmp_path / "run")]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
