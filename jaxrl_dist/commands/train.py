@@ -7,7 +7,7 @@ import dataclasses
 import errno
 import pathlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.algorithms import config_class, from_file
@@ -36,11 +36,13 @@ class Asked(NamedTuple):
     """Its name or config class; with several policies, all of them, as ``Train`` takes them."""
     fields: dict[str, Any]
     """Fields of ``Train`` and hyperparameters, including those of ``--config``."""
+    stored: Collection[str] = ()
+    """Names of the fields that only ``--config`` gives."""
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
         """Returns the complete config, and its environment."""
         find_modules(self.fields.get("env"))
-        return resolved(Train(self.algorithm), self.fields)
+        return resolved(Train(self.algorithm), self.fields, self.stored)
 
 
 def asked(args: Sequence[str]) -> Asked | None:
@@ -90,7 +92,7 @@ def asked(args: Sequence[str]) -> Asked | None:
     placed = {} if word is None else placements.fields(word, config_class(algorithm), given)
     fields = {**stored, **placed, **given}
     fields.pop("config", None)
-    found = Asked(name, algorithm, fields)
+    found = Asked(name, algorithm, fields, stored.keys() - placed.keys() - given.keys())
     if wants_help:
         print(_help(found, everything=everything), end="")
         return None
