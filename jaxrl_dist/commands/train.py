@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.algorithms import config_class, from_file
-from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags, help, help_text, placements, policies
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FinishedError
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.config import launch_of
 from jaxrl_dist.run import signals
-from jaxrl_dist.training.policies import OWN, Policies, label
+from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.resolving import resolved
 
 if TYPE_CHECKING:
@@ -69,18 +68,18 @@ def asked(args: Sequence[str]) -> Asked | None:
         from jaxrl_dist.training.stored import stored_fields  # imported late, so that ``--help`` is fast
 
         named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
-        if "parts" in stored:
-            parts = Policies(stored.pop("parts"))
-            given = flags.parse_train(Policies, args)
-            placements.check_one_policy(given)
-            for name in OWN:
-                if name in given:
-                    raise ConfigError(f"{flag(name)}: each policy of {config_file} has its own, which cannot change")
+        parts = stored.pop("parts", None)
+        named = named if parts is None else label(Policies(parts))
+        if name not in (None, named) and (parts is None or own is None):
+            raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
+        if parts is not None and wants_help:
+            print(policies.help_text(), end="")
+            return None
+        if parts is not None:
+            changed, given = policies.changed(parts, args)
             fields = {**stored, **given}
             fields.pop("config", None)
-            return Asked(label(parts), parts, fields)
-        if name not in (None, named):
-            raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
+            return Asked(named, changed, fields)
         name, algorithm = named, own or named
     if algorithm is None:
         if wants_help:
@@ -102,12 +101,11 @@ def asked(args: Sequence[str]) -> Asked | None:
 def _several(args: Sequence[str]) -> Asked | None:
     """As ``asked``, for ``--policy NAME=ALGO:AGENTS ... --env ID [FLAGS]``."""
     if flags.wants_help(args):
-        print(policies.HELP.format(own=", ".join(map(flag, OWN))), end="")
+        print(policies.help_text(), end="")
         return None
     if not args[0].startswith("-"):
         raise ConfigError(f"{args[0]!r} is too much beside --policy, which names each policy's algorithm")
     parts, fields = policies.asked(args)
-    fields.pop("config", None)
     names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm, _ in parts.values())
     return Asked("+".join(names), parts, fields)
 

@@ -113,6 +113,8 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         algorithm=_learning_at_once(config.algorithm),
         total_env_steps=max(config.total_env_steps, LONG),
         run_dir=None,
+        tensorboard=False,
+        wandb=False,
         evaluation_episodes=0,
         evaluation_interval=None,
         stop_at_return=None,
