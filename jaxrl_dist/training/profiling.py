@@ -108,10 +108,11 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         raise ConfigError("a profile is of one run; leave out --seeds and --vary")
     if config.coordinator is not None:
         raise ConfigError("a profile is of one process; leave out --coordinator")
+    total = max(config.total_env_steps, LONG)
     config = dataclasses.replace(
         config,
-        algorithm=_learning_at_once(config.algorithm),
-        total_env_steps=max(config.total_env_steps, LONG),
+        algorithm=_learning_throughout(config.algorithm, total),
+        total_env_steps=total,
         run_dir=None,
         tensorboard=False,
         wandb=False,
@@ -148,12 +149,17 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     )
 
 
-def _learning_at_once(algorithm: Any) -> Any:
-    """Returns hyperparameters, or those of several policies, without env steps before the first update."""
+def _learning_throughout(algorithm: Any, total: int) -> Any:
+    """Returns hyperparameters, or those of several policies, that learn from the first env step to the last."""
     policies = getattr(algorithm, "parts", None)
     found = {"": algorithm} if policies is None else {f"{name}.": part.algorithm for name, part in policies.items()}
-    waiting = [name for name, each in found.items() if hasattr(each, "learning_starts")]
-    return varied(algorithm, {f"{name}learning_starts": 0 for name in waiting})
+    changes = {}
+    for name, each in found.items():
+        if hasattr(each, "learning_starts"):
+            changes[f"{name}learning_starts"] = 0
+        if (steps := getattr(each, "learning_rate_steps", None)) is not None:
+            changes[f"{name}learning_rate_steps"] = max(steps, total)
+    return varied(algorithm, changes)
 
 
 class _Timed(NamedTuple):
