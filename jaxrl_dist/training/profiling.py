@@ -24,6 +24,7 @@ from jaxrl_dist.config import Train, env_name
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans import PLANS
+from jaxrl_dist.run.text import replacing
 from jaxrl_dist.training import parts, setup
 from jaxrl_dist.training.members import is_population
 from jaxrl_dist.training.policies import label
@@ -101,8 +102,8 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
       trace: the file for a trace of one pass of each stage, as JSON compressed by gzip.
 
     Raises:
-      ConfigError: the config describes a population or several processes, or cannot be run, or the trace's file cannot
-        be written.
+      ConfigError: the config describes a population or several processes, or cannot be run.
+      OSError: the trace's file cannot be written.
     """
     if is_population(config):
         raise ConfigError("a profile is of one run; leave out --seeds and --vary")
@@ -230,10 +231,8 @@ def _trace(made: Mapping[str, parts.Part], out: pathlib.Path) -> None:
                 with jax.profiler.TraceAnnotation(name):
                     jax.block_until_ready(part.run())
         (written,) = pathlib.Path(folder).rglob("*.trace.json.gz")
-        try:
-            shutil.copyfile(written, out)
-        except OSError as error:
-            raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
+        with replacing(out) as partial:
+            shutil.copyfile(written, partial)
 
 
 def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:
