@@ -284,6 +284,13 @@ BAD = {
     "resume {runs}/done --num-devices 3": "the run cannot go on over 3 devices; these --num-devices work: 1, 2, 4, 8",
     "resume {runs}/done --num-devices 99": "--num-devices 99, but there are 8 cpu devices",
     "resume {runs}/done {runs}/done": "is neither a flag nor the value of one",
+    "resume {runs}/done --algorithm": "--algorithm needs a value",
+    # sweep and profile
+    "sweep ppo --env CartPole-v1 --seeds 2 --jobs": "--jobs needs a value",
+    "sweep ppo --env CartPole-v1 --jobs --seeds 2": "--jobs needs a value",
+    "profile ppo --env CartPole-v1 --json": "--json needs a value",
+    "profile ppo --env CartPole-v1 --json= --seconds 1": "--json needs a value",
+    "profile ppo --env CartPole-v1 --plan-memory here": "--plan-memory is of train",
     # evaluate
     "evaluate": "which run?",
     "evaluate {runs}": "{runs} is no run directory: it has no config.json",
@@ -431,6 +438,7 @@ def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
         ("train", "--help"): ("usage: jaxrl-dist",),
         ("train", "ppo", "--help"): ("--num-envs", "--config", "--clip-epsilon"),
         ("train", "ppo", "--help-all"): ("--num-envs", "quiet", "actors:"),
+        ("resume", "runs/x", "--help-all"): ("usage: jaxrl-dist resume RUN_DIR", "--total-env-steps"),
         ("evaluate", "--help"): ("--episodes", "--seed", "RUN_DIR"),
         ("video", "--help"): ("--fps", "--max-steps", "RUN_DIR FILE.gif"),
         ("list", "algorithms"): ("ppo", "Schulman", "a3c       a2c, --plan gradients"),

@@ -53,9 +53,9 @@ def asked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     agents: dict[str, str] = {}
     while any(arg.split("=", 1)[0] == FLAG for arg in args):
         text, args = flags.taken(args, FLAG)
-        found = _FORM.fullmatch(text or "")
+        found = _FORM.fullmatch(str(text))
         if found is None:
-            raise ConfigError(f"{FLAG} {text or ''} is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
+            raise ConfigError(f"{FLAG} {text} is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
         name, algorithm, agents_of = found.groups()
         if name in algorithms:
             raise ConfigError(f"{FLAG} names the policy {name} twice; commas join the names of agents")

@@ -40,7 +40,7 @@ LAYERS = 5
 
 def run(args: Sequence[str]) -> int:
     """Runs ``profile ALGO --env ID [FLAGS]`` or ``profile RUN_DIR [FLAGS]``."""
-    if any(arg in flags.HELP for arg in args):
+    if flags.wants_help(args):
         print(HELP, end="")
         return 0
     if not args:

@@ -116,6 +116,7 @@ def _help(asked: Asked, *, everything: bool) -> str:
     shown = vars(config)
     about = "In parentheses: values without a preset; with --env ID, those that would run."
     if asked.fields.get("env"):
+        asked.fields.pop("plan_memory", None)
         shown_as(asked.fields)
         config, _ = asked.resolved()
         shown = {**shown, **vars(config)}
@@ -158,8 +159,10 @@ def shown_as(fields: dict[str, Any]) -> dict[str, bool]:
     """Removes ``quiet`` and ``verbose`` from ``fields``, and returns them.
 
     Raises:
-      ConfigError: they contradict each other.
+      ConfigError: they contradict each other, or ``fields`` ask for what only ``train`` does.
     """
+    if "plan_memory" in fields:
+        raise ConfigError("--plan-memory is of train: `jaxrl-dist train ... --plan-memory here` says what a run takes")
     output = {name: fields.pop(name, False) for name in ("quiet", "verbose")}
     fields.pop("resume_or_start", None)
     if all(output.values()):
