@@ -233,6 +233,8 @@ BAD = {
     A3C + "--actor-devices 0-7": "--actor-devices 0-7 are more than --num-actors 4 can use",
     IMPALA + "--actor-devices 0-": "must be device numbers such as 0,1 or 2-7, not '0-'",
     DQN + "--importance-exponent 0.5": "--importance-exponent does nothing without --priority-exponent",
+    DQN + "--ez-greedy --epsilon-start 0 --epsilon-end 0": "--ez-greedy does nothing without --epsilon-start or",
+    "train rainbow --env CartPole-v1 --epsilon-steps 9": "--epsilon-steps does nothing without --epsilon-start or",
     DQN + "--value-max 5": "--value-max does nothing without --num-atoms above 1",
     "train apex --env CartPole-v1 --epsilon-end 0.1": "--epsilon-end does nothing without --no-epsilon-ladder",
     "train async-dqn --env CartPole-v1 --priority-exponent 0.5": "--plan gradients replays nothing",
