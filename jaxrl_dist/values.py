@@ -180,8 +180,14 @@ class Named:
 class Inherits(Named):
     """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
 
-    Such a field keeps the type and docstring of the class that declares it.
+    Such a field keeps the type and docstring of the class that declares it. Values need names, since the order of
+    fields is that of the bases.
     """
+
+    def __new__(cls, *values: Any, **fields: Any) -> Any:
+        if values:
+            raise ConfigError(f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none")
+        return super().__new__(cls, **fields)
 
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value is out of range; subclasses check their fields and call this."""

@@ -32,7 +32,7 @@ def test_a_field_is_inherited_with_another_default() -> None:
     """The base keeps its own; places of fields do not change."""
     given = [dataclasses.astuple(each()) for each in (Base, Sub, SubSub)]
     assert given == [(1, 2.0), (1, 3.0, 4), (5, 3.0, 4)]
-    assert SubSub(7, z=8) == SubSub(x=7, y=3.0, z=8)
+    assert SubSub(x=7, z=8) == SubSub(x=7, y=3.0, z=8)
     names = [[field.name for field in dataclasses.fields(each)] for each in (DDPG, TD3)]
     assert names[0] == names[1] and (DDPG().noise, TD3().noise) == ("ornstein_uhlenbeck", "gaussian")
 

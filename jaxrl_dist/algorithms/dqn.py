@@ -72,6 +72,8 @@ class DQN(
         annealed = not self.epsilon_ladder
         annealing = "epsilon_start", "epsilon_end", "epsilon_steps", "ez_greedy"
         check_used(self, *annealing, there=annealed, needed="--no-epsilon-ladder")
+        random = self.epsilon_start > 0 or self.epsilon_end > 0
+        check_used(self, "epsilon_steps", "ez_greedy", there=random, needed="--epsilon-start or --epsilon-end above 0")
         check_used(self, "ez_greedy", there=not self.parameter_noise, needed="--no-parameter-noise")
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
         others += ["--core"] if self.core != "none" else []

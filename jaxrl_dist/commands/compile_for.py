@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_dist.checks import counted, flag
-from jaxrl_dist.commands import accelerators, train
+from jaxrl_dist.commands import accelerators, flags, train
 from jaxrl_dist.config import env_name
 from jaxrl_dist.errors import ConfigError
 
@@ -18,22 +18,28 @@ DEVICES = ("num_devices", "learner_devices", "actor_devices")
 """Fields that name devices of this machine."""
 
 
-def run(target: str | None, args: Sequence[str]) -> int:
+FLAG = "--compile-for"
+
+
+def run(args: Sequence[str]) -> int:
     """Compiles the run that ``args`` name, parsed as by ``train``, and prints its memory and the kernels it starts.
 
     Raises:
       ConfigError: the target is unknown, its compiler is not installed, or the run cannot be compiled for it.
     """
     as_json = "--json" in args
-    if target is None or target.startswith("-"):
+    try:
+        target, args = flags.taken([arg for arg in args if arg != "--json"], FLAG)
+    except ConfigError:
         from jaxrl_dist.training import targets
 
-        raise ConfigError(f"--compile-for which accelerator? Such as {targets.EXAMPLES}")
-    args = [arg for arg in args if arg != "--json"]
+        raise ConfigError(f"{FLAG} which accelerator? Such as {targets.EXAMPLES}") from None
+    assert target is not None, "that is what doctor looks for"
     if not args:
         raise ConfigError(f"which run? Such as: jaxrl-dist doctor --compile-for {target} ppo --env CartPole-v1")
     asked = train.asked(args)
     if asked is not None:
+        train.shown_as(asked.fields)
         found = report(target, asked)
         print(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
     return 0

@@ -58,9 +58,8 @@ class Doctor:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``doctor``; returns 1 if this machine cannot train."""
-    target, rest = flags.taken(args, "--compile-for")
-    if len(rest) < len(args):
-        return compile_for.run(target, rest)
+    if any(arg.split("=", 1)[0] == compile_for.FLAG for arg in args):
+        return compile_for.run(args)
     flags.parse(Doctor, args, "jaxrl-dist doctor")
     answer = examine()
     width = max(len(name) for name, _ in answer.facts)

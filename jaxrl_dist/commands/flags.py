@@ -123,9 +123,15 @@ def value_of(args: Sequence[str], name: str) -> str | None:
 
 
 def taken(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """Returns the flag's value as ``value_of``, and the arguments without that flag."""
+    """Returns the flag's value as ``value_of``, and the arguments without that flag.
+
+    Raises:
+      ConfigError: the flag has no value.
+    """
     value = value_of(args, name)
     at = next((at for at, arg in enumerate(args) if arg.split("=", 1)[0] == name), len(args))
+    if at < len(args) and (not value or value.startswith("--")):
+        raise ConfigError(f"{name} needs a value")
     return value, [*args[:at], *args[at + (2 if name in args[at : at + 1] else 1) :]]
 
 

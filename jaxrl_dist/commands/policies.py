@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_dist.algorithms import from_file, having
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.commands import flags, placements
+from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.training.policies import OWN, Policies
 from jaxrl_dist.training.resolving import RUN_FIELDS
-from jaxrl_dist.training.still import still
+from jaxrl_dist.training.still import Still, still
 
 FLAG = "--policy"
 _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")
 HELP = """\
 usage: jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV [FLAGS]
+       jaxrl-dist train --config RUN_DIR [FLAGS]
 
 Trains several policies in one environment. AGENTS are names of agents, separated by commas; * and ? match as in the
 shell. ALGO is an algorithm, or a policy that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) for a run
@@ -28,6 +30,11 @@ updates; copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies.
 
 All other flags are the run's. `jaxrl-dist train ALGO --help` lists the flags.
 """
+
+
+def help_text() -> str:
+    """Returns the help of several policies."""
+    return HELP.format(own=", ".join(map(flag, OWN)))
 
 
 def given(args: Sequence[str]) -> bool:
@@ -46,23 +53,51 @@ def asked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     agents: dict[str, str] = {}
     while any(arg.split("=", 1)[0] == FLAG for arg in args):
         text, args = flags.taken(args, FLAG)
-        found = _FORM.fullmatch(text or "")
+        found = _FORM.fullmatch(str(text))
         if found is None:
-            raise ConfigError(f"{FLAG} {text or ''} is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
+            raise ConfigError(f"{FLAG} {text} is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
         name, algorithm, agents_of = found.groups()
         if name in algorithms:
             raise ConfigError(f"{FLAG} names the policy {name} twice; commas join the names of agents")
         algorithms[name] = from_file(algorithm) if algorithm.endswith(".py") else algorithm
         agents[name] = agents_of
     own, rest = _divided(args, algorithms)
-    for arg in rest:
+    parts = {name: (algorithm, _own(name, algorithm, own[name])) for name, algorithm in algorithms.items()}
+    given = _of_run(rest, algorithms)
+    if "config" in given:
+        raise ConfigError(f"--config {given['config']} names the algorithms, and so does {FLAG}: leave one of them out")
+    return parts, {**given, "policies": agents}
+
+
+def changed(parts: Mapping[str, Train[Any]], args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As ``asked``, for the policies of a stored run.
+
+    Raises:
+      ConfigError: a flag is wrong.
+    """
+    own, rest = _divided(args, parts)
+    given = _of_run(rest, parts)
+    for name in OWN:
+        if name in given:
+            raise ConfigError(f"{flag(name)}: each policy has its own, as in --{next(iter(parts))}.{flag(name)[2:]}")
+    stored = {name: {each: getattr(part, each) for each in OWN} for name, part in parts.items()}
+    fields = {name: stored[name] | _own(name, type(part.algorithm), own[name]) for name, part in parts.items()}
+    return {name: (part.algorithm, fields[name]) for name, part in parts.items()}, given
+
+
+def _of_run(args: Sequence[str], policies: Iterable[str]) -> dict[str, Any]:
+    """Returns the values of the flags that are the run's.
+
+    Raises:
+      ConfigError: a flag is wrong, or belongs to a policy.
+    """
+    for arg in args:
         field = arg.split("=", 1)[0].removeprefix("--").removeprefix("no-").replace("-", "_")
         if arg.startswith("--") and field not in RUN_FIELDS and having(field):
-            raise ConfigError(f"{arg} belongs to a policy: --{next(iter(algorithms))}.{arg[2:]}")
-    parts = {name: (algorithm, _own(name, algorithm, own[name])) for name, algorithm in algorithms.items()}
-    given = flags.parse_train(Policies, rest)
+            raise ConfigError(f"{arg} belongs to a policy: --{next(iter(policies))}.{arg[2:]}")
+    given = flags.parse_train(Policies, args)
     placements.check_one_policy(given)
-    return parts, {**given, "policies": agents}
+    return given
 
 
 def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -87,9 +122,9 @@ def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, li
 
 def _own(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
     """Returns the hyperparameters of a policy, and its fields of ``OWN``."""
-    if isinstance(algorithm, str) and still(algorithm) is not None:
+    if still(algorithm) is not None if isinstance(algorithm, str) else issubclass(algorithm, Still):
         if args:
-            raise ConfigError(f"{_named(policy, args[0])}: {algorithm} does not train, and has no flags")
+            raise ConfigError(f"{_named(policy, args[0])}: policy {policy} does not train, and has no flags")
         return {}
     try:
         fields = flags.parse_train(algorithm, args)

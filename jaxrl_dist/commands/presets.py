@@ -25,6 +25,8 @@ class Presets:
     """Environment, as for `train`."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment."""
+    core: str | None = None
+    """Show what a run with this recurrent core would use, such as gru."""
     published: bool = False
     """Show published hyperparameters, as for `train`."""
 
@@ -38,13 +40,14 @@ def run(args: Sequence[str]) -> int:
     if not asked.env:
         raise ConfigError(f"which environment? Such as: jaxrl-dist presets {asked.algorithm} --env CartPole-v1")
     default = flags.plain_defaults(asked.algorithm)  # refuses an unknown algorithm before JAX is imported
+    core = {} if asked.core is None else flags.parse_train(asked.algorithm, ["--core", asked.core])
     find_modules(asked.env)
 
     from jaxrl_dist.config import Train
     from jaxrl_dist.training.resolving import resolved
 
     named = Train(asked.algorithm, env=asked.env, env_options=asked.env_options, published=asked.published)
-    config, source = resolved(named)
+    config, source = resolved(named, core)
     print(f"{config.env} is of the kind: {presets.KINDS[presets.kind_of(source.spec)]}")
     words = ["jaxrl-dist", "train", asked.algorithm, "--env", config.env]
     print(shlex.join([*words, *changed(config, default), *changed(config.algorithm, default.algorithm)]))

@@ -13,6 +13,7 @@ from jaxrl_dist.commands import flags, train
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_run_dir
+from jaxrl_dist.run.text import replacing
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.profiling import Profile
@@ -39,7 +40,7 @@ LAYERS = 5
 
 def run(args: Sequence[str]) -> int:
     """Runs ``profile ALGO --env ID [FLAGS]`` or ``profile RUN_DIR [FLAGS]``."""
-    if any(arg in flags.HELP for arg in args):
+    if flags.wants_help(args):
         print(HELP, end="")
         return 0
     if not args:
@@ -72,7 +73,8 @@ def run(args: Sequence[str]) -> int:
         found = profiling.profile(config, source, seconds, trace)
     print("\n".join(lines(found)))
     if (file := files["--json"]) is not None:
-        pathlib.Path(file).write_text(json.dumps(profiling.to_json(found), indent=2) + "\n", encoding="utf-8")
+        with replacing(pathlib.Path(file)) as partial:
+            partial.write_text(json.dumps(profiling.to_json(found), indent=2) + "\n", encoding="utf-8")
         print(f"wrote {file}")
     if (file := files["--picture"]) is not None:
         _draw(found, pathlib.Path(file))
@@ -131,11 +133,7 @@ def _reached(found: Profile, stage: str) -> str:
 
 
 def _draw(found: Profile, out: pathlib.Path) -> None:
-    """Draws a bar for each thread, divided into its stages.
-
-    Raises:
-      ConfigError: the file cannot be written.
-    """
+    """Draws a bar for each thread, divided into its stages."""
     from jaxrl_dist.commands.plot import drawing
 
     names = list(dict.fromkeys(stage for stages in found.threads.values() for stage in stages))
@@ -153,7 +151,4 @@ def _draw(found: Profile, out: pathlib.Path) -> None:
     ax.invert_yaxis()
     ax.set_xlabel("ms of an iteration")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    try:
-        drawing.save(figure, out)
-    except OSError as error:
-        raise ConfigError(f"--picture {out} cannot be written: {error}") from error
+    drawing.save(figure, out)

@@ -37,7 +37,7 @@ def run(args: Sequence[str]) -> int:
     change = CHANGE in args
     args = [arg for arg in args if arg != CHANGE]
     allowed = (*RESUMABLE, "env", "quiet", "verbose", *(["env_options"] if change else []))
-    if any(arg in ("-h", "--help") for arg in args):
+    if flags.wants_help(args):
         print(HELP.format(flags=" ".join(map(flag, allowed))), end="")
         return 0
     if not args or args[0].startswith("-"):

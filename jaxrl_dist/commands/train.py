@@ -7,18 +7,17 @@ import dataclasses
 import errno
 import pathlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.algorithms import config_class, from_file
-from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags, help, help_text, placements, policies
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FinishedError
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.config import launch_of
 from jaxrl_dist.run import signals
-from jaxrl_dist.training.policies import OWN, Policies, label
+from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.resolving import resolved
 
 if TYPE_CHECKING:
@@ -36,11 +35,13 @@ class Asked(NamedTuple):
     """Its name or config class; with several policies, all of them, as ``Train`` takes them."""
     fields: dict[str, Any]
     """Fields of ``Train`` and hyperparameters, including those of ``--config``."""
+    stored: Collection[str] = ()
+    """Names of the fields that only ``--config`` gives."""
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
         """Returns the complete config, and its environment."""
         find_modules(self.fields.get("env"))
-        return resolved(Train(self.algorithm), self.fields)
+        return resolved(Train(self.algorithm), self.fields, self.stored)
 
 
 def asked(args: Sequence[str]) -> Asked | None:
@@ -67,18 +68,18 @@ def asked(args: Sequence[str]) -> Asked | None:
         from jaxrl_dist.training.stored import stored_fields  # imported late, so that ``--help`` is fast
 
         named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
-        if "parts" in stored:
-            parts = Policies(stored.pop("parts"))
-            given = flags.parse_train(Policies, args)
-            placements.check_one_policy(given)
-            for name in OWN:
-                if name in given:
-                    raise ConfigError(f"{flag(name)}: each policy of {config_file} has its own, which cannot change")
+        parts = stored.pop("parts", None)
+        named = named if parts is None else label(Policies(parts))
+        if name not in (None, named) and (parts is None or own is None):
+            raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
+        if parts is not None and wants_help:
+            print(policies.help_text(), end="")
+            return None
+        if parts is not None:
+            changed, given = policies.changed(parts, args)
             fields = {**stored, **given}
             fields.pop("config", None)
-            return Asked(label(parts), parts, fields)
-        if name not in (None, named):
-            raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
+            return Asked(named, changed, fields)
         name, algorithm = named, own or named
     if algorithm is None:
         if wants_help:
@@ -90,7 +91,7 @@ def asked(args: Sequence[str]) -> Asked | None:
     placed = {} if word is None else placements.fields(word, config_class(algorithm), given)
     fields = {**stored, **placed, **given}
     fields.pop("config", None)
-    found = Asked(name, algorithm, fields)
+    found = Asked(name, algorithm, fields, stored.keys() - placed.keys() - given.keys())
     if wants_help:
         print(_help(found, everything=everything), end="")
         return None
@@ -100,12 +101,11 @@ def asked(args: Sequence[str]) -> Asked | None:
 def _several(args: Sequence[str]) -> Asked | None:
     """As ``asked``, for ``--policy NAME=ALGO:AGENTS ... --env ID [FLAGS]``."""
     if flags.wants_help(args):
-        print(policies.HELP.format(own=", ".join(map(flag, OWN))), end="")
+        print(policies.help_text(), end="")
         return None
     if not args[0].startswith("-"):
         raise ConfigError(f"{args[0]!r} is too much beside --policy, which names each policy's algorithm")
     parts, fields = policies.asked(args)
-    fields.pop("config", None)
     names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm, _ in parts.values())
     return Asked("+".join(names), parts, fields)
 
@@ -116,6 +116,7 @@ def _help(asked: Asked, *, everything: bool) -> str:
     shown = vars(config)
     about = "In parentheses: values without a preset; with --env ID, those that would run."
     if asked.fields.get("env"):
+        asked.fields.pop("plan_memory", None)
         shown_as(asked.fields)
         config, _ = asked.resolved()
         shown = {**shown, **vars(config)}
@@ -158,8 +159,10 @@ def shown_as(fields: dict[str, Any]) -> dict[str, bool]:
     """Removes ``quiet`` and ``verbose`` from ``fields``, and returns them.
 
     Raises:
-      ConfigError: they contradict each other.
+      ConfigError: they contradict each other, or ``fields`` ask for what only ``train`` does.
     """
+    if "plan_memory" in fields:
+        raise ConfigError("--plan-memory is of train: `jaxrl-dist train ... --plan-memory here` says what a run takes")
     output = {name: fields.pop(name, False) for name in ("quiet", "verbose")}
     fields.pop("resume_or_start", None)
     if all(output.values()):

@@ -15,6 +15,7 @@ from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.run.text import replacing
 from jaxrl_dist.spaces import Part
 from jaxrl_dist.types import PyTree
 
@@ -64,8 +65,9 @@ def export(
       format: one of ``FORMATS``.
 
     Raises:
-      ConfigError: a package is missing, the file cannot be written, or the policy reads rewards, or cannot be exported
-        for any number of environments or for these platforms.
+      ConfigError: a package or the file's directory is missing, or the policy reads rewards, or cannot be exported for
+        any number of environments or for these platforms.
+      OSError: the file cannot be written; an older file stays unchanged.
     """
     if format not in FORMATS:
         raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
@@ -121,10 +123,8 @@ def export(
         hint = "; --batch N exports for N environments" if batch is None else ""
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ConfigError(f"the policy cannot be exported{hint} ({line})") from error
-    try:
-        pathlib.Path(out).write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
+    with replacing(pathlib.Path(out)) as partial:
+        partial.write_bytes(content)
     inputs, outputs = (tuple(map(_kind, jax.tree.leaves(avals))) for avals in (args, results))
     parts = {path: _kind(x) for path, x in spaces.leaves(obs).items() if path}
     layout = str(jax.tree.map(_kind, core)).replace("'", "") if jax.tree.leaves(core) else ""

@@ -13,6 +13,7 @@ from jaxrl_dist.actors.step import env_of
 from jaxrl_dist.envs.base import DrawnEnv
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.run.text import check_place, replacing
 
 
 def record(
@@ -52,8 +53,7 @@ def record(
     out = pathlib.Path(out)
     if out.suffix.lower() != ".gif":
         raise ConfigError(f"{out} must end in .gif: a GIF is what is written")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out} cannot be written: there is no directory {out.parent}")
+    check_place(out)
     pictures: list[list[Any]] = [[] for _ in range(episodes)]
     spec = policy.source.spec
 
@@ -69,10 +69,6 @@ def record(
     played = evaluator.play(policy.variables, progress, watch=watch)
     assert played is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)
-    partial = out.with_name(f".{out.name}.new")  # an older film is replaced only by a complete one
-    try:
+    with replacing(out) as partial:
         first.save(partial, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
     return played, 1 + len(others)

@@ -1,4 +1,6 @@
-"""Small text files of a run: written completely or not at all, and read with care, as others may have written them."""
+"""Files of a run, and those that a user asks for: written completely or not at all, and read with care, as others may
+have written them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,50 @@ def naming(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # a library's, in words of its own
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def check_place(path: pathlib.Path) -> None:
+    """Checks that a file can be written where a user asks for it.
+
+    Raises:
+      ConfigError: the directory is missing or read-only, or the path is that of a directory.
+    """
+    problem = None
+    if path.is_dir():
+        problem = "it is a directory"
+    elif not path.parent.is_dir():
+        problem = f"there is no directory {path.parent}"
+    elif not path.exists() and not os.access(path.parent, os.W_OK):
+        problem = f"the directory {path.parent} is read-only"
+    if problem is not None:
+        raise ConfigError(f"{path} cannot be written: {problem}")
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the path of a temporary file, which becomes ``path`` if the context ends without an error.
+
+    An older file stays unchanged until then. Pipes and devices are written in place.
+
+    Raises:
+      ConfigError: as ``check_place``.
+      OSError: the file cannot be written; the error names it.
+    """
+    check_place(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    place = pathlib.Path(os.path.realpath(path))  # a link stays a link
+    partial = place.with_name(f".{place.name}.new")
+    with naming(path):
+        try:
+            yield partial
+            partial.replace(place)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:

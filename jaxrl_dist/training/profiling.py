@@ -24,6 +24,7 @@ from jaxrl_dist.config import Train, env_name
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans import PLANS
+from jaxrl_dist.run.text import replacing
 from jaxrl_dist.training import parts, setup
 from jaxrl_dist.training.members import is_population
 from jaxrl_dist.training.policies import label
@@ -101,18 +102,21 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
       trace: the file for a trace of one pass of each stage, as JSON compressed by gzip.
 
     Raises:
-      ConfigError: the config describes a population or several processes, or cannot be run, or the trace's file cannot
-        be written.
+      ConfigError: the config describes a population or several processes, or cannot be run.
+      OSError: the trace's file cannot be written.
     """
     if is_population(config):
         raise ConfigError("a profile is of one run; leave out --seeds and --vary")
     if config.coordinator is not None:
         raise ConfigError("a profile is of one process; leave out --coordinator")
+    total = max(config.total_env_steps, LONG)
     config = dataclasses.replace(
         config,
-        algorithm=_learning_at_once(config.algorithm),
-        total_env_steps=max(config.total_env_steps, LONG),
+        algorithm=_learning_throughout(config.algorithm, total),
+        total_env_steps=total,
         run_dir=None,
+        tensorboard=False,
+        wandb=False,
         evaluation_episodes=0,
         evaluation_interval=None,
         stop_at_return=None,
@@ -146,12 +150,17 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     )
 
 
-def _learning_at_once(algorithm: Any) -> Any:
-    """Returns hyperparameters, or those of several policies, without env steps before the first update."""
+def _learning_throughout(algorithm: Any, total: int) -> Any:
+    """Returns hyperparameters, or those of several policies, that learn from the first env step to the last."""
     policies = getattr(algorithm, "parts", None)
     found = {"": algorithm} if policies is None else {f"{name}.": part.algorithm for name, part in policies.items()}
-    waiting = [name for name, each in found.items() if hasattr(each, "learning_starts")]
-    return varied(algorithm, {f"{name}learning_starts": 0 for name in waiting})
+    changes = {}
+    for name, each in found.items():
+        if hasattr(each, "learning_starts"):
+            changes[f"{name}learning_starts"] = 0
+        if (steps := getattr(each, "learning_rate_steps", None)) is not None:
+            changes[f"{name}learning_rate_steps"] = max(steps, total)
+    return varied(algorithm, changes)
 
 
 class _Timed(NamedTuple):
@@ -222,10 +231,8 @@ def _trace(made: Mapping[str, parts.Part], out: pathlib.Path) -> None:
                 with jax.profiler.TraceAnnotation(name):
                     jax.block_until_ready(part.run())
         (written,) = pathlib.Path(folder).rglob("*.trace.json.gz")
-        try:
-            shutil.copyfile(written, out)
-        except OSError as error:
-            raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
+        with replacing(out) as partial:
+            shutil.copyfile(written, partial)
 
 
 def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:

@@ -6,7 +6,7 @@ Imports nothing heavy, so that a rejected flag is fast.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
 
 
-def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train[Any], EnvSource]:
+def resolved(
+    config: Train[Any], changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
+) -> tuple[Train[Any], EnvSource]:
     """Fills in the fields that a config leaves out, and finds its environment.
 
     The user's values are checked before the environment is made.
 
     Args:
       changes: fields of ``Train`` or hyperparameters of the algorithm, which override the algorithm's preset.
+      stored: names of changes that a run's file holds: where the user's make one useless, it has its default.
 
     Raises:
       ConfigError: no such algorithm, environment or field, or a value that is out of range.
@@ -55,13 +58,13 @@ def resolved(config: Train[Any], changes: Mapping[str, Any] = {}) -> tuple[Train
             instead = hint(name, [*RUN_FIELDS, *hyperparameters], algorithms.having)
             raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
     for name in changes.get("vary") or ():
-        if (field := name.replace("-", "_")) in changes:
+        if (field := name.replace("-", "_")) in changes and field not in stored:
             raise ConfigError(f"--vary {name} contradicts {flag(field)}: the members' values are those of --vary")
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
 
     try:
-        asked = dataclasses.replace(config, algorithm=without_preset(config.algorithm, own)).checked()
+        asked = dataclasses.replace(config, algorithm=without_preset(config.algorithm, own, stored)).checked()
     except UnusedError as error:
         if config.vary and error.field in own:
             name = flag(error.field)[2:]
@@ -97,18 +100,24 @@ def filled(config: Train[Any], own: Mapping[str, Any], source: EnvSource) -> Tra
     return dataclasses.replace(config, algorithm=without_unused(algorithm) if by_name else algorithm).checked()
 
 
-def without_preset(algorithm: Any, own: Mapping[str, Any]) -> Any:
+def without_preset(algorithm: Any, own: Mapping[str, Any], stored: Collection[str] = ()) -> Any:
     """Returns the hyperparameters that are known before the environment, whose preset may add more.
+
+    Args:
+      stored: names in ``own`` whose values may have no effect.
 
     Raises:
       ConfigError: a value of ``own`` has the wrong type, is out of range, or has no effect.
     """
-    if not isinstance(algorithm, str | type):
-        return without_unused(plain(dataclasses.replace(algorithm, **own)), own) if own else algorithm
-    named = algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
-    return algorithms.config_class(algorithm)(
-        **{**{name: value for name, value in named.items() if name not in RUN_FIELDS}, **own}
-    )
+    if isinstance(algorithm, str | type):
+        named = algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
+        given = {**{name: value for name, value in named.items() if name not in RUN_FIELDS}, **own}
+        algorithm = algorithms.config_class(algorithm)(**given)
+    elif own:
+        algorithm = dataclasses.replace(algorithm, **own)
+    else:
+        return algorithm
+    return without_unused(plain(algorithm), own.keys() - set(stored))
 
 
 def without_unused(algorithm: Any, kept: Container[str] = ()) -> Any:

@@ -35,7 +35,7 @@ def test_a_run_is_compiled_and_counted(
     assert loops["update"]["collectives"] == {"all-reduce": 1} and loops["env_step"]["collectives"] == {}
     assert report["memory"]["device"] == 10**9 and report["memory"]["state"] > 8 * 4 * 4
 
-    assert cli.main(["doctor", f"--compile-for={chosen.name}", *RUN.split()]) == 0
+    assert cli.main(["doctor", f"--compile-for={chosen.name}", *RUN.split(), "--quiet"]) == 0
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if line.split()[0:2] == ["env_step", "16"])
     assert row.split()[2:5] == [str(loops["env_step"][key]) for key in ("kernels", "copies", "conditionals")]
@@ -82,6 +82,9 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
         ("v5e", RUN, "no target 'v5e'"),
         ("h200x0", RUN, "no target 'h200x0'"),
         ("", "", "--compile-for which accelerator? Such as here, h200"),
+        ("", "--json", "--compile-for which accelerator? Such as here, h200"),
+        ("", RUN.removeprefix("ppo "), "--compile-for which accelerator? Such as here, h200"),
+        ("here", f"{RUN} --plan-memory here", "--plan-memory is of train: `jaxrl-dist train ... --plan-memory here`"),
         ("h200", "", "which run? Such as: jaxrl-dist doctor --compile-for h200 ppo --env CartPole-v1"),
         ("h200x2", "ppo --env CartPole-v1 --plan synchronous", "this one is under synchronous"),
         ("h200x2", f"{RUN} --seeds 2", "leave out --seeds and --vary"),

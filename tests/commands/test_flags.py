@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from jaxrl_dist import cli
+from jaxrl_dist import cli, preset
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.commands import flags, help
+from jaxrl_dist.commands import flags, help, train
 from jaxrl_dist.config import RUN_DEFAULTS, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
@@ -56,7 +56,7 @@ def test_help_is_short_and_shows_the_values_that_would_run(
     plain, text = shown("train dqn --help")
     assert plain["num-envs"] == "8" and "memory" not in plain and "frame-stack" not in plain
     assert "values without a preset" in text and "More flags, with --help-all: network (8)" in text
-    atari, text = shown("train dqn --env envpool:Pong-v5 --seed 7 --quiet --help")
+    atari, text = shown("train dqn --env envpool:Pong-v5 --seed 7 --quiet --plan-memory here --help")
     config, _ = resolved(Train("dqn", env="envpool:Pong-v5"))
     assert atari["num-envs"] == str(config.num_envs) and atari["plan"] == config.plan != plain["plan"]
     assert atari["learning-rate"] == str(config.algorithm.learning_rate) and atari["seed"] == "7"
@@ -107,6 +107,27 @@ def test_flags_win_over_file_over_preset_over_default(tmp_path: Path) -> None:
     ppo = config.algorithm
     assert (ppo.num_epochs, ppo.discount, ppo.gae_lambda, ppo.clip_epsilon) == (4, 0.16, 0.8, 0.4)
     assert (config.plan, config.seed) == ("synchronous", 4)
+
+
+def test_a_stored_value_gives_way_to_vary_and_to_flags_that_make_it_useless(tmp_path: Path) -> None:
+    """A population's ``--config`` runs it again, and one of a single run becomes a population."""
+    single = preset("ppo", "CartPole-v1", learning_rate_schedule="linear", learning_rate_steps=10)
+    whole = dataclasses.replace(single, vary={"learning-rate": "1e-3,1e-4"})
+
+    def config(stored: Train[Any], args: str) -> Any:
+        write(tmp_path / "config.json", stored)
+        asked = train.asked(["--config", str(tmp_path), *args.split()])
+        assert asked is not None
+        return asked.resolved()[0]
+
+    assert config(whole, "") == config(single, "--vary learning-rate=1e-3,1e-4") == whole
+    plain = config(single, "--learning-rate-schedule constant").algorithm
+    assert (plain.learning_rate_schedule, plain.learning_rate_steps) == ("constant", None)
+    for args in ("--vary learning-rate=1e-3,1e-4 --learning-rate 1e-3", "--vary learning_rate=1 --learning-rate 1e-3"):
+        with pytest.raises(ConfigError, match="contradicts learning_rate"):
+            config(single, args)
+    with pytest.raises(ConfigError, match="learning_rate_steps does nothing without"):
+        config(single, "--learning-rate-schedule constant --learning-rate-steps 20")
 
 
 def test_a_flag_wins_even_with_the_value_of_the_default() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -247,6 +248,21 @@ def test_bad_input(args: str, message: str, tmp_path: Path, capsys: pytest.Captu
     assert message in error and error.count("\n") == 1
 
 
+def test_a_full_disk_leaves_the_picture_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Figure, out: Path, **more: object) -> None:
+        out.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    run_dir, out = make_run(tmp_path, "good", [1.0]), tmp_path / "x.png"
+    out.write_bytes(b"before")
+    assert cli.main(["plot", str(run_dir), "-o", str(out)]) == 1
+    assert capsys.readouterr().err == f"jaxrl-dist: error: {out}: No space left on device\n"
+    assert out.read_bytes() == b"before" and {path.name for path in tmp_path.iterdir()} == {"good", "x.png"}
+
+
 def test_an_axis_that_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="x hours is none of steps, time"):
         plot.plot([make_run(tmp_path, "a", [1.0])], tmp_path / "x.png", x="hours")
@@ -444,7 +460,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are saved."""
     saved: list[Figure] = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **options: saved.append(self) or save(self, *args))
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **more: saved.append(self) or save(self, *args, **more))
     return saved
 
 

@@ -164,6 +164,7 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
     "a wrong field of Train": (lambda: jaxrl_dist.Train("ppo", num_env=9), "(did you mean 'num_envs'?)"),
     "lr of PPO": (lambda: PPO(lr=1e-3), "PPO has no field 'lr'; it is learning_rate here"),  # type: ignore[call-arg]
     "a memory of PPO": (lambda: PPO(buffer_size=9), "it is replay_capacity here, and only other algorithms have it"),  # type: ignore[call-arg]
+    "a policy of PPO": (lambda: PPO("MlpPolicy"), "PPO takes its fields by name, and 'MlpPolicy' has none"),  # type: ignore[arg-type]
     "a switch": (lambda: DQN(duble=True), "DQN has no field 'duble' (did you mean 'double'?)"),  # type: ignore[call-arg]
     "a dictionary": (lambda: jaxrl_dist.train({}), "train takes a config such as Train('ppo', env='CartPole-v1')"),  # type: ignore[arg-type]
     "a name": (lambda: jaxrl_dist.train("ppo"), "train takes a config such as Train("),  # type: ignore[arg-type]

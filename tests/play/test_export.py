@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
+import os
 import pickle
 import re
 import subprocess
@@ -20,6 +22,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
+from jaxrl_dist.run.text import replacing
 from jaxrl_dist.training.resolving import find_env
 
 WITHOUT_THE_PACKAGE = """
@@ -112,7 +115,7 @@ def test_an_onnx_file_acts_the_same_in_another_runtime(command: str, tmp_path: P
         ("{run} --batch 0", "--batch must be >= 1"),
         ("{run} --format onnx --platforms cpu", "--platforms is of StableHLO"),
         ("{run} --format tflite", "tflite"),
-        ("{run} -o {runs}/nowhere/x", "nowhere/x cannot be written: No such file or directory"),
+        ("{run} -o {runs}/nowhere/x", "nowhere/x cannot be written: there is no directory"),
     ],
 )
 def test_what_cannot_be_exported(args: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +124,30 @@ def test_what_cannot_be_exported(args: str, message: str, tmp_path: Path, capsys
     command = ["export", *args.format(runs=tmp_path, run=runs.finished(runs.CARTPOLE)).split()]
     assert cli.main(command) == 2
     assert message in (err := capsys.readouterr().err) and err.count("\n") == 1
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flatbuffers")
+    run_dir, out = runs.finished(runs.CARTPOLE), tmp_path / "policy.stablehlo"
+    out.write_bytes(b"before")
+
+    def full(self: Path, content: bytes) -> None:
+        self.open("wb").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        assert cli.main(["export", str(run_dir), "-o", str(out)]) == 1
+    assert capsys.readouterr().err == f"jaxrl-dist: error: {out}: No space left on device\n"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"policy.stablehlo": b"before"}
+    (link := tmp_path / "link").symlink_to(out)
+    assert cli.main(["export", str(run_dir), "-o", str(link)]) == 0
+    assert link.is_symlink() and out.stat().st_size > 1000
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with replacing(pipe) as place:
+        assert place == pipe
 
 
 @pytest.mark.parametrize(

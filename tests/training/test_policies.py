@@ -21,6 +21,7 @@ from jaxrl_dist import Train, cli
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.commands import train as train_command
 from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.groups import agents_of
@@ -30,7 +31,9 @@ from jaxrl_dist.mesh import by_hand
 from jaxrl_dist.spaces import zeros
 from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.training.still import Random
+from jaxrl_dist.training.stored import stored_config
 from jaxrl_dist.types import Context
+from jaxrl_dist.values import varied
 
 PPO_ = PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2)
 DQN_ = DQN(
@@ -338,7 +341,7 @@ WRONG = {
     "--policy a=ppo:short --policy b=dqn:long_* --plan asynchronous --free-running": "--free-running is for one policy",
     "--policy a=ppo:short --policy b=ppo:long_* --plan own_pace --lockstep": "--lockstep makes policies wait, ",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b):long_2 --plan own_pace": "policy c: .* none waits f",
-    "--policy a=ppo:short --policy b=random:long_* --b.discount 1": "--b.discount: random does not train",
+    "--policy a=ppo:short --policy b=random:long_* --b.discount 1": "--b.discount: policy b does not train",
     "--policy a=ppo:short --policy b=fixed(nowhere):long_*": "policy b: nowhere is no run directory",
     "--policy a=random:short --policy b=random:long_*": "no policy trains",
     "--policy a=ppo:short --policy b=ppo:long_* --vary a.learning-rat=1": "no policy .*mean 'a.learning_rate'",
@@ -351,6 +354,7 @@ WRONG = {
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,0):long_2": "policy c: copy.b,0. needs 1 to",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,0):long_2": "policy c: copy.b,9,0. needs a pool of",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,x):long_2": "'copy.b,9,x.' is no policy; copy.PO",
+    "--policy a=ppo:short --policy b=ppo:long_* --config x": "--config x names the algorithms, and so does --policy",
     "--policy a=ppo:short --policy b=ppo:long_* --hide 0": "--hide works for environments with one policy",
 }
 
@@ -390,8 +394,25 @@ def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: p
     assert config["hyperparameters"]["a"]["normalize_observations"] and config["run"]["policies"]["b"] == "long_1"
     again = runs.train(f"--config {run} --env team:Unlike", tmp_path / "again")
     assert runs.untimed(again) == runs.untimed(run)
-    assert cli.main(["train", "--config", str(run), "--env", "team:Unlike", "--scale-rewards"]) == 2
-    assert "--scale-rewards: each policy of" in capsys.readouterr().err
+    stored = ["--config", str(run), "--env", "team:Unlike"]
+    asked = train_command.asked([*stored, "--a.learning-rate", "0.5", "--no-a.normalize-observations"])
+    assert asked is not None
+    before = stored_config(run, env="team:Unlike").algorithm
+    expected = varied(before, {"a.learning_rate": 0.5, "a.normalize_observations": False})
+    assert asked.resolved()[0].algorithm == expected
+    for args, message in {
+        "--scale-rewards": "--scale-rewards: each policy has its own, as in --a.scale-rewards",
+        "--discount 1": "--discount belongs to a policy: --a.discount",
+        "--c.discount 1": "--c.discount: policy c does not train",
+        "--d.discount 1": "there is no policy d",
+        "--b.num-envs 1": "--b.num-envs: all policies share --num-envs",
+    }.items():
+        assert cli.main(["train", *stored, *args.split()]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["train", "ppo", *stored]) == 2
+    assert "is of ppo+dqn+random, not of ppo" in capsys.readouterr().err
+    assert cli.main(["train", *stored, "--help"]) == 0
+    assert "--NAME.FLAG" in capsys.readouterr().out
     more = ["resume", str(run), "--env", "team:Unlike", "--total-env-steps", "768", "--quiet"]
     assert cli.main(more) == 0
     assert runs.read_metrics(run)[-1]["env_steps"] >= 768

@@ -256,13 +256,17 @@ def test_the_picture_names_each_stage_once(tmp_path: Path) -> None:
 
 
 def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of one that had trackers, sampled evaluations and step sizes that end, none of which a profile has."""
     run_dir = tmp_path / "run"
     (run_dir).mkdir()
-    config = {"format": 1, "algorithm": "pg", "hyperparameters": {"hidden_sizes": [4]}}
+    own = {"hidden_sizes": [4], "learning_rate_schedule": "linear", "learning_rate_steps": 1000}
+    config = {"format": 1, "algorithm": "pg", "hyperparameters": own}
     config["run"] = {"env": "gymnax:CartPole-v1", "num_envs": 8, "rollout_length": 4, "report_interval": 32}
+    config["run"] |= {"tensorboard": True, "wandb": True, "evaluation_policy": "sampled"}
     (run_dir / "config.json").write_text(json.dumps(config))
     assert cli.main(["profile", str(run_dir), "--seconds", "0.1", "--num-devices", "1"]) == 0
-    assert "pg on gymnax:CartPole-v1 under on_device, 8 environments x 4 steps" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "pg on gymnax:CartPole-v1 under on_device, 8 environments x 4 steps" in out and err == ""
     assert [path.name for path in run_dir.iterdir()] == ["config.json"]
 
 

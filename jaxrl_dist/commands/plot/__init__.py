@@ -29,6 +29,7 @@ from jaxrl_dist.commands.plot.reading import (
     with_members,
 )
 from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.run.text import replacing
 
 __all__ = [
     "POINTS",
@@ -110,8 +111,9 @@ def plot(
       The table, or a line that names the files.
 
     Raises:
-      ConfigError: a directory is no run, no run has the metric, there are too few groups to compare, or the file cannot
-        be written.
+      ConfigError: a directory is no run, no run has the metric, there are too few groups to compare, or the file's
+        directory is missing or its format unknown.
+      OSError: the file cannot be written; an older file stays unchanged.
     """
     for name, value, choices in (
         ("x", x, tuple(AXES)),
@@ -151,24 +153,21 @@ def plot(
 
     written = pathlib.Path(out or "curves.png")
     caption = written.with_suffix(".caption.txt")
-    try:
-        if kind == "table":
-            text = tables.table(groups, curves, metric, as_csv=written.suffix == ".csv")
-            if out is None:
-                return text
-            written.write_text(text + "\n", encoding="utf-8")
-            return f"wrote {written}"
-        if kind == "curve":
-            smoothed = {name: curve.smoothed(smooth) for name, curve in curves.items()}
-            figure = drawing.curves(groups, smoothed, metric, AXES[x][1], width)
-        elif kind == "profile":
-            figure = drawing.profiles(tables.scores(groups, curves), metric, width)
-        else:
-            figure = drawing.improvements(tables.scores(groups, curves), metric, width)
-        drawing.save(figure, written)
-        caption.write_text(tables.caption(kind, groups, curves, configs, metric, x, smooth), encoding="utf-8")
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"--out {written} cannot be written: {error}") from error
+    if kind == "table":
+        text = tables.table(groups, curves, metric, as_csv=written.suffix == ".csv")
+        if out is None:
+            return text
+        with replacing(written) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
+        return f"wrote {written}"
+    if kind == "curve":
+        smoothed = {name: curve.smoothed(smooth) for name, curve in curves.items()}
+        figure = drawing.curves(groups, smoothed, metric, AXES[x][1], width)
+    elif kind == "profile":
+        figure = drawing.profiles(tables.scores(groups, curves), metric, width)
+    else:
+        figure = drawing.improvements(tables.scores(groups, curves), metric, width)
+    drawing.save(figure, written)
+    with replacing(caption) as partial:
+        partial.write_text(tables.caption(kind, groups, curves, configs, metric, x, smooth), encoding="utf-8")
     return f"wrote {written} and its caption {caption}"

@@ -19,6 +19,7 @@ from jaxrl_dist.commands.plot import statistics
 from jaxrl_dist.commands.plot.reading import Curve, Group, middle
 from jaxrl_dist.commands.plot.tables import env_names
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.text import replacing
 
 COLORS = ("#0072B2", "#E69F00", "#000000", "#56B4E9", "#D55E00", "#009E73", "#CC79A7")
 """The palette of Okabe and Ito (2008), which colour-blind readers can tell apart, without its yellow, pale on paper.
@@ -142,12 +143,15 @@ def save(fig: Figure, out: pathlib.Path) -> None:
     """Writes the picture; the extension sets its format.
 
     Raises:
-      OSError: the file cannot be written.
-      ValueError: the format is unknown.
+      ConfigError: the format is unknown, or the file's directory is missing.
+      OSError: the file cannot be written; an older file stays unchanged.
     """
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix)
-    with matplotlib.rc_context(STYLE):
-        fig.savefig(out, dpi=200, metadata=undated)
+    kind = out.suffix[1:].lower()
+    if kind not in fig.canvas.get_supported_filetypes():
+        raise ConfigError(f"{out} cannot be written: its extension names no format of pictures; .png, .svg and .pdf do")
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with matplotlib.rc_context(STYLE), replacing(out) as partial:
+        fig.savefig(partial, format=kind, dpi=200, metadata=undated)
 
 
 def _axis_of(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str) -> str:
