@@ -65,7 +65,8 @@ class Population(abc.ABC):
         self._due: dict[int, Report] = {}
         self._small: dict[str, tuple[Any, jax.Array]] = {}
         kept = range(len(jobs)) if training is None else training
-        self._done = [at not in kept or bool(job.ended_by(job.env_steps, job.score)) for at, job in enumerate(jobs)]
+        self._ended = [at for at in kept if jobs[at].ended_by(jobs[at].env_steps, jobs[at].score)]
+        self._done = [at not in kept or at in self._ended for at in range(len(jobs))]
         self._started = False
         self.error: BaseException | None = None
         """Ends all members that are not done: each raises it instead of advancing, and can still save its state."""
@@ -81,8 +82,6 @@ class Population(abc.ABC):
             self._check()
             self._start()
         job.offer(lambda: self._now(member, self._numbers()))
-        if self._done[member] and member not in self._due:  # before this session
-            self._due[member] = self._now(member, self._numbers())
         try:
             while not self._done[member] or member in self._due:
                 while member not in self._due:
@@ -104,6 +103,10 @@ class Population(abc.ABC):
         since = [IntervalSums.of(self._jobs[member].resumed) for member in self._running()]
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
+        if self._ended:  # before this session, but their reports have not been taken
+            numbers = self._numbers()
+            for member in self._ended:
+                self._due[member] = self._now(member, numbers, keep=not all(self._done))
         self._started = True
 
     def _ready(self, *programs: meshes.Program) -> None:

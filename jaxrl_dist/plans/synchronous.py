@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +123,7 @@ class Hosted(Population):
 
     def _sums(self) -> IntervalSums:
         since = [interval.since() for interval in self._intervals]
-        return compiled.stack(since) if self._axis else since[0]
+        return compiled.stack(_alike(since)) if self._axis else since[0]
 
     def _restart(self) -> None:
         for interval in self._intervals:
@@ -140,3 +141,13 @@ class Hosted(Population):
             "time/acting_s": stages.get("acting", 0.0) - self._act.compile_seconds,
             "time/env_s": stages.get("env", 0.0),
         }
+
+
+def _alike(intervals: Sequence[IntervalSums]) -> list[IntervalSums]:
+    """Gives all members the metrics of any: after a resume, those in the middle of an interval have some already."""
+
+    def filled(_: Any, own: Mapping[str, float], *others: Mapping[str, float]) -> dict[str, float]:
+        return {**dict.fromkeys(itertools.chain(*others), 0.0), **own}
+
+    every = [since.sums for since in intervals]
+    return [since._replace(sums=over_policies(filled)(since.learned, since.sums, *every)) for since in intervals]

@@ -434,6 +434,27 @@ def test_members_end_with_the_return_that_they_are_to_reach(tmp_path: pathlib.Pa
         assert [here[x] for x in shown] == pytest.approx([there[x] for x in shown], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("plan, seed, early", [("on_device", 6, 1), ("synchronous", 0, 0)])
+def test_a_member_that_ended_before_a_stop_trains_no_further(
+    plan: str, seed: int, early: int, tmp_path: pathlib.Path
+) -> None:
+    """The stop has cut its evaluation short, and the others are in the middle of an interval."""
+    asked = config(seeds=3, plan=plan, seed=seed, stop_at_return=25.0)
+    whole, parts = (dataclasses.replace(asked, run_dir=str(tmp_path / x)) for x in ("whole", "parts"))
+    list(jaxrl_dist.train(whole))
+    summary = tmp_path / "parts" / "members" / f"{early:03d}" / "summary.json"
+    list(prepare(parts).stopped_by(summary.exists).reports())
+    assert [row.status == "done" for row in read_rows(tmp_path / "parts", prepare(asked).begun)].count(True) == 1
+    assert read_json(summary)["evaluation"] is None
+    list(jaxrl_dist.resume(tmp_path / "parts"))
+    for number in range(3) if plan == "on_device" else [early]:  # on the host, a resume restarts environments
+        one, other = (tmp_path / x / "members" / f"{number:03d}" for x in ("whole", "parts"))
+        assert lines(one) == lines(other)
+        ends = [read_json(folder / "summary.json") for folder in (one, other)]
+        assert all(ends[0][name] == ends[1][name] for name in ("ended_by", "env_steps", "updates", "evaluation"))
+        probes.assert_close(*(jaxrl_dist.load_policy(folder).variables for folder in (one, other)), 0)
+
+
 @pytest.mark.filterwarnings("ignore:a2c takes all experience")
 @pytest.mark.parametrize("plan", ["on_device", "synchronous", "asynchronous", "gradients"])
 def test_a_run_ends_with_the_return_that_it_is_to_reach(plan: str, tmp_path: pathlib.Path) -> None:
