@@ -182,7 +182,7 @@ class Population(abc.ABC):
         members, selection = self._running(), self._selection
         iteration = int(self._part(state.iteration, self._rows.index(members[0]))) if members else 0
         self._parents = list(range(len(self._jobs)))
-        if selection is None or len(members) < 2 or not selection.due(iteration):
+        if selection is None or len(members) < 2 or not selection.due(iteration - self._iterations, iteration):
             return
         jobs = self._jobs
         hyper = {name: np.array([jobs[x].hyper[name] for x in members]) for name in jobs[0].hyper}

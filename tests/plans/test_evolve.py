@@ -92,8 +92,12 @@ def test_halving_keeps_the_best_of_every_bracket() -> None:
 
 def test_when_to_select() -> None:
     every, rungs = Selection(pbt, 0, 4), Selection(halving, 0, 4, doubles=True)
-    assert [x for x in range(40) if every.due(x)] == [4, 8, 12, 16, 20, 24, 28, 32, 36]
-    assert [x for x in range(40) if rungs.due(x)] == [4, 8, 16, 32]
+    assert [x for x in range(1, 40) if every.due(x - 1, x)] == [4, 8, 12, 16, 20, 24, 28, 32, 36]
+    assert [x for x in range(1, 40) if rungs.due(x - 1, x)] == [4, 8, 16, 32]
+    # As after a resume from iteration 3 with a report every two iterations, or every six:
+    assert [x for x in range(5, 40, 2) if rungs.due(x - 2, x)] == [5, 9, 17, 33]
+    assert [x for x in range(9, 40, 6) if every.due(x - 6, x)] == [9, 15, 21, 27, 33, 39]
+    assert [x for x in range(9, 40, 6) if rungs.due(x - 6, x)] == [9, 21, 33]
 
 
 # --- In runs --------------------------------------------------------------------------------------------
