@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,9 +18,21 @@ from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, check_there, mean_return, report, saved
+from jaxrl_dist.plans.report import IntervalSums, check_there, diverged, mean_return, report, saved
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState
+
+
+class _Counts(NamedTuple):
+    """Fields of the members' ``TrainState`` on the host; with several policies, the first and last are dicts."""
+
+    updates: Any
+    iteration: Any
+    skipped: Any
+
+
+_Numbers = tuple[IntervalSums, _Counts]
+"""What the members' reports need: their sums since the last report, and their counts."""
 
 
 class Population(abc.ABC):
@@ -165,25 +177,29 @@ class Population(abc.ABC):
         due = [member for member in running if interval_over or self._done[member]]
         if not due:
             return
-        numbers = numbers or self._numbers()
+        since, counts = numbers or self._numbers()
         if interval_over:
-            self._select(numbers[1])
+            counts = self._select(counts)
         for member in due:
             last = self._done[member] and any(not done for done in self._done)
-            self._due[member] = self._now(member, numbers, keep=last)
+            self._due[member] = self._now(member, (since, counts), keep=last)
         if self.halved.intersection(due):
             self._shrink()
         if interval_over:
             self._restart()
             self._iterations = 0
 
-    def _select(self, state: TrainState) -> None:
-        """Selects among the members that are not done, if it is time: after an interval, before its reports."""
-        members, selection = self._running(), self._selection
-        iteration = int(self._part(state.iteration, self._rows.index(members[0]))) if members else 0
+    def _select(self, counts: _Counts) -> _Counts:
+        """Selects among the members that go on, if it is time: after an interval, before its reports.
+
+        Returns the counts after it. A member that has diverged takes no part: its report ends it, and it has no copies.
+        """
+        rows, selection = self._rows, self._selection
+        members = [x for x in self._running() if not diverged(self._part(counts.skipped, rows.index(x)))]
+        iteration = int(self._part(counts.iteration, rows.index(members[0]))) if members else 0
         self._parents = list(range(len(self._jobs)))
         if selection is None or len(members) < 2 or not selection.due(iteration - self._iterations, iteration):
-            return
+            return counts
         jobs = self._jobs
         hyper = {name: np.array([jobs[x].hyper[name] for x in members]) for name in jobs[0].hyper}
         scores = np.array([self._scores[member] for member in members])
@@ -192,15 +208,16 @@ class Population(abc.ABC):
             self.halved |= set(members) - {members[x] for x in source}
             for member in self.halved:
                 self._done[member] = True
-            return
+            return counts
         for place, member in enumerate(members):
             job, self._parents[member] = jobs[member], members[source[place]]
             values = {name: float(x[place]) for name, x in chosen.items()}
             jobs[member] = job._replace(hyper=values if selection.valid(job.config, values) else job.hyper)
-        index = np.array([self._rows.index(self._parents[member]) for member in self._rows])
+        index = np.array([rows.index(self._parents[member]) for member in rows])
         memory = self._state.memory  # each keeps its experience
         self._state = self._gathered(self._state._replace(memory=()), index)._replace(memory=memory)
         self._put_inputs()
+        return jax.tree.map(lambda x: x[index], counts)
 
     def _gathered(self, tree: Any, index: np.ndarray) -> Any:
         """Returns rows of arrays of members; ``tree`` has the placement of the state without its memory."""
@@ -216,19 +233,17 @@ class Population(abc.ABC):
         self._put_inputs()
         self._keep(index)
 
-    def _numbers(self) -> tuple[IntervalSums, TrainState]:
+    def _numbers(self) -> _Numbers:
         """Fetches the numbers of all members' reports in one transfer."""
         state = self._state
-        counts = state.updates, state.iteration, state.skipped
-        since, (updates, iteration, skipped) = arrays.fetch((self._sums(), counts))
-        return since, state._replace(updates=updates, iteration=iteration, skipped=skipped)
+        found: _Numbers = arrays.fetch((self._sums(), _Counts(state.updates, state.iteration, state.skipped)))
+        return found
 
-    def _now(self, member: int, numbers: tuple[IntervalSums, TrainState], *, keep: bool = False) -> Report:
+    def _now(self, member: int, numbers: _Numbers, *, keep: bool = False) -> Report:
         """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
-        job, (since, counts), row = self._jobs[member], numbers, self._rows.index(member)
-        of_state = counts.updates, counts.iteration, counts.skipped
-        since, (updates, iteration, skipped) = self._part((since, of_state), row)
-        state = self._state._replace(updates=updates, iteration=iteration, skipped=skipped)
+        job, row = self._jobs[member], self._rows.index(member)
+        since, counts = self._part(numbers, row)
+        state = self._state._replace(**counts._asdict())
         actor, copy = self._actor, partial(_copied, row=row if self._axis else None)
         if keep:
             variables = copy(state.variables, "variables")

@@ -109,11 +109,16 @@ def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib.Path) -> None:
-    """Bit for bit, lineage included; members record whose parameters they took, and their hyperparameters."""
+    """Bit for bit, lineage and numbers of updates included, which differ here and are copied with the parameters.
+
+    Members record whose parameters they took, and their hyperparameters.
+    """
     asked: dict[str, Any] = {"vary": {"learning_rate": "1e-1,1e-3,1e-4"}, "evolve": "pbt", "evolve_interval": 128}
-    list(jaxrl_dist.train(config(tmp_path / "whole", checkpoint_interval=64, **asked)))
-    reports = jaxrl_dist.train(config(tmp_path / "parts", checkpoint_interval=64, **asked))
-    while next(reports).iteration < 3 * 5:
+    whole, parts = (config(tmp_path / x, checkpoint_interval=64, **asked) for x in ("whole", "parts"))
+    algorithm = dataclasses.replace(whole.algorithm, num_epochs=4, target_kl=1e-4)
+    list(jaxrl_dist.train(dataclasses.replace(whole, algorithm=algorithm)))
+    reports = jaxrl_dist.train(dataclasses.replace(parts, algorithm=algorithm))
+    while next(reports).iteration < 3 * 4:  # after a selection
         pass
     reports.close()  # type: ignore[attr-defined]
     list(jaxrl_dist.resume(tmp_path / "parts"))
@@ -126,6 +131,16 @@ def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib
         copies = [line for line in written if line["population/parent"] != int(row["member"])]
         assert [line["iteration"] for line in copies] == [x["iteration"] for x in row["lineage"]]
         assert len(set(rates)) <= 1 + len(copies)
+
+
+@pytest.mark.filterwarnings("ignore:member 00. has ended")
+def test_no_member_becomes_one_that_has_diverged(tmp_path: pathlib.Path) -> None:
+    """The second member of each seed diverges in the first iteration, after acting as the first one: scores are equal."""
+    asked = config(tmp_path, seeds=2, vary={"learning_rate": "1e-3,1e30"}, evolve="pbt", evolve_interval=64, total=320)
+    list(jaxrl_dist.train(dataclasses.replace(asked, algorithm=dataclasses.replace(asked.algorithm, num_epochs=8))))
+    rows = read_json(tmp_path / "population.json")["members"]
+    assert [row["status"] for row in rows] == ["done", "diverged"] * 2
+    assert {copy["parent"] for row in rows for copy in row["lineage"]} <= {"000", "002"}
 
 
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
