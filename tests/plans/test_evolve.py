@@ -135,7 +135,7 @@ def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib
 
 @pytest.mark.filterwarnings("ignore:member 00. has ended")
 def test_no_member_becomes_one_that_has_diverged(tmp_path: pathlib.Path) -> None:
-    """The second member of each seed diverges in the first iteration, after acting as the first one: scores are equal."""
+    """The second member of each seed diverges in the first iteration, in which it acts, and scores, as the first."""
     asked = config(tmp_path, seeds=2, vary={"learning_rate": "1e-3,1e30"}, evolve="pbt", evolve_interval=64, total=320)
     list(jaxrl_dist.train(dataclasses.replace(asked, algorithm=dataclasses.replace(asked.algorithm, num_epochs=8))))
     rows = read_json(tmp_path / "population.json")["members"]
@@ -153,7 +153,11 @@ def test_halving_ends_the_worse_half_again_and_again(plan: str, tmp_path: pathli
     (winner,) = (row for row in rows if row["status"] == "done")
     assert winner["env_steps"] >= 640 and last.metrics["population/done"] == 1
     for row in rows:
-        assert jaxrl_dist.load_policy(tmp_path / "run" / "members" / row["member"]) is not None
+        there = tmp_path / "run" / "members" / row["member"]
+        assert jaxrl_dist.load_policy(there) is not None
+        reported = [json.loads(line) for line in (there / "metrics.jsonl").read_text().splitlines()]
+        assert all(line["time/env_steps_per_second"] < 1e8 for line in reported)
+        assert all(value >= 0 for line in reported for name, value in line.items() if name.startswith("time/"))
     with pytest.raises(ConfigError, match="have ended"):
         jaxrl_dist.resume(tmp_path / "run")
 
