@@ -172,22 +172,34 @@ class Population(abc.ABC):
             if numbers is not None:
                 episodes = self._part(numbers[0].episodes, self._rows.index(member))
                 self._scores[member] = mean_return(episodes, self._scores[member])
-            ended = job.ended_by(self._env_steps[member], self._scores[member]) is not None
-            self._done[member] = ended or job.stop()
-        due = [member for member in running if interval_over or self._done[member]]
+            self._done[member] = job.ended_by(self._env_steps[member], self._scores[member]) is not None
+        stopped = self._stopped(running)
+        due = [member for member in running if interval_over or self._done[member] or member in stopped]
         if not due:
             return
         since, counts = numbers or self._numbers()
         if interval_over:
-            counts = self._select(counts)
+            counts = self._select(counts)  # also among those that stop: a resume goes on after it
+        for member in stopped:
+            self._done[member] = True
         for member in due:
             last = self._done[member] and any(not done for done in self._done)
             self._due[member] = self._now(member, (since, counts), keep=last)
-        if self.halved.intersection(due):
+        if self.halved.intersection(due) and not all(self._done):
             self._shrink()
         if interval_over:
             self._restart()
             self._iterations = 0
+
+    def _stopped(self, running: Sequence[int]) -> list[int]:
+        """Returns the members that end early: all of them for a signal, or some for an error of theirs.
+
+        A signal that comes between two questions ends all after the next iteration: they resume from a shared one.
+        """
+        jobs = self._jobs
+        stopped = [member for member in running if jobs[member].stop()]
+        others = [member for member in running if member not in stopped]
+        return [] if stopped and others and jobs[others[0]].stop() else stopped
 
     def _select(self, counts: _Counts) -> _Counts:
         """Selects among the members that go on, if it is time: after an interval, before its reports.

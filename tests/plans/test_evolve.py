@@ -17,6 +17,7 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans.evolve import Selection, halving, pbt, perturbed
 from jaxrl_dist.run.text import read_json
+from jaxrl_dist.training.setup import prepare
 
 
 def config(run_dir: pathlib.Path | None = None, *, total: int = 640, **values: Any) -> Train[Any]:
@@ -131,6 +132,16 @@ def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib
         copies = [line for line in written if line["population/parent"] != int(row["member"])]
         assert [line["iteration"] for line in copies] == [x["iteration"] for x in row["lineage"]]
         assert len(set(rates)) <= 1 + len(copies)
+
+
+@pytest.mark.parametrize("evolve", ["pbt", "halving"])
+def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve: str, tmp_path: pathlib.Path) -> None:
+    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
+    list(jaxrl_dist.train(config(tmp_path / "whole", evolve=evolve, **asked)))
+    list(prepare(config(tmp_path / "parts", evolve=evolve, **asked)).stopped_by(lambda: True).reports())
+    list(jaxrl_dist.resume(tmp_path / "parts"))
+    whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
+    assert whole == parts and any(row["lineage"] or row["status"] == "halved" for row in whole)
 
 
 @pytest.mark.filterwarnings("ignore:member 00. has ended")

@@ -230,6 +230,18 @@ def test_the_caller_may_leave_and_an_error_ends_all(tmp_path: pathlib.Path) -> N
         assert [path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()]
 
 
+def test_a_signal_between_two_members_stops_them_after_the_same_iteration(tmp_path: pathlib.Path) -> None:
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        asked.append(bool(asked))
+        return asked[-1]
+
+    run = prepare(config(tmp_path, seeds=2, total=1000, plan="synchronous", evaluation_episodes=0))
+    list(run.stopped_by(stop).reports())
+    assert [row.iteration for row in read_rows(tmp_path, prepare(config(seeds=2)).begun)] == [2, 2]
+
+
 @pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_error_of_the_program_loses_no_member(
