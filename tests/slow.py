@@ -100,6 +100,8 @@ CASES = {
     "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[dqn-2-2]": "dqn-1-1, ppo-2-2",
     "test_gpu_day.py::test_a_task_measures[Pong to the end]": "ppo CartPole",
     "play/test_export.py::test_an_exported_policy_acts_the_same_without_this_package[recurrent]": "feed-forward",
+    "plans/test_evolve.py::test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is[halving]": "pbt",
+    "training/test_population.py::test_a_member_that_ended_before_a_stop_trains_no_further[synchronous": "on_device",
     "plans/test_evolve.py::test_halving_ends_the_worse_half_again_and_again": "test_population_based_training_goes_on",
     "plans/test_on_device.py::test_members_of_a_population_are_their_lone_runs[dqn-1-1]": "ppo-2-2",
     "algorithms/test_r2d2.py::test_a_run_on_two_devices[on_device]": "dqn's",

@@ -219,6 +219,7 @@ BAD = {
     IMPALA + "--gather 3": "--gather 3 is more than --num-actors 2",
     IMPALA + "--gather 1 --lockstep": "--gather depends on the threads' timing, and --lockstep is to rule that out",
     IMPALA + "--max-lag 1 --lockstep": "--max-lag depends on the threads' timing",
+    IMPALA + "--max-lag 0 --lockstep": "--max-lag depends on the threads' timing",
     IMPALA + "--lag 2": "--lag does nothing without --lockstep",
     IMPALA + "--gather-deadline 2": "--gather-deadline does nothing without --gather",
     IMPALA + "--max-restarts 2": "--max-restarts does nothing without --on-actor-error restart",

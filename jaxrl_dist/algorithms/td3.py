@@ -126,7 +126,9 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
                 {
                     "actor": optax.conditionally_mask(
                         self.make_optimizer("adam", self.actor_learning_rate),
-                        lambda step: (step + 1) % self.actor_period == 0,
+                        # As for the targets; ``step`` leaves out gradients that were not finite.
+                        lambda step, updates_done, **extra: (updates_done + 1) % self.actor_period == 0,
+                        forward_extra_args=True,
                     ),
                     "critic": self.make_optimizer("adam", self.learning_rate),
                 },

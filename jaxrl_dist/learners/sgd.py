@@ -181,7 +181,8 @@ def apply(algorithm: Algorithm, state: TrainState, grads: PyTree) -> TrainState:
     finite = jnp.isfinite(packing.global_norm(grads)) & (state.skipped < MAX_SKIPPED)
     old = state.variables.params, state.opt_state, state.target
     optimizer = optax.with_extra_args_support(algorithm.optimizer)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.variables.params, env_step=state.env_step)
+    extra = {"env_step": state.env_step, "updates_done": state.updates}
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.variables.params, **extra)
     params = optax.apply_updates(state.variables.params, updates)
     count = state.updates + 1
     new = params, opt_state, algorithm.target(params, state.target, count)

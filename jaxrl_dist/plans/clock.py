@@ -23,20 +23,23 @@ class Clock:
         self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)
         self._compiled_before = kept.get("compile_s", 0.0)
         self._programs: tuple[meshes.Program, ...] = ()
-        self._setup_began, self._setup_seconds = self.wall_time(), 0.0
+        self._setup_began: float | None = self.wall_time()
         self._reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
 
     def ready(self, *programs: meshes.Program) -> None:
-        """Ends the set-up; ``programs`` compile later, at their first call."""
+        """Ends the set-up; ``programs`` compile later, at their first call. A later call replaces the programs."""
+        self._compiled_before = self._compile_seconds()
+        if self._setup_began is not None:
+            self._compiled_before += self.wall_time() - self._setup_began
+            self._setup_began = None
         self._programs = programs
-        self._setup_seconds = self.wall_time() - self._setup_began
 
     def wall_time(self) -> float:
         """Returns the seconds since the run began."""
         return time.perf_counter() - self._began - self._away()
 
     def _compile_seconds(self) -> float:
-        return self._compiled_before + self._setup_seconds + sum(program.compile_seconds for program in self._programs)
+        return self._compiled_before + sum(program.compile_seconds for program in self._programs)
 
     def rates(self, env_steps: int, updates: int) -> dict[str, float | None]:
         """Returns a report's times and rates; rates cover the interval since the last report, without compilation."""

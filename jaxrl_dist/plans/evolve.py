@@ -74,10 +74,14 @@ class Selection(NamedTuple):
     doubles: bool = False
     """Whether each interval ends at twice the iterations of the last one, as in halving: each rung costs the same."""
 
-    def due(self, iteration: int) -> bool:
-        """Returns whether to select after this many iterations."""
-        count, rest = divmod(iteration, self.interval)
-        return count > 0 and rest == 0 and (not self.doubles or count & (count - 1) == 0)
+    def due(self, before: int, now: int) -> bool:
+        """Returns whether to select after ``now`` iterations, ``before`` being those of the report before this one.
+
+        It is due with the first report after the end of an interval: a resume may have moved the reports away from it.
+        """
+        passed, count = before // self.interval, now // self.interval
+        last = 1 << count.bit_length() - 1 if self.doubles and count else count
+        return last > passed
 
     @staticmethod
     def valid(config: Any, values: Mapping[str, float]) -> bool:

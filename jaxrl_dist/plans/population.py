@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,9 +18,21 @@ from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import IntervalSums, check_there, mean_return, report, saved
+from jaxrl_dist.plans.report import IntervalSums, check_there, diverged, mean_return, report, saved
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Report, TrainState
+
+
+class _Counts(NamedTuple):
+    """Fields of the members' ``TrainState`` on the host; with several policies, the first and last are dicts."""
+
+    updates: Any
+    iteration: Any
+    skipped: Any
+
+
+_Numbers = tuple[IntervalSums, _Counts]
+"""What the members' reports need: their sums since the last report, and their counts."""
 
 
 class Population(abc.ABC):
@@ -65,7 +77,8 @@ class Population(abc.ABC):
         self._due: dict[int, Report] = {}
         self._small: dict[str, tuple[Any, jax.Array]] = {}
         kept = range(len(jobs)) if training is None else training
-        self._done = [at not in kept or bool(job.ended_by(job.env_steps, job.score)) for at, job in enumerate(jobs)]
+        self._ended = [at for at in kept if jobs[at].ended_by(jobs[at].env_steps, jobs[at].score)]
+        self._done = [at not in kept or at in self._ended for at in range(len(jobs))]
         self._started = False
         self.error: BaseException | None = None
         """Ends all members that are not done: each raises it instead of advancing, and can still save its state."""
@@ -81,8 +94,6 @@ class Population(abc.ABC):
             self._check()
             self._start()
         job.offer(lambda: self._now(member, self._numbers()))
-        if self._done[member] and member not in self._due:  # before this session
-            self._due[member] = self._now(member, self._numbers())
         try:
             while not self._done[member] or member in self._due:
                 while member not in self._due:
@@ -104,6 +115,10 @@ class Population(abc.ABC):
         since = [IntervalSums.of(self._jobs[member].resumed) for member in self._running()]
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
+        if self._ended:  # before this session, but their reports have not been taken
+            numbers = self._numbers()
+            for member in self._ended:
+                self._due[member] = self._now(member, numbers, keep=not all(self._done))
         self._started = True
 
     def _ready(self, *programs: meshes.Program) -> None:
@@ -157,30 +172,46 @@ class Population(abc.ABC):
             if numbers is not None:
                 episodes = self._part(numbers[0].episodes, self._rows.index(member))
                 self._scores[member] = mean_return(episodes, self._scores[member])
-            ended = job.ended_by(self._env_steps[member], self._scores[member]) is not None
-            self._done[member] = ended or job.stop()
-        due = [member for member in running if interval_over or self._done[member]]
+            self._done[member] = job.ended_by(self._env_steps[member], self._scores[member]) is not None
+        stopped = self._stopped(running)
+        due = [member for member in running if interval_over or self._done[member] or member in stopped]
         if not due:
             return
-        numbers = numbers or self._numbers()
+        since, counts = numbers or self._numbers()
         if interval_over:
-            self._select(numbers[1])
+            counts = self._select(counts)  # also among those that stop: a resume goes on after it
+        for member in stopped:
+            self._done[member] = True
         for member in due:
             last = self._done[member] and any(not done for done in self._done)
-            self._due[member] = self._now(member, numbers, keep=last)
-        if self.halved.intersection(due):
+            self._due[member] = self._now(member, (since, counts), keep=last)
+        if self.halved.intersection(due) and not all(self._done):
             self._shrink()
         if interval_over:
             self._restart()
             self._iterations = 0
 
-    def _select(self, state: TrainState) -> None:
-        """Selects among the members that are not done, if it is time: after an interval, before its reports."""
-        members, selection = self._running(), self._selection
-        iteration = int(self._part(state.iteration, self._rows.index(members[0]))) if members else 0
+    def _stopped(self, running: Sequence[int]) -> list[int]:
+        """Returns the members that end early: all of them for a signal, or some for an error of theirs.
+
+        A signal that comes between two questions ends all after the next iteration: they resume from a shared one.
+        """
+        jobs = self._jobs
+        stopped = [member for member in running if jobs[member].stop()]
+        others = [member for member in running if member not in stopped]
+        return [] if stopped and others and jobs[others[0]].stop() else stopped
+
+    def _select(self, counts: _Counts) -> _Counts:
+        """Selects among the members that go on, if it is time: after an interval, before its reports.
+
+        Returns the counts after it. A member that has diverged takes no part: its report ends it, and it has no copies.
+        """
+        rows, selection = self._rows, self._selection
+        members = [x for x in self._running() if not diverged(self._part(counts.skipped, rows.index(x)))]
+        iteration = int(self._part(counts.iteration, rows.index(members[0]))) if members else 0
         self._parents = list(range(len(self._jobs)))
-        if selection is None or len(members) < 2 or not selection.due(iteration):
-            return
+        if selection is None or len(members) < 2 or not selection.due(iteration - self._iterations, iteration):
+            return counts
         jobs = self._jobs
         hyper = {name: np.array([jobs[x].hyper[name] for x in members]) for name in jobs[0].hyper}
         scores = np.array([self._scores[member] for member in members])
@@ -189,15 +220,16 @@ class Population(abc.ABC):
             self.halved |= set(members) - {members[x] for x in source}
             for member in self.halved:
                 self._done[member] = True
-            return
+            return counts
         for place, member in enumerate(members):
             job, self._parents[member] = jobs[member], members[source[place]]
             values = {name: float(x[place]) for name, x in chosen.items()}
             jobs[member] = job._replace(hyper=values if selection.valid(job.config, values) else job.hyper)
-        index = np.array([self._rows.index(self._parents[member]) for member in self._rows])
+        index = np.array([rows.index(self._parents[member]) for member in rows])
         memory = self._state.memory  # each keeps its experience
         self._state = self._gathered(self._state._replace(memory=()), index)._replace(memory=memory)
         self._put_inputs()
+        return jax.tree.map(lambda x: x[index], counts)
 
     def _gathered(self, tree: Any, index: np.ndarray) -> Any:
         """Returns rows of arrays of members; ``tree`` has the placement of the state without its memory."""
@@ -213,19 +245,17 @@ class Population(abc.ABC):
         self._put_inputs()
         self._keep(index)
 
-    def _numbers(self) -> tuple[IntervalSums, TrainState]:
+    def _numbers(self) -> _Numbers:
         """Fetches the numbers of all members' reports in one transfer."""
         state = self._state
-        counts = state.updates, state.iteration, state.skipped
-        since, (updates, iteration, skipped) = arrays.fetch((self._sums(), counts))
-        return since, state._replace(updates=updates, iteration=iteration, skipped=skipped)
+        found: _Numbers = arrays.fetch((self._sums(), _Counts(state.updates, state.iteration, state.skipped)))
+        return found
 
-    def _now(self, member: int, numbers: tuple[IntervalSums, TrainState], *, keep: bool = False) -> Report:
+    def _now(self, member: int, numbers: _Numbers, *, keep: bool = False) -> Report:
         """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
-        job, (since, counts), row = self._jobs[member], numbers, self._rows.index(member)
-        of_state = counts.updates, counts.iteration, counts.skipped
-        since, (updates, iteration, skipped) = self._part((since, of_state), row)
-        state = self._state._replace(updates=updates, iteration=iteration, skipped=skipped)
+        job, row = self._jobs[member], self._rows.index(member)
+        since, counts = self._part(numbers, row)
+        state = self._state._replace(**counts._asdict())
         actor, copy = self._actor, partial(_copied, row=row if self._axis else None)
         if keep:
             variables = copy(state.variables, "variables")

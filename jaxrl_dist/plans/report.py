@@ -266,8 +266,13 @@ def report(
         variables=lambda: copy(state.variables, "variables"),
         checkpoint=lambda: copy(saved(job, state, actor), "checkpoint", arrays.pieces)._replace(progress=progress),
         ended_by=job.ended_by(env_steps, score),
-        diverged=max(map(int, jax.tree.leaves(state.skipped))) >= MAX_SKIPPED,
+        diverged=diverged(state.skipped),
     )
+
+
+def diverged(skipped: Any) -> bool:
+    """Returns whether too many gradients in a row were not finite, by a state's count; of any policy, if a dict."""
+    return max(map(int, jax.tree.leaves(skipped))) >= MAX_SKIPPED
 
 
 def _of_policies(since: IntervalSums) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,6 +73,7 @@ class Hosted(Population):
         self._state = begin() if self._axis else job.initial_state()
         self._intervals = [HostInterval(job, job.iterations_per_report) for job in jobs]
         self._update_seconds, self._key = 0.0, job.key(Stream.LEARN)
+        self._act_compiled = 0.0  # seconds, of programs that have been replaced
 
     def _compile(self) -> programs.Programs:
         job, members, every = self._jobs[0], len(self._rows), self._average_every
@@ -122,7 +124,7 @@ class Hosted(Population):
 
     def _sums(self) -> IntervalSums:
         since = [interval.since() for interval in self._intervals]
-        return compiled.stack(since) if self._axis else since[0]
+        return compiled.stack(_alike(since)) if self._axis else since[0]
 
     def _restart(self) -> None:
         for interval in self._intervals:
@@ -131,12 +133,24 @@ class Hosted(Population):
     def _keep(self, index: np.ndarray) -> None:
         self._state = self._gathered(self._state, index)
         self._intervals = [self._intervals[row] for row in index]
+        self._update_seconds -= self._update.compile_seconds
+        self._act_compiled += self._act.compile_seconds
         self._acting.keep(index, self._compile())
 
     def _times(self) -> Mapping[str, float]:
         stages = self._acting.stages.seconds
         return {
             "time/update_s": self._update_seconds - self._update.compile_seconds,
-            "time/acting_s": stages.get("acting", 0.0) - self._act.compile_seconds,
+            "time/acting_s": stages.get("acting", 0.0) - self._act_compiled - self._act.compile_seconds,
             "time/env_s": stages.get("env", 0.0),
         }
+
+
+def _alike(intervals: Sequence[IntervalSums]) -> list[IntervalSums]:
+    """Gives all members the metrics of any: after a resume, those in the middle of an interval have some already."""
+
+    def filled(_: Any, own: Mapping[str, float], *others: Mapping[str, float]) -> dict[str, float]:
+        return {**dict.fromkeys(itertools.chain(*others), 0.0), **own}
+
+    every = [since.sums for since in intervals]
+    return [since._replace(sums=over_policies(filled)(since.learned, since.sums, *every)) for since in intervals]

@@ -59,7 +59,8 @@ def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
     if config.gather is not None and config.gather > config.num_actors:
         raise ConfigError(f"--gather {config.gather} is more than --num-actors {config.num_actors}")
     for name in ("gather", "max_lag", "free_running"):
-        if getattr(config, name) not in (None, False) and config.lockstep:
+        value = getattr(config, name)
+        if config.lockstep and value is not None and value is not False:  # 0 is a lag
             raise ConfigError(f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out")
 
 

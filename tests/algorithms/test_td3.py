@@ -156,6 +156,19 @@ def test_actor_and_targets_move_every_other_update() -> None:
         jax.tree.map(lambda a, b, u: np.testing.assert_allclose(a, b + u, atol=1e-6), after, actor, updates)
 
 
+def test_actor_and_targets_stay_together_after_a_gradient_that_is_not_finite() -> None:
+    algorithm = TD3(**NET).make(ENV)
+    apply = jax.jit(functools.partial(sgd.apply, algorithm))
+    state = sgd.init(algorithm, jax.random.key(0))
+    grads = jax.tree.map(jnp.ones_like, state.variables.params)
+    state, moved = apply(state, jax.tree.map(lambda x: x * np.nan, grads)), []
+    for _ in range(4):
+        before, state = state, apply(state, grads)
+        pairs = (before.variables.params["actor"], state.variables.params["actor"]), (before.target, state.target)
+        moved.append([any(map(np.any, jax.tree.leaves(jax.tree.map(jnp.not_equal, *pair)))) for pair in pairs])
+    assert moved == [[True, True], [False, False]] * 2
+
+
 def test_ddpg_has_one_critic_and_moves_all_at_every_update() -> None:
     algorithm = DDPG(**NET).make(ENV)
     state = sgd.init(algorithm, jax.random.key(0))

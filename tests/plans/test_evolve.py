@@ -17,6 +17,7 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans.evolve import Selection, halving, pbt, perturbed
 from jaxrl_dist.run.text import read_json
+from jaxrl_dist.training.setup import prepare
 
 
 def config(run_dir: pathlib.Path | None = None, *, total: int = 640, **values: Any) -> Train[Any]:
@@ -92,8 +93,12 @@ def test_halving_keeps_the_best_of_every_bracket() -> None:
 
 def test_when_to_select() -> None:
     every, rungs = Selection(pbt, 0, 4), Selection(halving, 0, 4, doubles=True)
-    assert [x for x in range(40) if every.due(x)] == [4, 8, 12, 16, 20, 24, 28, 32, 36]
-    assert [x for x in range(40) if rungs.due(x)] == [4, 8, 16, 32]
+    assert [x for x in range(1, 40) if every.due(x - 1, x)] == [4, 8, 12, 16, 20, 24, 28, 32, 36]
+    assert [x for x in range(1, 40) if rungs.due(x - 1, x)] == [4, 8, 16, 32]
+    # As after a resume from iteration 3 with a report every two iterations, or every six:
+    assert [x for x in range(5, 40, 2) if rungs.due(x - 2, x)] == [5, 9, 17, 33]
+    assert [x for x in range(9, 40, 6) if every.due(x - 6, x)] == [9, 15, 21, 27, 33, 39]
+    assert [x for x in range(9, 40, 6) if rungs.due(x - 6, x)] == [9, 21, 33]
 
 
 # --- In runs --------------------------------------------------------------------------------------------
@@ -105,11 +110,16 @@ def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib.Path) -> None:
-    """Bit for bit, lineage included; members record whose parameters they took, and their hyperparameters."""
+    """Bit for bit, lineage and numbers of updates included, which differ here and are copied with the parameters.
+
+    Members record whose parameters they took, and their hyperparameters.
+    """
     asked: dict[str, Any] = {"vary": {"learning_rate": "1e-1,1e-3,1e-4"}, "evolve": "pbt", "evolve_interval": 128}
-    list(jaxrl_dist.train(config(tmp_path / "whole", checkpoint_interval=64, **asked)))
-    reports = jaxrl_dist.train(config(tmp_path / "parts", checkpoint_interval=64, **asked))
-    while next(reports).iteration < 3 * 5:
+    whole, parts = (config(tmp_path / x, checkpoint_interval=64, **asked) for x in ("whole", "parts"))
+    algorithm = dataclasses.replace(whole.algorithm, num_epochs=4, target_kl=1e-4)
+    list(jaxrl_dist.train(dataclasses.replace(whole, algorithm=algorithm)))
+    reports = jaxrl_dist.train(dataclasses.replace(parts, algorithm=algorithm))
+    while next(reports).iteration < 3 * 4:  # after a selection
         pass
     reports.close()  # type: ignore[attr-defined]
     list(jaxrl_dist.resume(tmp_path / "parts"))
@@ -124,6 +134,26 @@ def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib
         assert len(set(rates)) <= 1 + len(copies)
 
 
+@pytest.mark.parametrize("evolve", ["pbt", "halving"])
+def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve: str, tmp_path: pathlib.Path) -> None:
+    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
+    list(jaxrl_dist.train(config(tmp_path / "whole", evolve=evolve, **asked)))
+    list(prepare(config(tmp_path / "parts", evolve=evolve, **asked)).stopped_by(lambda: True).reports())
+    list(jaxrl_dist.resume(tmp_path / "parts"))
+    whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
+    assert whole == parts and any(row["lineage"] or row["status"] == "halved" for row in whole)
+
+
+@pytest.mark.filterwarnings("ignore:member 00. has ended")
+def test_no_member_becomes_one_that_has_diverged(tmp_path: pathlib.Path) -> None:
+    """The second member of each seed diverges in the first iteration, in which it acts, and scores, as the first."""
+    asked = config(tmp_path, seeds=2, vary={"learning_rate": "1e-3,1e30"}, evolve="pbt", evolve_interval=64, total=320)
+    list(jaxrl_dist.train(dataclasses.replace(asked, algorithm=dataclasses.replace(asked.algorithm, num_epochs=8))))
+    rows = read_json(tmp_path / "population.json")["members"]
+    assert [row["status"] for row in rows] == ["done", "diverged"] * 2
+    assert {copy["parent"] for row in rows for copy in row["lineage"]} <= {"000", "002"}
+
+
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_halving_ends_the_worse_half_again_and_again(plan: str, tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path / "run", seeds=5, evolve="halving", evolve_interval=128, plan=plan)
@@ -134,7 +164,11 @@ def test_halving_ends_the_worse_half_again_and_again(plan: str, tmp_path: pathli
     (winner,) = (row for row in rows if row["status"] == "done")
     assert winner["env_steps"] >= 640 and last.metrics["population/done"] == 1
     for row in rows:
-        assert jaxrl_dist.load_policy(tmp_path / "run" / "members" / row["member"]) is not None
+        there = tmp_path / "run" / "members" / row["member"]
+        assert jaxrl_dist.load_policy(there) is not None
+        reported = [json.loads(line) for line in (there / "metrics.jsonl").read_text().splitlines()]
+        assert all(line["time/env_steps_per_second"] < 1e8 for line in reported)
+        assert all(value >= 0 for line in reported for name, value in line.items() if name.startswith("time/"))
     with pytest.raises(ConfigError, match="have ended"):
         jaxrl_dist.resume(tmp_path / "run")
 

@@ -7,7 +7,8 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, get_args, get_type_hints
+from types import SimpleNamespace
+from typing import Any, cast, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -31,6 +32,8 @@ from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config import BACKENDS, Train
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.mesh import Program
+from jaxrl_dist.plans import clock
 from jaxrl_dist.plans import on_device as on_device_module
 from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.gradients import gradients
@@ -456,6 +459,25 @@ def test_nothing_goes_through_the_host() -> None:
     with jax.transfer_guard("disallow"):
         state, *_ = population.program(*inputs)
     assert int(state.iteration[0]) == 3  # one before, which ended the run, and two
+
+
+def test_a_clock_adds_up_programs_that_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where halving compiles the program again: only the first set-up is one, and training goes on between."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    first, second = (cast(Program, SimpleNamespace(compile_seconds=0.0)) for _ in range(2))
+    timed = clock.Clock(None, lambda: 0.0)
+    now[0] += 1
+    timed.ready(first)
+    now[0] += 5
+    first.compile_seconds = 3.0
+    assert timed.rates(100, 1)["time/env_steps_per_second"] == 100 / 2
+    timed.reported(1, 100, 1)
+    timed.ready(second)
+    now[0] += 10
+    second.compile_seconds = 6.0
+    rates = timed.rates(300, 2)
+    assert (rates["time/env_steps_per_second"], rates["time/compile_s"]) == (200 / 4, 1 + 3 + 6)
 
 
 def test_both_tables_of_plans_name_the_same() -> None:

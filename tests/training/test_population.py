@@ -230,6 +230,18 @@ def test_the_caller_may_leave_and_an_error_ends_all(tmp_path: pathlib.Path) -> N
         assert [path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()]
 
 
+def test_a_signal_between_two_members_stops_them_after_the_same_iteration(tmp_path: pathlib.Path) -> None:
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        asked.append(bool(asked))
+        return asked[-1]
+
+    run = prepare(config(tmp_path, seeds=2, total=1000, plan="synchronous", evaluation_episodes=0))
+    list(run.stopped_by(stop).reports())
+    assert [row.iteration for row in read_rows(tmp_path, prepare(config(seeds=2)).begun)] == [2, 2]
+
+
 @pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_error_of_the_program_loses_no_member(
@@ -432,6 +444,27 @@ def test_members_end_with_the_return_that_they_are_to_reach(tmp_path: pathlib.Pa
     for here, there in zip(lines(early), whole[ended.index("stop_at_return")], strict=True):
         shown = [name for name in here if here[name] is not None]
         assert [here[x] for x in shown] == pytest.approx([there[x] for x in shown], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("plan, seed, early", [("on_device", 6, 1), ("synchronous", 0, 0)])
+def test_a_member_that_ended_before_a_stop_trains_no_further(
+    plan: str, seed: int, early: int, tmp_path: pathlib.Path
+) -> None:
+    """The stop has cut its evaluation short, and the others are in the middle of an interval."""
+    asked = config(seeds=3, plan=plan, seed=seed, stop_at_return=25.0)
+    whole, parts = (dataclasses.replace(asked, run_dir=str(tmp_path / x)) for x in ("whole", "parts"))
+    list(jaxrl_dist.train(whole))
+    summary = tmp_path / "parts" / "members" / f"{early:03d}" / "summary.json"
+    list(prepare(parts).stopped_by(summary.exists).reports())
+    assert [row.status == "done" for row in read_rows(tmp_path / "parts", prepare(asked).begun)].count(True) == 1
+    assert read_json(summary)["evaluation"] is None
+    list(jaxrl_dist.resume(tmp_path / "parts"))
+    for number in range(3) if plan == "on_device" else [early]:  # on the host, a resume restarts environments
+        one, other = (tmp_path / x / "members" / f"{number:03d}" for x in ("whole", "parts"))
+        assert lines(one) == lines(other)
+        ends = [read_json(folder / "summary.json") for folder in (one, other)]
+        assert all(ends[0][name] == ends[1][name] for name in ("ended_by", "env_steps", "updates", "evaluation"))
+        probes.assert_close(*(jaxrl_dist.load_policy(folder).variables for folder in (one, other)), 0)
 
 
 @pytest.mark.filterwarnings("ignore:a2c takes all experience")
