@@ -13,7 +13,7 @@ from typing import IO, Any
 import jax
 
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config import RESUMABLE, Train
+from jaxrl_dist.config import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
 from jaxrl_dist.hosts import peers
@@ -30,7 +30,7 @@ from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.results import read_rows
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import make_algorithm, prepare
-from jaxrl_dist.training.stored import SPACES, to_json
+from jaxrl_dist.training.stored import SPACES, stored_content, to_json
 from jaxrl_dist.types import Checkpoint
 
 
@@ -49,6 +49,8 @@ def prepare_resume(
         config = dataclasses.replace(config, run_dir=str(run_dir))
         initial: dict[str, Any] = {name: getattr(config, name) for name in ("init_from", "init_parts")}
         new, source = resolved(dataclasses.replace(config, init_from=None, init_parts=None), changes)
+        here = to_json(dataclasses.replace(new, **initial), source.spec)
+        _check_config(new, here, stored_content(run_dir / CONFIG_FILE), allowed)
         if not is_population(new):
             _check_devices(new, source)
         run = prepare(new, source)
@@ -217,19 +219,34 @@ def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
 def _check_same(
     config: Train[Any], here: Mapping[str, Any], about: Mapping[str, Any], allowed: Collection[str]
 ) -> bool:
-    """Checks that a checkpoint's run has this config; returns True if the checkpoint holds a replay memory.
+    """As ``_check_config``, for a checkpoint; returns True if the checkpoint holds a replay memory.
+
+    ``about`` is the contents of its ``run.json``.
+    """
+    check_progress(about["progress"])
+    _check_config(config, here, about["config"], allowed)
+    changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
+    if changed:
+        text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    return bool(about["config"]["run"]["checkpoint_replay"])
+
+
+def _check_config(
+    config: Train[Any], here: Mapping[str, Any], there: Mapping[str, Any], allowed: Collection[str]
+) -> None:
+    """Checks that a run has this config.
 
     Args:
-      here: the config and its environment's spaces, as a new checkpoint would store them.
-      about: contents of the checkpoint's ``run.json``.
+      here: the config and its environment's spaces, as a file would store them.
+      there: the config of the run to be resumed, as a file stores it.
       allowed: fields that may differ.
 
     Raises:
       ConfigError: a field differs; the message names it.
-      LookupError, TypeError, ValueError: ``about`` is damaged.
+      LookupError, TypeError, ValueError: ``there`` is damaged.
     """
-    check_progress(about["progress"])
-    there, here = about["config"], json.loads(json.dumps(here))
+    here = json.loads(json.dumps(here))
     plain = to_json(Train(type(config.algorithm)(), config.env))  # for fields that an older version did not have
     for part in ("algorithm", "hyperparameters", "run"):
         default, old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (plain, there, here))
@@ -240,14 +257,10 @@ def _check_same(
                 raise ConfigError(
                     f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; {how}"
                 )
+    spaces = there.get("spaces")
     for name in SPACES:
-        old, new = there.get("spaces", {}).get(name), here["spaces"][name]
+        old, new = spaces.get(name) if isinstance(spaces, dict) else None, here["spaces"][name]
         if old not in (None, new):  # an older version did not store it
             raise ConfigError(
                 f"the environment's {name}s are {new}, and those of the run to be resumed {old}; they cannot change"
             )
-    changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
-    if changed:
-        text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
-        warnings.warn(text, ConfigWarning, stacklevel=2)
-    return bool(there["run"]["checkpoint_replay"])
