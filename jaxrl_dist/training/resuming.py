@@ -119,35 +119,41 @@ def _resumed_population(
     """Returns a prepared population whose members resume; members of one program resume from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
-    program that was killed while its members saved for the first time.
+    program that was killed while its members saved for the first time. A member that has diverged has ended, also if
+    its state is lost.
 
     Raises:
       ConfigError: all members are done.
       CheckpointError: the members of a program share no intact checkpoint.
     """
-    config, runs = population.config, list(population.runs)
+    population.config = config = dataclasses.replace(population.config, **initial)
+    runs = list(population.runs)
     rows = read_rows(pathlib.Path(str(config.run_dir)), population.begun)
     for group in population.groups:
-        folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
-        there = {number: checkpoint.progress(folders[number]) for number in group}
+        all_folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
+        found = {number: checkpoint.progress(folder) for number, folder in all_folders.items()}
+        there = {number: own for number, own in found.items() if own or rows[number].status != "diverged"}
+        folders = {number: all_folders[number] for number in there}
+        if not there:
+            continue
         if not any(there.values()) or _first_save_was_cut(folders.values(), config.keep_checkpoints):
             if any(there.values()):
                 text = (
                     f"not all members of {config.run_dir} that train together have saved their state: they begin again"
                 )
                 warnings.warn(text, FileWarning, stacklevel=2)
-            for number in group:
+            for number in there:
                 if peers.first():
                     directories.remove(folders[number])  # it holds only reports of lost progress
                 rows[number] = dataclasses.replace(population.begun[number])
             continue
-        over = {number for number in group if rows[number].status == "diverged" or _over(config, there[number])}
-        going = [{x["iteration"] for x in there[number]} for number in group if number not in over]
+        over = {number for number in there if rows[number].status == "diverged" or _over(config, there[number])}
+        going = [{x["iteration"] for x in there[number]} for number in there if number not in over]
         common = set.intersection(*going) if going else set()
         if going and not common:
-            alone = f"resume them one by one, such as {folders[group[0]]}"
+            alone = f"resume them one by one, such as {next(iter(folders.values()))}"
             raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
-        for number in group:
+        for number in there:
             at = there[number][0]["iteration"] if number in over else max(common)
             runs[number] = _resumed(runs[number], initial, changes, allowed, iteration=at, again=True)
             resumed, row = runs[number].job.resumed, rows[number]
@@ -162,6 +168,9 @@ def _resumed_population(
             if row.status == "training" and peers.first():
                 lock = files.enter_context(run_files.lock(str(folders[number])))
                 runs[number] = runs[number]._replace(file=lock)
+        for number in found.keys() - there.keys():  # the program takes a state for each member, and ignores this one's
+            job = runs[number].job._replace(resumed=runs[min(there)].job.resumed)
+            runs[number] = runs[number]._replace(job=job)
     if all(row.status != "training" for row in rows):
         ends = f"--total-env-steps {config.total_env_steps}"
         if config.stop_at_return is not None:
