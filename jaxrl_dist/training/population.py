@@ -193,7 +193,9 @@ class PopulationRun:
         file = stack.enter_context(self._file or run_files.lock(config.run_dir))
         kept = to_json(config, self.runs[0].job.source.spec)
         done = None if self._file is None else sum(map(self._reported, range(len(self.rows))))
-        files = run_files.RunFiles(pathlib.Path(config.run_dir), file, kept, done)
+        directory = pathlib.Path(config.run_dir)
+        with run_files.freeing(directory):
+            files = run_files.RunFiles(directory, file, kept, done)
         return stack.enter_context(contextlib.closing(files))
 
     def _reported(self, number: int) -> int:
