@@ -21,6 +21,7 @@ from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.members import Member
+from jaxrl_dist.training.reports import Ending
 from jaxrl_dist.training.results import ENDED, Row, together, write_results
 from jaxrl_dist.training.run import UNFINISHED, Run
 from jaxrl_dist.training.stored import to_json
@@ -91,7 +92,10 @@ class PopulationRun:
     def _reports(self, evaluating: Callable[[int], None]) -> Generator[Report]:
         with start.failing(), contextlib.ExitStack() as stack:
             files = self._files(stack) if self.config.run_dir and peers.first() else None
+            stopping = Ending(self.runs[0].job.stop)
             for group in self.groups:
+                if self._newest and stopping():
+                    break
                 with contextlib.ExitStack() as members:
                     running = dict(self._begin(group, members, evaluating))
                     while running:

@@ -254,6 +254,16 @@ def test_the_caller_may_leave_and_an_error_ends_all(tmp_path: pathlib.Path) -> N
         assert [path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()]
 
 
+def test_a_stop_begins_no_further_program(tmp_path: pathlib.Path) -> None:
+    seen: list[Report] = []
+    run = prepare(config(tmp_path, vary={"num_epochs": "1,2"}, total=300)).stopped_by(lambda: bool(seen))
+    for report in run.reports():
+        seen.append(report)
+    assert seen[-1].ended_by is None and not (tmp_path / "members" / "001").exists()
+    *_, last = jaxrl_dist.resume(tmp_path)
+    assert [member.env_steps >= 300 for member in last.members] == [True, True]
+
+
 @pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_error_of_the_program_loses_no_member(
