@@ -99,6 +99,15 @@ def test_a_run_whose_last_checkpoint_is_lost_is_trained(run_dir: Path, capsys: p
     assert err == "" and cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0
 
 
+def test_trained_members_are_not_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = Path(shutil.copytree(runs.finished(f"{runs.CARTPOLE} --seeds 2"), tmp_path / "run"))
+    members = files.members_of(run_dir)
+    for path in [path for member in members for path in checkpoint.saved(member)]:
+        shutil.rmtree(path)
+    assert train(run_dir, "--seeds", "2") == 0 and all(map(checkpoint.trained, members))
+    assert "is trained, but has no checkpoint to go on from" in capsys.readouterr().out
+
+
 def test_it_needs_a_directory(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(AGAIN) == 2
     assert "--resume-or-start needs --run-dir" in capsys.readouterr().err
