@@ -74,9 +74,7 @@ def asked(args: Sequence[str]) -> Asked | None:
             for name in OWN:
                 if name in given:
                     raise ConfigError(f"{flag(name)}: each policy of {config_file} has its own, which cannot change")
-            fields = {**stored, **given}
-            fields.pop("config", None)
-            return Asked(label(parts), parts, fields)
+            return Asked(label(parts), parts, _joined(stored, given))
         if name not in (None, named):
             raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
         name, algorithm = named, own or named
@@ -88,13 +86,18 @@ def asked(args: Sequence[str]) -> Asked | None:
     given = flags.parse_train(algorithm, args)
     word = given.pop("placement", None)
     placed = {} if word is None else placements.fields(word, config_class(algorithm), given)
-    fields = {**stored, **placed, **given}
-    fields.pop("config", None)
-    found = Asked(name, algorithm, fields)
+    found = Asked(name, algorithm, _joined(stored, {**placed, **given}))
     if wants_help:
         print(_help(found, everything=everything), end="")
         return None
     return found
+
+
+def _joined(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of ``--config`` and those that the user gave; values of ``--vary`` replace stored ones."""
+    fields = {**stored, **given}
+    varied = {name.replace("-", "_") for name in fields.get("vary", ())}
+    return {name: value for name, value in fields.items() if name != "config" and (name in given or name not in varied)}
 
 
 def _several(args: Sequence[str]) -> Asked | None:
