@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+DIVERGED = "training has diverged"
+"""How the message of a run's ``DivergedError`` begins."""
 _COMMANDS_OR_FLAGS = re.compile(r"((?:jaxrl-dist|pip|python) [^;`]*)|--(?!help\b)(no-)?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import check_range, counted, flag
 from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.train import asked, shown_as
-from jaxrl_dist.config import CONFIG_FILE, Train, split_env
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.config import CONFIG_FILE, Train
+from jaxrl_dist.errors import DIVERGED, ConfigError
 from jaxrl_dist.hosts.config import NAMES as LAUNCH
-from jaxrl_dist.run import directories, processes, signals, text
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run import processes, signals, text
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.results import Row
@@ -30,7 +31,10 @@ which is faster. The same command with the same --run-dir continues a sweep that
 
 `jaxrl-dist train ALGO --help` explains the other flags.
 """
-_OURS = (*LAUNCH, "seeds", "seed", "vary", "zip", "run_dir", "quiet", "evolve", "evolve_interval", "average_every")
+_ALONE = "--seeds=1 --vary --no-zip --evolve=None --evolve-interval=None --average-every=None"
+"""Flags of a single run: those of ``--config`` may be a population's."""
+_POPULATION = ("seeds", "vary", "zip", "evolve", "evolve_interval", "average_every")
+_OURS = (*LAUNCH, *_POPULATION, "seed", "run_dir", "quiet", "resume_or_start")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +72,18 @@ def run(args: Sequence[str]) -> int:
 
         if not is_population(config) or config.evolve is not None:
             raise ConfigError("a sweep needs members, by --seeds or --vary, which are not selected by --evolve")
+        if config.average_every is not None:
+            raise ConfigError("--average-every is of train: the members of a sweep do not communicate")
         if config.run_dir is None:
             run_dir = run_files.default_run_dir(found.fields["env"], found.name, config.seed)
             config = dataclasses.replace(config, run_dir=run_dir)
         path, population = pathlib.Path(str(config.run_dir)), members(config)
-        _claim(path, to_json(config, source.spec))
         rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(population)]
-        commands = [_command(args, config, member.config, member.values) for member in population]
+        commands = [_command(args, member.config, member.values) for member in population]
+        logs = [path / run_files.MEMBERS / f"{row.member}.log" for row in rows]
 
-        def ended(number: int) -> None:
-            rows[number] = _row(rows[number], path / run_files.MEMBERS)
+        def ended(number: int, status: str = "done") -> None:
+            rows[number] = _row(rows[number], path / run_files.MEMBERS, status)
             write_results(path, rows)
             done = sum(row.status == "done" for row in rows)
             if not output["quiet"]:
@@ -85,42 +91,49 @@ def run(args: Sequence[str]) -> int:
                     f"member {rows[number].member}: return {rows[number].score}, {done} of {len(rows)} done", flush=True
                 )
 
-        if not output["quiet"]:
-            print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}", flush=True)
-        logs = [path / run_files.MEMBERS / f"{row.member}.log" for row in rows]
-        logs[0].parent.mkdir(exist_ok=True)
-        try:
-            processes.run_all(commands, logs, sweep.jobs, stop, ended)
-        except processes.RefusedError as error:
-            raise ConfigError(str(error)) from None
+        def failed(number: int, why: str) -> None:
+            status = "diverged" if why.startswith(DIVERGED) else "failed"
+            what = f"member {rows[number].member} has {status}, the others go on"
+            print(f"jaxrl-dist: {what}: {why}; see {logs[number]}", file=sys.stderr)
+            ended(number, status)
+
+        with _claimed(path, to_json(config, source.spec)):
+            if not output["quiet"]:
+                print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}", flush=True)
+            logs[0].parent.mkdir(exist_ok=True)
+            try:
+                processes.run_all(commands, logs, sweep.jobs, stop, ended, failed)
+            except processes.RefusedError as error:
+                raise ConfigError(str(error)) from None
         if stop():
             raise stop.interrupted(f"interrupted; the same command with --run-dir {path} goes on")
         if not output["quiet"]:
             print(table(rows))
-    return 0
+    return int(any(row.status in ("diverged", "failed") for row in rows))
 
 
-def _claim(path: pathlib.Path, config: Mapping[str, Any]) -> None:
+def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     """Makes the directory of a new sweep, or checks that an existing one holds this sweep.
 
+    Returns an open file, which locks the sweep against other processes.
+
     Raises:
-      ConfigError: it holds another run.
+      ConfigError: it holds another run, or another process is at it.
     """
     config = json.loads(json.dumps(config))
     if (path / CONFIG_FILE).exists():
         there = text.read_json(path / CONFIG_FILE)
         if {name: there.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
-        return
+        return run_files.lock(str(path))
     run_files.claim(str(path))
-    text.write_json(path / CONFIG_FILE, {**config, "versions": run_files.versions()})
+    with run_files.freeing(path):
+        text.write_json(path / CONFIG_FILE, {**config, "versions": run_files.versions()})
+        return run_files.lock(str(path))
 
 
-def _command(
-    args: Sequence[str], config: Train[Any], member: Train[Any], values: Mapping[str, Any]
-) -> Callable[[], list[str]]:
-    """Returns a function that builds the command to train a member, or to resume it if it has a checkpoint."""
-    algorithm = "" if args[0].startswith("-") else args[0]  # --config or --policy may name it instead
+def _command(args: Sequence[str], member: Train[Any], values: Mapping[str, Any]) -> list[str]:
+    """Returns the command that trains a member, goes on with it, or leaves it as it is if it has ended."""
     kept, skipping = [], False
     for arg in args:
         if arg.startswith("--"):
@@ -128,37 +141,29 @@ def _command(
             skipping = name.replace("--no-", "--", 1) in [flag(ours) for ours in _OURS]
         if not skipping:
             kept.append(arg)
-    run_dir = pathlib.Path(str(member.run_dir))
-    own = ["--processes", "1", "--seed", str(member.seed), "--run-dir", str(run_dir), "--quiet"]
+    own = ["--processes", "1", "--seed", str(member.seed), "--run-dir", str(member.run_dir), "--quiet", *_ALONE.split()]
     for name, value in values.items():
         own += (
             [flag(name) if value else "--no-" + flag(name)[2:]] if isinstance(value, bool) else [flag(name), str(value)]
         )
-
-    def command() -> list[str]:
-        words = [sys.executable, "-m", "jaxrl_dist.cli"]
-        if any((run_dir / run_files.CHECKPOINTS).glob("[0-9]*")):
-            code = ["--algorithm", algorithm] if algorithm.endswith(".py") else []
-            code += ["--env", str(config.env)] if split_env(str(config.env))[1] else []
-            return [*words, "resume", str(run_dir), "--processes", "1", "--quiet", *code]
-        directories.remove(run_dir)  # it holds only reports of progress that is lost
-        return [*words, "train", *kept, *own]
-
-    return command
+    return [sys.executable, "-m", "jaxrl_dist.cli", "train", *kept, *own, "--resume-or-start"]
 
 
-def _row(row: Row, folder: pathlib.Path) -> Row:
-    """Returns the row of a member that is done, from its run's files."""
-    summary = text.read_json(folder / row.member / run_files.SUMMARY)
-    lines = (folder / row.member / run_files.METRICS).read_text().splitlines()
-    reports = [json.loads(line) for line in lines]
+def _row(row: Row, folder: pathlib.Path, status: str) -> Row:
+    """Returns the row of a member that has ended, from the files that its run has written."""
+    summary, reports = dict[str, Any](), list[dict[str, Any]]()
+    with contextlib.suppress(ConfigError):  # a full disk or a kill may have ended the run before it
+        summary = text.read_json(folder / row.member / run_files.SUMMARY)
+    with contextlib.suppress(OSError, ValueError):  # as above, in the middle of a line
+        for line in (folder / row.member / run_files.METRICS).read_text().splitlines():
+            reports.append(json.loads(line))
     returns = [report["episode/return"] for report in reports if report["episode/return"] is not None]
-    evaluation = (summary["evaluation"] or {}).get("return_mean")
+    last = reports[-1] if reports else {"env_steps": 0, "iteration": 0}
     return dataclasses.replace(
         row,
-        status="done",
-        env_steps=summary["env_steps"],
-        iteration=reports[-1]["iteration"],
+        status=status,
+        env_steps=summary.get("env_steps", last["env_steps"]),
+        iteration=last["iteration"],
         episode_return=returns[-1] if returns else None,
-        evaluation_return=evaluation,
+        evaluation_return=(summary.get("evaluation") or {}).get("return_mean"),
     )

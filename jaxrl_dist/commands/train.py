@@ -204,10 +204,10 @@ def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
     from jaxrl_dist.training import resuming
 
     path = pathlib.Path(str(config.run_dir))
-    there = any(checkpoint.saved(folder) for folder in (path, *files.members_of(path)))
-    if peers.told(there, "whether a checkpoint is there"):
+    folders = [path, *files.members_of(path)]
+    if peers.told(any(map(checkpoint.saved, folders)), "whether a checkpoint is there"):
         return resuming.prepare_resume(config, path, {})
-    if peers.told(checkpoint.trained(path), "whether the run is trained"):
+    if peers.told(any(map(checkpoint.trained, folders)), "whether the run is trained"):
         raise FinishedError(f"{path} is trained, but has no checkpoint to go on from; jaxrl-dist evaluate {path} works")
     if peers.first():
         files.abandon(path)

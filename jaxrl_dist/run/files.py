@@ -13,8 +13,8 @@ import pathlib
 import platform
 import stat
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
@@ -22,6 +22,7 @@ from jaxrl_dist.run import directories
 from jaxrl_dist.run.text import naming, read_json, write_json
 
 if TYPE_CHECKING:
+    from jaxrl_dist.run.trackers import Tracker
     from jaxrl_dist.types import Report
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
@@ -57,6 +58,17 @@ def claim(run_dir: str) -> None:
         raise ConfigError(f"--run-dir {run_dir} {holds} name another directory") from None
     except OSError as error:
         raise ConfigError(f"--run-dir {run_dir} cannot be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def freeing(path: pathlib.Path) -> Iterator[None]:
+    """Frees a directory that a run has claimed if the run cannot write its config: it would seem to hold a run."""
+    try:
+        yield
+    except BaseException:
+        if not (path / CONFIG_FILE).exists():
+            (path / METRICS).unlink(missing_ok=True)
+        raise
 
 
 def abandon(path: pathlib.Path) -> None:
@@ -125,16 +137,6 @@ def finished(run_dir: pathlib.Path, evaluation_episodes: int) -> bool:
         summary = read_json(run_dir / SUMMARY)
         return summary["evaluation"] is not None or not evaluation_episodes
     return False
-
-
-class Tracker(Protocol):
-    """Another destination of a run's metrics."""
-
-    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Records the new values of the report at ``env_steps``, all finite."""
-
-    def close(self) -> None:
-        """Closes the tracker after its last value."""
 
 
 class RunFiles:

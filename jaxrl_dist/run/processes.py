@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from jaxrl_dist.errors import DIVERGED
+
 ATTEMPTS = 3
-"""Number of times that the process of a command is started; all but the last may die."""
+"""Number of times that the process of a command is started, if it dies; one that diverges would do so again."""
 GRACE_SECONDS = 60.0
 """Seconds for a process to end after SIGTERM, before it is killed."""
 _SECONDS = 0.2  # between two checks of the processes
@@ -22,24 +24,26 @@ class RefusedError(Exception):
 
 
 def run_all(
-    commands: Sequence[Callable[[], list[str]]],
+    commands: Sequence[Sequence[str]],
     logs: Sequence[pathlib.Path],
     jobs: int,
     stop: Callable[[], bool],
     ended: Callable[[int], None],
+    failed: Callable[[int, str], None],
 ) -> None:
     """Runs every command to its end, or until ``stop``; however it ends, no process is left.
 
     Each process gets a share of this machine's cores, and of its GPUs' memory.
 
     Args:
-      commands: each returns the words of its command, and is called when a process starts.
+      commands: the words of each command.
       logs: for each command, the file that receives its output.
       ended: called with the number of each command that has ended with exit code 0.
+      failed: called with the number of each command that is given up, and the last line of its output.
 
     Raises:
       RefusedError: a process has ended with exit code 2.
-      OSError: the processes of a command have died ``ATTEMPTS`` times, or none can be started.
+      OSError: no process can be started.
     """
     waiting, attempts = list(reversed(range(len(commands)))), [0] * len(commands)
     slots: list[tuple[int, subprocess.Popen[bytes]] | None] = [None] * min(jobs, len(commands))
@@ -50,7 +54,7 @@ def run_all(
                     if waiting:
                         number = waiting.pop()
                         attempts[number] += 1
-                        slots[slot] = number, _start(commands[number](), logs[number], slot, len(slots))
+                        slots[slot] = number, _start(commands[number], logs[number], slot, len(slots))
                     continue
                 number, process = held
                 if (code := process.poll()) is None:
@@ -62,8 +66,9 @@ def run_all(
                 why = _last_line(logs[number]) or f"exit code {code}"
                 if code == 2:
                     raise RefusedError(f"{logs[number].stem}: {why}")
-                if attempts[number] == ATTEMPTS:
-                    raise OSError(f"{logs[number].stem} has died {ATTEMPTS} times: {why}; see {logs[number]}")
+                if attempts[number] == ATTEMPTS or why.startswith(DIVERGED):
+                    failed(number, why)
+                    continue
                 print(f"jaxrl-dist: {logs[number].stem} has died and starts again: {why}", file=sys.stderr)
                 waiting.append(number)
             time.sleep(_SECONDS)
@@ -71,7 +76,7 @@ def run_all(
         _end([held[1] for held in slots if held is not None])
 
 
-def _start(words: list[str], log: pathlib.Path, slot: int, slots: int) -> subprocess.Popen[bytes]:
+def _start(words: Sequence[str], log: pathlib.Path, slot: int, slots: int) -> subprocess.Popen[bytes]:
     share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / slots:.3f}"}
     with log.open("ab") as output:
         process = subprocess.Popen(

@@ -10,16 +10,25 @@ import time
 import uuid
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run.files import Tracker
 from jaxrl_dist.run.text import read_json, write_json
 
 WANDB_FILE = "wandb.json"
 """File of a run directory that holds the run's id in Weights & Biases."""
+
+
+class Tracker(Protocol):
+    """Another destination of a run's metrics."""
+
+    def write(self, env_steps: int, values: Mapping[str, float]) -> None:
+        """Records the new values of the report at ``env_steps``, all finite."""
+
+    def close(self) -> None:
+        """Closes the tracker after its last value."""
 
 
 def check(config: Train[Any]) -> None:

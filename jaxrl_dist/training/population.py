@@ -21,6 +21,7 @@ from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.members import Member
+from jaxrl_dist.training.reports import Ending
 from jaxrl_dist.training.results import ENDED, Row, together, write_results
 from jaxrl_dist.training.run import UNFINISHED, Run
 from jaxrl_dist.training.stored import to_json
@@ -91,7 +92,10 @@ class PopulationRun:
     def _reports(self, evaluating: Callable[[int], None]) -> Generator[Report]:
         with start.failing(), contextlib.ExitStack() as stack:
             files = self._files(stack) if self.config.run_dir and peers.first() else None
+            stopping = Ending(self.runs[0].job.stop)
             for group in self.groups:
+                if self._newest and stopping():
+                    break
                 with contextlib.ExitStack() as members:
                     running = dict(self._begin(group, members, evaluating))
                     while running:
@@ -193,7 +197,9 @@ class PopulationRun:
         file = stack.enter_context(self._file or run_files.lock(config.run_dir))
         kept = to_json(config, self.runs[0].job.source.spec)
         done = None if self._file is None else sum(map(self._reported, range(len(self.rows))))
-        files = run_files.RunFiles(pathlib.Path(config.run_dir), file, kept, done)
+        directory = pathlib.Path(config.run_dir)
+        with run_files.freeing(directory):
+            files = run_files.RunFiles(directory, file, kept, done)
         return stack.enter_context(contextlib.closing(files))
 
     def _reported(self, number: int) -> int:

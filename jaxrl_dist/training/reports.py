@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import DivergedError, ProcessError
+from jaxrl_dist.errors import DIVERGED, DivergedError, ProcessError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.start import failed_alike, signalled
 from jaxrl_dist.run.arrays import first_line
@@ -63,7 +63,7 @@ def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], en
             break
         if report.diverged:
             ending.error = DivergedError(
-                f"training has diverged by environment step {report.env_steps:,}: too many gradients in a row were not "
+                f"{DIVERGED} by environment step {report.env_steps:,}: too many gradients in a row were not "
                 "finite; start a new run with a smaller --learning-rate, or with smaller rewards and observations"
             )
         yield report

@@ -31,7 +31,7 @@ class Row:
     values: Mapping[str, Any]
     """The hyperparameters in which members differ."""
     status: str = "training"
-    """``training``, ``done``, ``halved`` (ended by successive halving) or ``diverged``."""
+    """``training``, ``done``, ``halved`` (ended by successive halving), ``diverged``, or ``failed`` in a sweep."""
     env_steps: int = 0
     iteration: int = 0
     episode_return: float | None = None

@@ -13,7 +13,7 @@ from typing import IO, Any
 import jax
 
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config import RESUMABLE, Train
+from jaxrl_dist.config import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
 from jaxrl_dist.hosts import peers
@@ -30,7 +30,7 @@ from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.results import read_rows
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import make_algorithm, prepare
-from jaxrl_dist.training.stored import SPACES, to_json
+from jaxrl_dist.training.stored import SPACES, stored_content, to_json
 from jaxrl_dist.types import Checkpoint
 
 
@@ -49,6 +49,8 @@ def prepare_resume(
         config = dataclasses.replace(config, run_dir=str(run_dir))
         initial: dict[str, Any] = {name: getattr(config, name) for name in ("init_from", "init_parts")}
         new, source = resolved(dataclasses.replace(config, init_from=None, init_parts=None), changes)
+        here = to_json(dataclasses.replace(new, **initial), source.spec)
+        _check_config(new, here, stored_content(run_dir / CONFIG_FILE), allowed)
         if not is_population(new):
             _check_devices(new, source)
         run = prepare(new, source)
@@ -117,35 +119,41 @@ def _resumed_population(
     """Returns a prepared population whose members resume; members of one program resume from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
-    program that was killed while its members saved for the first time.
+    program that was killed while its members saved for the first time. A member that has diverged has ended, also if
+    its state is lost.
 
     Raises:
       ConfigError: all members are done.
       CheckpointError: the members of a program share no intact checkpoint.
     """
-    config, runs = population.config, list(population.runs)
+    population.config = config = dataclasses.replace(population.config, **initial)
+    runs = list(population.runs)
     rows = read_rows(pathlib.Path(str(config.run_dir)), population.begun)
     for group in population.groups:
-        folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
-        there = {number: checkpoint.progress(folders[number]) for number in group}
+        all_folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
+        found = {number: checkpoint.progress(folder) for number, folder in all_folders.items()}
+        there = {number: own for number, own in found.items() if own or rows[number].status != "diverged"}
+        folders = {number: all_folders[number] for number in there}
+        if not there:
+            continue
         if not any(there.values()) or _first_save_was_cut(folders.values(), config.keep_checkpoints):
             if any(there.values()):
                 text = (
                     f"not all members of {config.run_dir} that train together have saved their state: they begin again"
                 )
                 warnings.warn(text, FileWarning, stacklevel=2)
-            for number in group:
+            for number in there:
                 if peers.first():
                     directories.remove(folders[number])  # it holds only reports of lost progress
                 rows[number] = dataclasses.replace(population.begun[number])
             continue
-        over = {number for number in group if rows[number].status == "diverged" or _over(config, there[number])}
-        going = [{x["iteration"] for x in there[number]} for number in group if number not in over]
+        over = {number for number in there if rows[number].status == "diverged" or _over(config, there[number])}
+        going = [{x["iteration"] for x in there[number]} for number in there if number not in over]
         common = set.intersection(*going) if going else set()
         if going and not common:
-            alone = f"resume them one by one, such as {folders[group[0]]}"
+            alone = f"resume them one by one, such as {next(iter(folders.values()))}"
             raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
-        for number in group:
+        for number in there:
             at = there[number][0]["iteration"] if number in over else max(common)
             runs[number] = _resumed(runs[number], initial, changes, allowed, iteration=at, again=True)
             resumed, row = runs[number].job.resumed, rows[number]
@@ -160,6 +168,9 @@ def _resumed_population(
             if row.status == "training" and peers.first():
                 lock = files.enter_context(run_files.lock(str(folders[number])))
                 runs[number] = runs[number]._replace(file=lock)
+        for number in found.keys() - there.keys():  # the program takes a state for each member, and ignores this one's
+            job = runs[number].job._replace(resumed=runs[min(there)].job.resumed)
+            runs[number] = runs[number]._replace(job=job)
     if all(row.status != "training" for row in rows):
         ends = f"--total-env-steps {config.total_env_steps}"
         if config.stop_at_return is not None:
@@ -217,19 +228,34 @@ def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
 def _check_same(
     config: Train[Any], here: Mapping[str, Any], about: Mapping[str, Any], allowed: Collection[str]
 ) -> bool:
-    """Checks that a checkpoint's run has this config; returns True if the checkpoint holds a replay memory.
+    """As ``_check_config``, for a checkpoint; returns True if the checkpoint holds a replay memory.
+
+    ``about`` is the contents of its ``run.json``.
+    """
+    check_progress(about["progress"])
+    _check_config(config, here, about["config"], allowed)
+    changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
+    if changed:
+        text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    return bool(about["config"]["run"]["checkpoint_replay"])
+
+
+def _check_config(
+    config: Train[Any], here: Mapping[str, Any], there: Mapping[str, Any], allowed: Collection[str]
+) -> None:
+    """Checks that a run has this config.
 
     Args:
-      here: the config and its environment's spaces, as a new checkpoint would store them.
-      about: contents of the checkpoint's ``run.json``.
+      here: the config and its environment's spaces, as a file would store them.
+      there: the config of the run to be resumed, as a file stores it.
       allowed: fields that may differ.
 
     Raises:
       ConfigError: a field differs; the message names it.
-      LookupError, TypeError, ValueError: ``about`` is damaged.
+      LookupError, TypeError, ValueError: ``there`` is damaged.
     """
-    check_progress(about["progress"])
-    there, here = about["config"], json.loads(json.dumps(here))
+    here = json.loads(json.dumps(here))
     plain = to_json(Train(type(config.algorithm)(), config.env))  # for fields that an older version did not have
     for part in ("algorithm", "hyperparameters", "run"):
         default, old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (plain, there, here))
@@ -240,14 +266,10 @@ def _check_same(
                 raise ConfigError(
                     f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; {how}"
                 )
+    spaces = there.get("spaces")
     for name in SPACES:
-        old, new = there.get("spaces", {}).get(name), here["spaces"][name]
+        old, new = spaces.get(name) if isinstance(spaces, dict) else None, here["spaces"][name]
         if old not in (None, new):  # an older version did not store it
             raise ConfigError(
                 f"the environment's {name}s are {new}, and those of the run to be resumed {old}; they cannot change"
             )
-    changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
-    if changed:
-        text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
-        warnings.warn(text, ConfigWarning, stacklevel=2)
-    return bool(there["run"]["checkpoint_replay"])

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from jaxrl_dist import algorithms
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
-from jaxrl_dist.config import CONFIG_FILE, Train, env_name
+from jaxrl_dist.config import Train, env_name
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
@@ -139,15 +139,11 @@ class Run(NamedTuple):
         directory, kept = pathlib.Path(config.run_dir), to_json(config, self.job.source.spec)
         file = stack.enter_context(self.file or run_files.lock(config.run_dir))
         reported = None if resumed is None else resumed.progress["reported"]
-        try:
+        with run_files.freeing(directory):
             others = trackers.start(config, directory, kept, reported and reported["env_steps"])
             for tracker in others:
                 stack.callback(trackers.close, tracker)
             files = run_files.RunFiles(directory, file, kept, reported and reported["iteration"], others)
-        except BaseException:
-            if resumed is None and not (directory / CONFIG_FILE).exists():
-                (directory / run_files.METRICS).unlink(missing_ok=True)  # else the directory would seem to hold a run
-            raise
         stack.enter_context(contextlib.closing(files))
         about = {"config": kept, "versions": run_files.versions()}
         saver = Saver(directory, config.keep_checkpoints, about)

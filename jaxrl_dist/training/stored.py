@@ -33,6 +33,7 @@ FORMAT = 1
 SPACES = ("observation", "action")
 """Spaces of the environment that are stored: they must not change between two sessions of a run."""
 _NOT_KEPT = ("algorithm", "run_dir", *LAUNCH)
+_PARTS = {"algorithm": str, "hyperparameters": dict, "run": dict}
 
 
 def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
@@ -134,15 +135,9 @@ def stored_fields(
     """
     # A link that the user names is followed; one in a run directory is not.
     path = path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
-    content = read_json(path)
+    content = stored_content(path)
+    algorithm, hyperparameters, run = (content[key] for key in _PARTS)
     with _naming(path):
-        if not isinstance(content, dict):
-            raise ConfigError(f"a run's config is an object, not a {type(content).__name__}")
-        if content.get("format") != FORMAT:
-            raise ConfigError(f"format {shown(content.get('format'))} is unknown; this version reads format {FORMAT}")
-        algorithm, hyperparameters, run = (content.get(key) for key in ("algorithm", "hyperparameters", "run"))
-        if not (isinstance(algorithm, str) and isinstance(hyperparameters, dict) and isinstance(run, dict)):
-            raise ConfigError("algorithm, hyperparameters or run is missing")
         hyperparameters = {
             name: value
             for name, value in hyperparameters.items()
@@ -173,6 +168,23 @@ def stored_fields(
             raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
         values = {name: getattr(known, name) for name in run}
         return algorithm, {**values, **{name: getattr(known.algorithm, name) for name in hyperparameters}, "env": named}
+
+
+def stored_content(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a ``config.json`` as it is: its parts are there, and their contents unchecked.
+
+    Raises:
+      ConfigError: the file is missing or damaged.
+    """
+    content = read_json(path)
+    with _naming(path):
+        if not isinstance(content, dict):
+            raise ConfigError(f"a run's config is an object, not a {type(content).__name__}")
+        if content.get("format") != FORMAT:
+            raise ConfigError(f"format {shown(content.get('format'))} is unknown; this version reads format {FORMAT}")
+        if not all(isinstance(content.get(name), kind) for name, kind in _PARTS.items()):
+            raise ConfigError("algorithm, hyperparameters or run is missing")
+    return content
 
 
 def module_of_user(env: str) -> str | None:

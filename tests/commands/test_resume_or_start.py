@@ -51,6 +51,29 @@ def test_other_flags_are_refused_by_name(run_dir: Path, capsys: pytest.CaptureFi
     assert err.count("\n") == 1 and "--learning-rate is 0.5, and the run to be resumed has 0.001" in err
 
 
+@pytest.mark.parametrize(
+    "began, flags, message",
+    [
+        ("", "--seeds 2", "--seeds is 2, and the run to be resumed has 1; it cannot change"),
+        ("--seeds 2", "", "--seeds is 1, and the run to be resumed has 2; it cannot change"),
+        ("--seeds 2", "--seeds 4", "--seeds is 4, and the run to be resumed has 2; it cannot change"),
+        ("--seeds 2", "--seeds 2 --seed 1", "--seed is 1, and the run to be resumed has 0; it cannot change"),
+        ("--seeds 2", "--seeds 2 --average-every 2", "--average-every is 2, and the run to be resumed has None;"),
+        ("--seeds 2", "--seeds 2 --evolve halving", "--evolve is halving, and the run to be resumed has None;"),
+        ("--seeds 2", "--seeds 2 --vary learning-rate=1,2", "--vary is {'learning-rate': '1,2'}, and the run to be"),
+    ],
+)
+def test_members_do_not_change_and_nothing_is_deleted(
+    began: str, flags: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = Path(shutil.copytree(runs.finished(f"{runs.CARTPOLE} {began}".strip()), tmp_path / "run"))
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert train(run_dir, *flags.split()) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and message in err
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+
 def test_what_a_run_without_a_checkpoint_has_left_makes_room(run_dir: Path) -> None:
     """Other files stay; a run that another process is at is not touched."""
     shutil.rmtree(run_dir / "checkpoints")
@@ -74,6 +97,15 @@ def test_a_run_whose_last_checkpoint_is_lost_is_trained(run_dir: Path, capsys: p
         and f"is trained, but has no checkpoint to go on from; jaxrl-dist evaluate {run_dir}" in out
     )
     assert err == "" and cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0
+
+
+def test_trained_members_are_not_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = Path(shutil.copytree(runs.finished(f"{runs.CARTPOLE} --seeds 2"), tmp_path / "run"))
+    members = files.members_of(run_dir)
+    for path in [path for member in members for path in checkpoint.saved(member)]:
+        shutil.rmtree(path)
+    assert train(run_dir, "--seeds", "2") == 0 and all(map(checkpoint.trained, members))
+    assert "is trained, but has no checkpoint to go on from" in capsys.readouterr().out
 
 
 def test_it_needs_a_directory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import signal
@@ -16,8 +17,10 @@ import runs
 
 from jaxrl_dist.cli import main
 from jaxrl_dist.commands import train
-from jaxrl_dist.run import processes
-from jaxrl_dist.run.text import read_json
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run import files, processes, text
+from jaxrl_dist.run.text import read_json, write_json
+from jaxrl_dist.training.members import is_population
 
 
 def python(code: str) -> list[str]:
@@ -27,9 +30,8 @@ def python(code: str) -> list[str]:
 def run_all(tmp_path: pathlib.Path, codes: list[str], jobs: int = 2, **options: object) -> list[int]:
     done: list[int] = []
     logs = [tmp_path / f"{number:03d}.log" for number in range(len(codes))]
-    commands = [lambda code=code: python(code) for code in codes]
-    arguments = {"stop": lambda: False, "ended": done.append, **options}
-    processes.run_all(commands, logs, jobs, **arguments)  # type: ignore[arg-type]
+    arguments = {"stop": lambda: False, "ended": done.append, "failed": pytest.fail, **options}
+    processes.run_all([*map(python, codes)], logs, jobs, **arguments)  # type: ignore[arg-type]
     return done
 
 
@@ -48,8 +50,17 @@ def test_what_dies_starts_again(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     )
     assert run_all(tmp_path, [die_once]) == [0]
     assert "000 has died and starts again: exit code -6" in capsys.readouterr().err
-    with pytest.raises(OSError, match=r"000 has died 3 times: ValueError: no; see .*000\.log"):
-        run_all(tmp_path, ["raise ValueError('no')"])
+
+
+def test_what_fails_for_good_ends_alone(tmp_path: pathlib.Path) -> None:
+    """After three attempts, and after one if its training has diverged."""
+    diverged = "import sys; sys.exit('jaxrl-dist: error: training has diverged by environment step 9')"
+    given_up: dict[int, str] = {}
+    codes = ["print('begun'); raise ValueError('no')", diverged, "import time; time.sleep(1)"]
+    assert run_all(tmp_path, codes, failed=given_up.__setitem__) == [2]
+    assert given_up == {0: "ValueError: no", 1: "training has diverged by environment step 9"}
+    assert (tmp_path / "000.log").read_text().count("ValueError: no") == processes.ATTEMPTS
+    assert (tmp_path / "001.log").read_text().count("\n") == 1
 
 
 def test_a_wrong_command_ends_all(tmp_path: pathlib.Path) -> None:
@@ -78,6 +89,7 @@ def test_stop_ends_the_processes_in_order(tmp_path: pathlib.Path) -> None:
         ("--seeds 2 --jobs x", "--jobs must be a whole number, not x"),
         ("--seeds 2 --jobs 0", "--jobs must be >= 1"),
         ("--seeds 2 --evolve pbt", "not selected by --evolve"),
+        ("--seeds 2 --average-every 3", "--average-every is of train"),
         ("--seeds 2 --verbose", "--verbose is of train"),
         ("--seeds 2 --plan-memory here", "--plan-memory is of train"),
     ],
@@ -94,6 +106,7 @@ def test_refusals(flags: str, message: str, capsys: pytest.CaptureFixture[str]) 
         "ppo --env CartPole-v1 --seeds=2 --seed=3 --run_dir={run_dir} --lost_process_timeout 9 --no-zip",
         "--seeds 2 --seed 3 --run_dir {run_dir} --env team:CartPoles --policy a=ppo:pole_0 --policy b=ppo:pole_1",
         "--seeds 2 --seed 3 --run-dir {run_dir} --config {stored}",
+        "--seed 3 --run-dir {run_dir} --config {population} --resume-or-start",
     ],
 )
 def test_members_get_the_flags_that_are_theirs(
@@ -102,17 +115,56 @@ def test_members_get_the_flags_that_are_theirs(
     commands: list[list[str]] = []
 
     def collect(made: Any, *args: Any) -> None:
-        commands.extend(command() for command in made)
+        commands.extend(made)
 
     monkeypatch.setattr(processes, "run_all", collect)
-    stored = str(runs.finished(runs.CARTPOLE)) if "stored" in flags else ""
-    assert main(["sweep", *flags.format(run_dir=tmp_path / "run", stored=stored).split()]) == 0
+    stored, population = runs.finished(runs.CARTPOLE) if "{stored}" in flags else "", tmp_path / "config.json"
+    if "{population}" in flags:
+        config = runs.read_json(runs.finished(runs.CARTPOLE) / "config.json")
+        config["run"] |= {"seeds": 2, "vary": {"num-epochs": "1"}, "zip": True}
+        write_json(population, config)
+    words = flags.format(run_dir=tmp_path / "run", stored=stored, population=population).split()
+    assert main(["sweep", *words]) == 0
     assert len(commands) == 2
     for number, words in enumerate(commands):
         assert words[1:4] == ["-m", "jaxrl_dist.cli", "train"]
         found = train.asked(words[4:])
-        assert found is not None and found.fields["run_dir"] == str(tmp_path / "run" / "members" / f"{number:03d}")
-        assert found.fields["seed"] == 3 + number and found.fields.get("seeds", 1) == found.fields["processes"] == 1
+        assert found is not None and found.fields.pop("resume_or_start")
+        assert found.fields["run_dir"] == str(tmp_path / "run" / "members" / f"{number:03d}")
+        assert found.fields["seed"] == 3 + number and found.fields["seeds"] == found.fields["processes"] == 1
+        found.fields.pop("quiet")
+        config, _ = found.resolved()
+        assert not is_population(config) and not config.zip
+
+
+def test_a_member_that_diverges_ends_alone_in_the_results(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_all(commands: Any, logs: Any, jobs: int, stop: Any, ended: Any, failed: Any) -> None:
+        failed(0, "training has diverged by environment step 9")
+        failed(1, "No space left on device")
+        ended(2)
+        with pytest.raises(ConfigError, match="another process is at the run"):
+            files.lock(str(tmp_path))
+
+    monkeypatch.setattr(processes, "run_all", run_all)
+    assert main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "3", "--run-dir", str(tmp_path), "--quiet"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"jaxrl-dist: member 000 has diverged, the others go on: training has diverged by environment step 9; see "
+        f"{tmp_path}/members/000.log",
+        f"jaxrl-dist: member 001 has failed, the others go on: No space left on device; see {tmp_path}/members/001.log",
+    ]
+    rows = read_json(tmp_path / "population.json")["members"]
+    assert [row["status"] for row in rows] == ["diverged", "failed", "done"]
+
+
+def test_a_start_that_fails_leaves_the_directory_free(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(text, "write_json", no_space)
+    assert main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "2", "--run-dir", str(tmp_path)]) == 1
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.slow
@@ -135,5 +187,6 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path: pathlib.Path) -> None:
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     assert "2 of 2 done" in done and "learning_rate" in done
     assert [row["status"] for row in read_json(run_dir / "population.json")["members"]] == ["done", "done"]
+    assert "2 of 2 done" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     other = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
     assert other.returncode == 2 and "holds a run with other flags" in other.stderr

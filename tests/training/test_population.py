@@ -151,6 +151,30 @@ def test_a_damaged_checkpoint_costs_no_other_member_its_own(tmp_path: pathlib.Pa
     assert checkpoint.saved(one) == kept and len(kept) == 1
 
 
+@pytest.mark.filterwarnings("ignore:member 000 has ended")
+def test_a_diverged_member_without_a_checkpoint_does_not_keep_the_others_from_going_on(tmp_path: pathlib.Path) -> None:
+    asked = config(tmp_path, vary={"learning_rate": "1e30,1e-3"}, total=2000, checkpoint_interval=256)
+    reports = jaxrl_dist.train(asked)
+    while next(reports).env_steps < 2000:
+        pass
+    reports.close()  # type: ignore[attr-defined]
+    shutil.rmtree(tmp_path / "members" / "000" / "checkpoints")
+    kept = checkpoint.saved(tmp_path / "members" / "001")
+    for path in kept[1:]:  # as after its first save
+        shutil.rmtree(path)
+    *_, last = jaxrl_dist.resume(tmp_path)
+    assert [row["status"] for row in read_json(tmp_path / "population.json")["members"]] == ["diverged", "done"]
+    assert len(last.members) == 1 and lines(tmp_path / "members" / "001")[-1]["env_steps"] >= 2000
+
+
+def test_a_population_from_trained_variables_is_resumed_twice(tmp_path: pathlib.Path) -> None:
+    list(jaxrl_dist.train(config(tmp_path / "first", total=64)))
+    list(jaxrl_dist.train(config(tmp_path / "run", total=64, seeds=2, init_from=str(tmp_path / "first"))))
+    for total in (200, 300):
+        *_, last = jaxrl_dist.resume(tmp_path / "run", total_env_steps=total)
+        assert all(member.env_steps >= total for member in last.members)
+
+
 def test_damaged_results_are_not_half_read(tmp_path: pathlib.Path) -> None:
     run = prepare(config(tmp_path, seeds=2))
     assert isinstance(run, PopulationRun)
@@ -240,6 +264,16 @@ def test_a_signal_between_two_members_stops_them_after_the_same_iteration(tmp_pa
     run = prepare(config(tmp_path, seeds=2, total=1000, plan="synchronous", evaluation_episodes=0))
     list(run.stopped_by(stop).reports())
     assert [row.iteration for row in read_rows(tmp_path, prepare(config(seeds=2)).begun)] == [2, 2]
+
+
+def test_a_stop_begins_no_further_program(tmp_path: pathlib.Path) -> None:
+    seen: list[Report] = []
+    run = prepare(config(tmp_path, vary={"num_epochs": "1,2"}, total=300)).stopped_by(lambda: bool(seen))
+    for report in run.reports():
+        seen.append(report)
+    assert seen[-1].ended_by is None and not (tmp_path / "members" / "001").exists()
+    *_, last = jaxrl_dist.resume(tmp_path)
+    assert [member.env_steps >= 300 for member in last.members] == [True, True]
 
 
 @pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
