@@ -111,7 +111,8 @@ class EpisodeCounter:
     def __init__(self, num_envs: int, metrics: Sequence[str] = ()) -> None:
         """``metrics`` are those of ``--info-metrics``."""
         self._return = np.zeros(num_envs, np.float32)
-        self._length = np.zeros(num_envs, np.int32)
+        self.length = np.zeros(num_envs, np.int32)
+        """Env steps of the running episodes, ``[B]``."""
         self._info = {metric: np.full(num_envs, np.nan, np.float32) for metric in metrics}
 
     def add(
@@ -125,11 +126,11 @@ class EpisodeCounter:
           info: numbers ``[B]`` by metric, NaN where there is none; ignored where not ``valid``.
         """
         self._return += np.where(valid, reward, 0)
-        self._length += valid
+        self.length += valid
         new = {metric: np.where(valid, info[metric], np.nan).astype(np.float32) for metric in self._info}
         self._info = advanced(self._info, new)
-        episodes = ended_episodes(over, self._return, self._length, self._info)
+        episodes = ended_episodes(over, self._return, self.length, self._info)
         self._return = np.where(over, 0, self._return).astype(np.float32)
-        self._length = np.where(over, 0, self._length).astype(np.int32)
+        self.length = np.where(over, 0, self.length).astype(np.int32)
         self._info = {metric: np.where(over, np.float32(np.nan), x) for metric, x in self._info.items()}
         return episodes
