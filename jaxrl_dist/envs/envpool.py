@@ -81,8 +81,8 @@ def _without_warnings() -> Iterator[None]:
 
 
 def ids() -> list[str]:
-    """Returns EnvPool's ids, in its order."""
-    return list(_registry().specs)
+    """Returns EnvPool's ids, in its order, without those that reset in the step that ends an episode."""
+    return [env_id for env_id in _registry().specs if "AutoReset" not in env_id]
 
 
 def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED) -> EnvSpec:
@@ -109,7 +109,7 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
         for space, what in zip(spaces, ("observations", "actions"), strict=True)
     )
     limit = getattr(native.config, "max_episode_steps", None)
-    if limit == NO_LIMIT:
+    if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):  # BabyAI's 0: the level has its limit
         limit = None
     if getattr(native.config, "max_num_players", 1) > 1:
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
