@@ -6,6 +6,7 @@ Metrics of the info are named as in ``--info-metrics``: ``success`` is the last 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -61,12 +62,18 @@ def check_known(metrics: Iterable[str], known: Iterable[str], env: str) -> None:
 
 def numbers(info: Any) -> dict[str, Any]:
     """Returns the entries of an info that are single numbers, by their path."""
-    return {path: x for path, x in leaves(dict(info) if isinstance(info, Mapping) else {}).items() if _is_number(x)}
+    return {path: x for path, x in leaves(_named(info)).items() if path and _is_number(x)}
+
+
+def _named(info: Any) -> Any:
+    """Returns an info whose names, also in nested dicts, are texts."""
+    return {str(name): _named(x) for name, x in info.items()} if isinstance(info, Mapping) else info
 
 
 def _is_number(x: Any) -> bool:
-    dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
-    return getattr(dtype, "kind", "") in "biuf" and int(np.prod(np.shape(x))) == 1
+    if (dtype := getattr(x, "dtype", None)) is None:
+        return isinstance(x, bool | int | float)
+    return getattr(dtype, "kind", "") in "biuf" and math.prod(np.shape(x)) == 1
 
 
 def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
