@@ -120,6 +120,13 @@ def test_actions_with_parts_reach_the_environment() -> None:
             host.step({"guess": guess, "sign": np.array([0, 2])})
 
 
+def test_names_of_actions_may_have_slashes() -> None:
+    with closing(find("parts:Arms").host(2, 0)) as host:
+        host.reset()
+        step, _ = host.step({"arm/left": np.array([0, 2]), "arm": {"right": {"0": np.array([5, 6])}}})
+        assert step.reward.tolist() == [15, 36]
+
+
 def test_envpool_shows_its_parts() -> None:
     source = find("envpool:CartpoleBalance-v1")
     assert isinstance(source.spec.observation, dict)
