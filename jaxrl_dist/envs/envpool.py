@@ -23,7 +23,7 @@ from jaxrl_dist.envs.base import (
     space_of,
 )
 from jaxrl_dist.envs.calls import Caller
-from jaxrl_dist.envs.native import plain
+from jaxrl_dist.envs.native import counted, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory.frames import Frame
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
@@ -104,10 +104,13 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     if any(np.any(getattr(space, "start", 0)) for space in spaces):
         raise ConfigError(f"envpool:{env_id} has categories that do not count from 0")
     kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
+    seen, chosen = masks.with_arrays(plain(spaces[0])), counted(plain(spaces[1]))
     observation, action = (
-        space_of(plain(space), f"envpool:{env_id}", what, kinds)
-        for space, what in zip(spaces, ("observations", "actions"), strict=True)
+        space_of(space, f"envpool:{env_id}", what, kinds)
+        for space, what in ((seen, "observations"), (chosen, "actions"))
     )
+    found = masks.of_parts(seen, chosen)
+    observation, mask = masks.with_mask(observation, action, found)
     limit = getattr(native.config, "max_episode_steps", None)
     if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):  # BabyAI's 0: the level has its limit
         limit = None
@@ -115,12 +118,11 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
     kind = family(env_id)
     frame_stack = native.config.stack_num if kind == "atari" else 1
-    unread = masks.of_keys(native._state_keys)
     metrics = episodes.parse(wrappers.info)
     episodes.check_known(metrics, _numbers(native), f"envpool:{env_id}")
     return EnvSpec(
-        env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, unread_mask=unread,
-        info_metrics=metrics,
+        env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, info_metrics=metrics,
+        mask=mask, unread_mask=found.unread or masks.of_keys(native._state_keys),
     )  # fmt: skip
 
 
@@ -332,8 +334,8 @@ class EnvPool:
         # Always copy: EnvPool may reuse its buffers while a device still reads them.
         obs = jax.tree.map(lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs)
         check_finite(self.spec, self._steps, "observation", obs)
-        if self.spec.frame_stack == 1:
-            return obs
+        if self.spec.frame_stack == 1:  # masks become vectors
+            return jax.tree.map(lambda space, part: part.reshape(-1, *space.shape), self.spec.observation, obs)
         # EnvPool's own stacks continue over a lost life and restart with each game, as does ``elapsed_step``. The
         # exception is a game that ends during the no-ops of a reset: only the number of lives shows it.
         fresh = (info["elapsed_step"] == 0) | (resetting & (info["lives"] > self._lives))

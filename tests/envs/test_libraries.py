@@ -385,7 +385,7 @@ def needs(library: str) -> None:
 
 def test_xland_has_no_task_without_a_ruleset() -> None:
     needs("xminigrid")
-    with pytest.raises(ConfigError, match="XLand-MiniGrid-R1-9x9 has no task without a ruleset, .* have tasks$"):
+    with pytest.raises(ConfigError, match=r"XLand-MiniGrid-R1-9x9 has no task without a ruleset, .* have tasks$"):
         find("xminigrid:XLand-MiniGrid-R1-9x9")
 
 
