@@ -75,6 +75,15 @@ def paths(tree: Any, path: str = "") -> Any:
     return {name: paths(part, inner + name) for name, part in tree.items()}
 
 
+def too_wide(values: np.ndarray, dtype: np.dtype) -> str:
+    """Says which integer an integer ``dtype`` cannot hold; empty if it holds all."""
+    if values.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return ""
+    bounds = np.iinfo(dtype)
+    wide = values[(values < bounds.min) | (values > bounds.max)]
+    return f"holds {wide[0]}, which {bounds.bits}-bit integers cannot; a Box of floats can" if wide.size else ""
+
+
 def zeros(space: Space, num_envs: int) -> Any:
     """Returns values ``[num_envs, ...]`` of a space, all zero."""
     if isinstance(space, dict):

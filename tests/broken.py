@@ -111,6 +111,17 @@ class OutsideDiscrete(Right):
         return 3, *super().step(action)[1:]
 
 
+class WideIntegers(Right):
+    observation_space = spaces.Box(0, 2**40, (2,), np.int64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.array([0, 1]), {}
+
+    def step(self, action: Any) -> Any:
+        return np.array([0, 3_000_000_000]), *super().step(action)[1:]
+
+
 class ShowsNaN(Right):
     def step(self, action: Any) -> Any:
         obs, *rest = super().step(action)
@@ -388,6 +399,7 @@ BROKEN = {
     "WrongDtype": "the observation of step has dtype float64, its space float32",
     "OutOfRange": "lies outside its space: ",
     "OutsideDiscrete": "lies outside its space: 3 is not between 0 and 2",
+    "WideIntegers": "the observation of step holds 3000000000, which 32-bit integers cannot; a Box of floats can",
     "ShowsNaN": "the observation of step is not finite: [nan nan]",
     "ArrayReward": "the reward is a ndarray of shape (1,), not a number",
     "InfiniteReward": "the reward is -inf",

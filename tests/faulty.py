@@ -163,6 +163,8 @@ def spaced(observation: str = "Box", action: str = "Discrete") -> gymnasium.Env:
         "Box": spaces.Box(-1, 1, (2, 3), np.float64),
         "Image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
         "Whole": spaces.Box(-3, 3, (2,), np.int64),
+        "Wide": spaces.Box(2**31, 2**40, (2,), np.int64),
+        "Narrow": spaces.Box(-0.1, 0.1, (2,), np.float64),
         "Discrete": spaces.Discrete(3, start=-1),
         "MultiDiscrete": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[5, 0], [-3, 0]]),
         "MultiBinary": spaces.MultiBinary((2, 2)),

@@ -127,6 +127,24 @@ class HostGrid(gymnasium.Env):
         return {"numbers": numbers, "inner": inner, "action_mask": self.mask()}, info
 
 
+class Arms(gymnasium.Env):
+    """Actions of parts whose names have slashes; the reward shows them."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = spaces.Dict(
+        {"arm/left": spaces.Discrete(3, start=1), "arm": spaces.Dict(right=spaces.Tuple((spaces.Discrete(9),)))}
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert action in self.action_space
+        reward = float(10 * action["arm/left"] + action["arm"]["right"][0])
+        return np.zeros(1, np.float32), reward, False, False, {}
+
+
 class Secret:
     """One step an episode: ``state`` holds the number to guess, which the policy cannot see; ``hint`` is its sign."""
 

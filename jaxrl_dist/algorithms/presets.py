@@ -32,8 +32,11 @@ KINDS = {
 
 def kind_of(spec: EnvSpec) -> str:
     """Returns the kind of a task, one of ``KINDS``."""
-    if spec.family in ("atari", "minatar", "bsuite", "craftax", "game"):
-        return spec.family
+    family = spec.family
+    if family == "atari" and spec.backend != "envpool":  # without EnvPool's wrappers: colours, and rewards of any size
+        family = "unknown"
+    if family in ("atari", "minatar", "bsuite", "craftax", "game"):
+        return family
     parts = spaces.leaves(spec.observation)
     seen = [part for path, part in parts.items() if path != spec.mask]
     if not any(isinstance(part, spaces.Box) for part in seen):
@@ -41,7 +44,7 @@ def kind_of(spec: EnvSpec) -> str:
     if any(map(spaces.is_image, seen)):
         return "image"
     suffix = "/continuous" if continuous(spec) else ""
-    kind = spec.family + suffix
+    kind = family + suffix
     return kind if kind in KINDS else "unknown" + suffix
 
 

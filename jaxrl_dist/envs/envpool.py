@@ -23,7 +23,7 @@ from jaxrl_dist.envs.base import (
     space_of,
 )
 from jaxrl_dist.envs.calls import Caller
-from jaxrl_dist.envs.native import plain
+from jaxrl_dist.envs.native import counted, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory.frames import Frame
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
@@ -81,8 +81,8 @@ def _without_warnings() -> Iterator[None]:
 
 
 def ids() -> list[str]:
-    """Returns EnvPool's ids, in its order."""
-    return list(_registry().specs)
+    """Returns EnvPool's ids, in its order, without those that reset in the step that ends an episode."""
+    return [env_id for env_id in _registry().specs if "AutoReset" not in env_id]
 
 
 def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED) -> EnvSpec:
@@ -104,23 +104,25 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     if any(np.any(getattr(space, "start", 0)) for space in spaces):
         raise ConfigError(f"envpool:{env_id} has categories that do not count from 0")
     kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
+    seen, chosen = masks.with_arrays(plain(spaces[0])), counted(plain(spaces[1]))
     observation, action = (
-        space_of(plain(space), f"envpool:{env_id}", what, kinds)
-        for space, what in zip(spaces, ("observations", "actions"), strict=True)
+        space_of(space, f"envpool:{env_id}", what, kinds)
+        for space, what in ((seen, "observations"), (chosen, "actions"))
     )
+    found = masks.of_parts(seen, chosen)
+    observation, mask = masks.with_mask(observation, action, found)
     limit = getattr(native.config, "max_episode_steps", None)
-    if limit == NO_LIMIT:
+    if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):  # BabyAI's 0: the level has its limit
         limit = None
     if getattr(native.config, "max_num_players", 1) > 1:
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
     kind = family(env_id)
     frame_stack = native.config.stack_num if kind == "atari" else 1
-    unread = masks.of_keys(native._state_keys)
     metrics = episodes.parse(wrappers.info)
     episodes.check_known(metrics, _numbers(native), f"envpool:{env_id}")
     return EnvSpec(
-        env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, unread_mask=unread,
-        info_metrics=metrics,
+        env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, info_metrics=metrics,
+        mask=mask, unread_mask=found.unread or masks.of_keys(native._state_keys),
     )  # fmt: skip
 
 
@@ -135,7 +137,7 @@ def options(
 ) -> dict[str, Any]:
     """Builds EnvPool's keyword arguments; ``--env-options`` override ``--atari-preset``.
 
-    Two wrappers become options: the time limit and, on Atari, the number of frames in a stack.
+    On Atari, two wrappers become options: the time limit of a game and the number of frames in a stack.
 
     Raises:
       ConfigError: unknown option, a preset for an environment that is not Atari, or contradictory settings.
@@ -154,7 +156,9 @@ def options(
     for key, value in asked.items():
         _check_range(f"envpool:{env_id}", key, value, defaults[key])
     chosen.update(asked)
-    if wrappers.frame_stack is not None and family(env_id) == "atari":
+    if family(env_id) != "atari":
+        return chosen
+    if wrappers.frame_stack is not None:
         if chosen.get("stack_num", wrappers.frame_stack) != wrappers.frame_stack:
             told = f"--frame-stack {wrappers.frame_stack}"
             raise ConfigError(
@@ -162,8 +166,6 @@ def options(
             )
         chosen["stack_num"] = wrappers.frame_stack
     if wrappers.own_limit is not None:
-        if "max_episode_steps" not in defaults:
-            raise ConfigError(f"--time-limit {wrappers.time_limit}: envpool:{env_id} knows none")
         own = chosen.get("max_episode_steps", defaults["max_episode_steps"])
         chosen["max_episode_steps"] = min(own, wrappers.own_limit)
     return chosen
@@ -200,6 +202,9 @@ class EnvPool:
 
     EnvPool resets on the next step by itself. Its calls run in a separate thread, because it ignores Ctrl-C while it
     steps; the caller waits with a time-out. Atari frames are stacked elsewhere.
+
+    Episodes are truncated here at the time limit of the spec: many of EnvPool's environments ignore theirs, and rewards
+    of others depend on it. Atari counts the steps of games, which lost lives do not end, by itself.
     """
 
     def __init__(
@@ -216,9 +221,9 @@ class EnvPool:
 
         Args:
           seeds: one per environment.
-          options: EnvPool's keyword arguments, including the time limit.
+          options: EnvPool's keyword arguments.
           timeout: seconds within which each call must return.
-          wrappers: only ``action_repeat`` is applied here.
+          wrappers: only ``action_repeat`` and ``time_limit`` are applied here.
           drawn: whether ``render`` will be called.
         """
         self.spec = spec(env_id, options, wrappers)
@@ -244,20 +249,25 @@ class EnvPool:
             self._worker.stop()
             raise
         self._steps = 0
-        self._ended = np.zeros(num_envs, bool)
-        self._episodes = episodes.EpisodeCounter(num_envs, self.spec.info_metrics)
+        self._limit = np.inf if self.spec.family == "atari" else self.spec.max_episode_steps or np.inf
+        self._begin()
         self._lives = np.zeros(num_envs, np.int32)
+
+    def _begin(self) -> None:
+        self._ended = np.zeros(self.num_envs, bool)
+        self._cut = self._ended  # which of these EnvPool does not reset by itself
+        self._episodes = episodes.EpisodeCounter(self.num_envs, self.spec.info_metrics)
 
     def reset(self) -> PyTree:
         obs, info = self._worker.call(self._envs.reset)
-        self._ended = np.zeros(self.num_envs, bool)
-        self._episodes = episodes.EpisodeCounter(self.num_envs, self.spec.info_metrics)
+        self._begin()
         return self._observation(obs, info, np.ones(self.num_envs, bool))
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         action = checked_action(self.spec, action, self._steps)
         obs, reward, terminated, truncated, info = self._worker.call(lambda: self._advance(action))
-        valid, terminated, truncated = outcome(self._ended, terminated, truncated)
+        self._cut = ~(self._ended | terminated | truncated) & (self._episodes.length + 1 >= self._limit)
+        valid, terminated, truncated = outcome(self._ended, terminated, truncated | self._cut)
         self._ended = terminated | truncated
         raw_reward, over = reward, self._ended
         if self.spec.family == "atari":  # info holds the unclipped reward, and whether the whole game is over
@@ -286,7 +296,7 @@ class EnvPool:
 
     def _advance(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps EnvPool once per repeat of the action; environments whose episode has ended wait."""
-        obs, reward, terminated, truncated, info = self._envs.step(action)
+        obs, reward, terminated, truncated, info = self._first(action)
         if self._action_repeat == 1:
             return obs, reward, terminated, truncated, info
         both = obs, reward, terminated, truncated
@@ -307,12 +317,25 @@ class EnvPool:
                 x[ids] = news[name] + (x[ids] if name in sums else 0)
         return obs, reward, terminated, truncated, info
 
+    def _first(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps EnvPool once; resets the environments whose episode it has not ended itself."""
+        if not self._cut.any():
+            return self._envs.step(action)
+        cut, others = np.flatnonzero(self._cut), np.flatnonzero(~self._cut)
+        obs, info = jax.tree.map(np.copy, self._envs.reset(cut))  # see _observation
+        no = np.zeros(len(cut), bool)
+        begun = obs, no.astype(np.float32), no, no, info
+        if not len(others):
+            return begun
+        place, stepped = np.argsort(np.concatenate([cut, others])), self._envs.step(action[others], others)
+        return jax.tree.map(lambda *rows: np.concatenate(rows)[place], begun, stepped)
+
     def _observation(self, obs: PyTree, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
         # Always copy: EnvPool may reuse its buffers while a device still reads them.
         obs = jax.tree.map(lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs)
         check_finite(self.spec, self._steps, "observation", obs)
-        if self.spec.frame_stack == 1:
-            return obs
+        if self.spec.frame_stack == 1:  # masks become vectors
+            return jax.tree.map(lambda space, part: part.reshape(-1, *space.shape), self.spec.observation, obs)
         # EnvPool's own stacks continue over a lost life and restart with each game, as does ``elapsed_step``. The
         # exception is a game that ends during the no-ops of a reset: only the number of lives shows it.
         fresh = (info["elapsed_step"] == 0) | (resetting & (info["lives"] > self._lives))

@@ -6,6 +6,7 @@ Metrics of the info are named as in ``--info-metrics``: ``success`` is the last 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -61,12 +62,18 @@ def check_known(metrics: Iterable[str], known: Iterable[str], env: str) -> None:
 
 def numbers(info: Any) -> dict[str, Any]:
     """Returns the entries of an info that are single numbers, by their path."""
-    return {path: x for path, x in leaves(dict(info) if isinstance(info, Mapping) else {}).items() if _is_number(x)}
+    return {path: x for path, x in leaves(_named(info)).items() if path and _is_number(x)}
+
+
+def _named(info: Any) -> Any:
+    """Returns an info whose names, also in nested dicts, are texts."""
+    return {str(name): _named(x) for name, x in info.items()} if isinstance(info, Mapping) else info
 
 
 def _is_number(x: Any) -> bool:
-    dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
-    return getattr(dtype, "kind", "") in "biuf" and int(np.prod(np.shape(x))) == 1
+    if (dtype := getattr(x, "dtype", None)) is None:
+        return isinstance(x, bool | int | float)
+    return getattr(dtype, "kind", "") in "biuf" and math.prod(np.shape(x)) == 1
 
 
 def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
@@ -111,7 +118,8 @@ class EpisodeCounter:
     def __init__(self, num_envs: int, metrics: Sequence[str] = ()) -> None:
         """``metrics`` are those of ``--info-metrics``."""
         self._return = np.zeros(num_envs, np.float32)
-        self._length = np.zeros(num_envs, np.int32)
+        self.length = np.zeros(num_envs, np.int32)
+        """Env steps of the running episodes, ``[B]``."""
         self._info = {metric: np.full(num_envs, np.nan, np.float32) for metric in metrics}
 
     def add(
@@ -125,11 +133,11 @@ class EpisodeCounter:
           info: numbers ``[B]`` by metric, NaN where there is none; ignored where not ``valid``.
         """
         self._return += np.where(valid, reward, 0)
-        self._length += valid
+        self.length += valid
         new = {metric: np.where(valid, info[metric], np.nan).astype(np.float32) for metric in self._info}
         self._info = advanced(self._info, new)
-        episodes = ended_episodes(over, self._return, self._length, self._info)
+        episodes = ended_episodes(over, self._return, self.length, self._info)
         self._return = np.where(over, 0, self._return).astype(np.float32)
-        self._length = np.where(over, 0, self._length).astype(np.int32)
+        self.length = np.where(over, 0, self.length).astype(np.int32)
         self._info = {metric: np.where(over, np.float32(np.nan), x) for metric, x in self._info.items()}
         return episodes

@@ -41,11 +41,20 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
         size = len(part.sizes) if part.sizes else math.prod(part.shape) if part.kind == "Box" else 0
         flags = part.kind == "MultiBinary" or (part.kind == "Box" and np.dtype(part.dtype).kind in "biu")
         zero_one = part.kind == "Box" and np.all(np.asarray(part.low) == 0) and np.all(np.asarray(part.high) == 1)
-        if action.num_choices == size and (flags or zero_one) and len(part.shape) <= 1:
+        if action.num_choices == size and (flags or zero_one) and (part.sizes or len(part.shape) <= 1):
             return Mask("part", name)
         if name != PART:
             return Mask("part", name, misfit(f"part {name!r} of its observation", size, action))
     return NONE
+
+
+def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
+    """Returns a space whose ``MultiBinary`` parts are arrays of bool; those with the name of a mask become vectors."""
+    if space.parts:
+        return space._replace(parts={name: with_arrays(part, name) for name, part in space.parts.items()})
+    if space.kind != "MultiBinary":
+        return space
+    return PlainSpace("Box", (len(space.sizes),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1)
 
 
 def misfit(what: str, size: int, action: PlainSpace) -> str:
@@ -100,7 +109,7 @@ def described(env: Any, description: Description) -> Description:
 
 def of_keys(keys: Sequence[str]) -> str:
     """Returns why the mask among the keys of EnvPool's infos cannot be used; empty without a mask."""
-    names = [name for key in keys if (name := key.partition(":")[2]) in NAMES]
+    names = [name for key in keys if (name := key.removeprefix("info:")) in NAMES]
     return f"info[{names[0]!r}] says which actions are legal; illegal ones will be tried" if names else ""
 
 

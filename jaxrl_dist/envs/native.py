@@ -81,8 +81,15 @@ def plain(space: Any) -> PlainSpace:
     if kind == "MultiDiscrete":
         return PlainSpace(kind, sizes=[int(n) for n in space.nvec.flat])
     if kind == "MultiBinary":
-        return PlainSpace(kind, sizes=[2] * math.prod(space.shape))
+        return PlainSpace(kind, tuple(space.shape), sizes=[2] * math.prod(space.shape))
     return PlainSpace(kind)
+
+
+def counted(space: PlainSpace) -> PlainSpace:
+    """Returns ``MultiDiscrete`` for a ``Box`` that holds a vector of integers from 0 on."""
+    if space.kind != "Box" or np.dtype(space.dtype).kind not in "iu" or len(space.shape) != 1 or np.any(space.low):
+        return space
+    return PlainSpace("MultiDiscrete", sizes=[int(high) + 1 for high in np.broadcast_to(space.high, space.shape)])
 
 
 def _bound(bound: Any) -> Any:

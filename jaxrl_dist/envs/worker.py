@@ -32,7 +32,7 @@ from jaxrl_dist.envs.native import (
 )
 from jaxrl_dist.envs.records import Records, open_records
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.spaces import leaves
+from jaxrl_dist.spaces import leaves, paths, too_wide
 
 GO = b"go"
 """Message that steps every environment; any message except this and ``DRAW`` closes them all."""
@@ -94,6 +94,7 @@ class _Env:
         wrapped = apart and named_spaces(self._observation) is self._observation
         self._spaces = leaves(named_spaces(self._observation), "obs/observation" if wrapped else "obs")
         self._actions = leaves(named_spaces(self._action), "action")
+        self._paths = paths(named_spaces(self._action), "action")
 
     def advance(self) -> None:
         index, records = self._index, self._records
@@ -116,7 +117,8 @@ class _Env:
                 records[f"info/{metric}"][index] = value
         values = leaves(named(self._observation, observation))
         for (path, space), value in zip(self._spaces.items(), values.values(), strict=True):
-            records[path][index] = _checked(path, np.asarray(value), space).reshape(records[path].shape[1:])
+            record = records[path]
+            record[index] = _checked(path, np.asarray(value), space, record.dtype).reshape(record.shape[1:])
         if self._mask.where:
             records[f"obs/{masks.PART}"][index] = self._legal(info)
         records["reward"][index] = reward
@@ -146,8 +148,10 @@ class _Env:
         parts = {}
         for path, space in self._actions.items():
             part = self._records[path][index].astype(space.dtype).reshape(space.shape)
+            if hasattr(space, "low"):  # which float32 may have rounded, outwards too
+                part = np.clip(part, space.low, space.high)
             parts[path] = part + space.start if hasattr(space, "start") else part  # may start at any number
-        return parts["action"] if "action" in parts else unnamed(self._action, _nested(parts)["action"])
+        return unnamed(self._action, _filled(self._paths, parts))
 
     def _legal(self, info: Any) -> np.ndarray:
         """Returns which actions are legal, ``[n]`` bool.
@@ -163,33 +167,30 @@ class _Env:
         return masks.flat(mask)
 
 
-def _nested(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested dicts of parts by their path, the inverse of ``leaves``."""
-    tree: dict[str, Any] = {}
-    for path, part in parts.items():
-        *folders, name = path.split("/")
-        place = tree
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[name] = part
-    return tree
+def _filled(tree: Any, parts: Mapping[str, Any]) -> Any:
+    """Returns nested dicts with each path replaced by its part, the inverse of ``paths``."""
+    return {name: _filled(x, parts) for name, x in tree.items()} if isinstance(tree, dict) else parts[tree]
 
 
-def _checked(path: str, observation: np.ndarray, space: Any) -> np.ndarray:
+def _checked(path: str, observation: np.ndarray, space: Any, record: np.dtype) -> np.ndarray:
     """Returns an observation, or a part of one; discrete ones count from 0.
 
+    Args:
+      record: the dtype that policies see.
+
     Raises:
-      ValueError: shape or dtype differ from the environment's observation space.
+      ValueError: shape or dtype differ from the environment's observation space, or ``record`` cannot hold a number.
     """
-    dtype = observation.dtype
+    dtype, part = observation.dtype, path.removeprefix("obs").removeprefix("/")
     if observation.shape != space.shape or (
         dtype is not space.dtype and not np.can_cast(dtype, space.dtype, "same_kind")
     ):
-        part = path.removeprefix("obs").removeprefix("/")
         raise ValueError(
             f"the observation{part and f' part {part}'} has shape {observation.shape} and dtype {dtype}, where its "
             f"space has {space.shape} and {space.dtype}"
         )
+    if dtype.itemsize > record.itemsize and hasattr(space, "low") and (wide := too_wide(observation, record)):
+        raise ValueError(f"the observation{part and f' part {part}'} {wide}")
     return observation - space.start if hasattr(space, "start") else observation
 
 

@@ -32,7 +32,8 @@ FAMILIES = {"table": "toy_text", "image": "procgen", "unknown": "other"}
 def task(kind: str) -> EnvSpec:
     family, *continuous = kind.split("/")
     action: Any = box(2, bound=1) if continuous else Discrete(3)
-    return EnvSpec("Test-v0", "gymnax", FAMILIES.get(family, family), OBSERVATIONS.get(kind, box(3)), action, None)
+    backend = "envpool" if kind == "atari" else "gymnax"
+    return EnvSpec("Test-v0", backend, FAMILIES.get(family, family), OBSERVATIONS.get(kind, box(3)), action, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,6 +44,13 @@ def test_kinds(kind: str) -> None:
 def test_an_image_is_no_vector_of_its_family() -> None:
     """CarRacing is Box2D, and has images."""
     assert kind_of(dataclasses.replace(task("box2d/continuous"), observation=FRAMES)) == "image"
+
+
+def test_atari_without_envpools_wrappers_is_no_atari() -> None:
+    """Gymnasium's has colours, and rewards of any size."""
+    atari = dataclasses.replace(task("atari"), backend="gymnasium")
+    assert kind_of(atari) == "image"
+    assert kind_of(dataclasses.replace(atari, observation=box(128, bound=255))) == "unknown"
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -167,7 +167,7 @@ FURTHER = {
 
 def spec_of(where: str) -> EnvSpec:
     if where == "atari":
-        return dataclasses.replace(task("atari"), backend="envpool")
+        return task("atari")
     backend, _, name = where.partition(":")
     kind = "unknown/continuous" if backend == "brax" else "unknown"
     return dataclasses.replace(task(kind), backend=backend, id=name, family=backend)

@@ -398,6 +398,27 @@ def test_envpool_without_a_library_of_the_system(monkeypatch: pytest.MonkeyPatch
         envpool.spec("CoinrunEasy-v0", {})
 
 
+def test_envpool_resets_in_the_next_step_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "Craftax-Symbolic-AutoReset-v1", "Craftax-Symbolic-v1"
+
+    class Registry:
+        specs = dict.fromkeys(names, ("envpool.craftax",))
+
+    monkeypatch.setattr(envpool, "_registry", Registry)
+    assert envpool.ids() == ["Craftax-Symbolic-v1"]
+    with pytest.raises(ConfigError, match=r"AutoReset-v1: envpool has no .* \(did you mean 'Craftax-Symbolic-v1'\?\)"):
+        find("envpool:Craftax-Symbolic-AutoReset-v1")
+
+
+def test_levels_of_envpool_have_limits_that_its_configuration_does_not_name(make_pool: Any) -> None:
+    host = make_pool("BabyAI-GoToLocal-v0", 4)
+    assert host.spec.max_episode_steps is None
+    lengths = np.concatenate([episodes.length_sum[step.truncated] for step, episodes in run_pool(host, 66)])
+    assert (lengths == 64).all() and len(lengths) > 0
+    with pytest.raises(ConfigError, match="a time limit of 0 steps"):
+        find("envpool:BabyAI-GoToLocal-v0", {"max_episode_steps": "0"})
+
+
 def test_envpool_leaves_no_thread() -> None:
     def threads() -> int:  # Python's and C++'s
         return len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else threading.active_count()

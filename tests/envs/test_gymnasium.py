@@ -221,6 +221,19 @@ def test_bad_actions_are_refused_and_large_ones_clipped(make: Any) -> None:
     np.testing.assert_array_equal(*steps)
 
 
+def test_integers_that_policies_cannot_hold_are_an_error(make: Any) -> None:
+    with pytest.raises(EnvError, match=r"observation holds \d{10,}, which 32-bit integers cannot; a Box of floats can"):
+        make("faulty:spaced", observation="Wide").reset()
+
+
+def test_actions_at_a_bound_that_float32_rounds_are_in_the_space(make: Any) -> None:
+    host = make("faulty:spaced", action="Narrow")
+    assert host.spec.action.high[0].item() > 0.1
+    host.reset()
+    for action in (-1.0, 1.0):
+        host.step(np.full((NUM_ENVS, 2), action, np.float32))  # the environment looks at its actions
+
+
 # --- Options ------------------------------------------------------------------------------------------
 
 

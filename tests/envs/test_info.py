@@ -15,6 +15,7 @@ import team
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.episodes import numbers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import EpisodeStats
@@ -86,6 +87,13 @@ REFUSED = {
 def test_what_is_no_number_of_the_info(metrics: str) -> None:
     with pytest.raises(ConfigError, match=REFUSED[metrics]):
         find("own:Scored", wrappers=Wrappers(info=metrics))
+
+
+def test_other_entries_of_an_info_do_not_matter() -> None:
+    others = {"words": "none", "path": [[1, 2], [3]], "rows": np.zeros(2), "task": {1: None, "cost": np.array([3])}}
+    info = {"success": 1.0, "agents": {0: True, "all": np.float32(2)}, **others}
+    assert numbers(info) == {"success": 1, "agents/0": 1, "agents/all": 2, "task/cost": 3}
+    assert numbers([1.0]) == numbers(None) == {}
 
 
 def test_other_backends_name_what_they_have() -> None:

@@ -383,6 +383,12 @@ def needs(library: str) -> None:
         pytest.skip(f"{library} is not installed: pip install {library}")
 
 
+def test_xland_has_no_task_without_a_ruleset() -> None:
+    needs("xminigrid")
+    with pytest.raises(ConfigError, match=r"XLand-MiniGrid-R1-9x9 has no task without a ruleset, .* have tasks$"):
+        find("xminigrid:XLand-MiniGrid-R1-9x9")
+
+
 def test_maps_and_the_options_of_the_game_below_are_those_of_smax() -> None:
     pytest.importorskip("jaxmarl")
     with jax.numpy_rank_promotion("allow"):

@@ -120,6 +120,13 @@ def test_actions_with_parts_reach_the_environment() -> None:
             host.step({"guess": guess, "sign": np.array([0, 2])})
 
 
+def test_names_of_actions_may_have_slashes() -> None:
+    with closing(find("parts:Arms").host(2, 0)) as host:
+        host.reset()
+        step, _ = host.step({"arm/left": np.array([0, 2]), "arm": {"right": {"0": np.array([5, 6])}}})
+        assert step.reward.tolist() == [15, 36]
+
+
 def test_envpool_shows_its_parts() -> None:
     source = find("envpool:CartpoleBalance-v1")
     assert isinstance(source.spec.observation, dict)
@@ -130,6 +137,27 @@ def test_envpool_shows_its_parts() -> None:
         }
         action = np.zeros((2, *source.spec.action.shape), np.float32)
         assert leaves(host.step(action)[0].obs).keys() == leaves(obs).keys()
+
+
+def test_bools_of_envpool_keep_their_shape_and_masks_say_what_is_legal() -> None:
+    maze, cleaner = (find(f"envpool:Jumanji/{name}-v0") for name in ("Maze", "Cleaner"))
+    assert describe(maze.spec.observation["walls"]) == "bool[10, 10]"
+    assert describe(cleaner.spec.action) == "MultiDiscrete(4, 4, 4)"
+    for source, num_choices in (maze, 4), (cleaner, 12):
+        assert source.spec.mask == "action_mask" and not source.spec.unread_mask
+        with closing(source.host(2, 0)) as host:
+            obs = host.reset()
+            assert {path: x.shape[1:] for path, x in leaves(obs).items()} == {
+                path: part.shape for path, part in leaves(source.spec.observation).items()
+            }
+            assert obs["action_mask"].shape == (2, num_choices) and obs["action_mask"].dtype == bool
+            for _ in range(5):  # an illegal move would end the cleaners' episode
+                action = obs["action_mask"].reshape(2, -1, 4).argmax(-1).astype(np.int32)
+                step, _ = host.step(action[:, 0] if source is maze else action)
+                obs = step.obs
+                assert not step.terminated.any()
+    combinations = find("envpool:Jumanji/Minesweeper-v0").spec
+    assert combinations.mask is None and "has 100 numbers where 20 zeros and ones" in combinations.unread_mask
 
 
 def test_frames_of_parts_are_stacked_each() -> None:

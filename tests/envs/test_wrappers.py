@@ -171,6 +171,34 @@ def test_against_a_plain_loop(backend: str, wrappers: Wrappers, limit: int) -> N
     assert any((step.truncated if limit < 9 else step.terminated).any() for step in steps)
 
 
+@pytest.mark.parametrize("env_id, limit", [("Catch-v0", 4), ("Catch-v0", 9), ("Highway-v0", 4)])
+def test_environments_of_envpool_that_ignore_their_time_limit(env_id: str, limit: int) -> None:
+    """Episodes are cut where EnvPool does not end them; where the task ends with the limit, it is a termination."""
+    source = find(f"envpool:{env_id}", wrappers=Wrappers(time_limit=limit))
+    steps = compare(source, lambda index: of_envpool(index, env_id))
+    cut = np.any([step.truncated for step in steps])
+    assert cut == (limit == 4)
+
+
+def test_rows_that_are_cut_begin_again_while_others_go_on() -> None:
+    """On the cliff, one walks to the goal in 13 steps, and the other waits at the start until its time is over."""
+    up, right, down, left = range(4)
+    walk = [up, *[right] * 11, down]
+    wrappers = Wrappers(time_limit=20)
+    with contextlib.closing(find("envpool:CliffWalking-v1", wrappers=wrappers).host(2, 0)) as host:
+        start, place = host.reset(), []
+        for t in range(3 * 14 * 3):
+            walked = t % 14
+            step, ended = host.step(np.array([walk[walked] if walked < 13 else left, left]))
+            assert step.terminated.tolist() == [walked == 12, False]
+            assert step.truncated.tolist() == [False, t % 21 == 19]
+            assert step.valid.tolist() == [walked != 13, t % 21 != 20]
+            assert ended.length_sum.tolist() == [13 * (walked == 12), 20 * (t % 21 == 19)]
+            assert step.obs[1] == start[1]
+            place.append(int(step.obs[0]))
+        assert len(set(place)) == 14 and place == place[:14] * 9
+
+
 def test_on_atari() -> None:
     """Where the frames of a stack are EnvPool's own option, and a repeated action is on top of its frame skip."""
     options = {"noop_max": "1", "use_fire_reset": "true"}

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_dist.envs.native import Mask, named, named_spaces
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.spaces import leaves
+from jaxrl_dist.spaces import leaves, too_wide
 
 STEPS = 1000
 """Env steps to play; a slow environment plays fewer, and stops after ``SECONDS``."""
@@ -92,6 +92,8 @@ class Check:
             self.fault("finite", f"{what} is not finite: {shown(x)}")
         elif outside := _outside(x, space):
             self.fault("range", f"{what} lies outside its space: {outside}")
+        elif wide := too_wide(x, jax.dtypes.canonicalize_dtype(x.dtype)):
+            self.fault("integers", f"{what} {wide}")
 
     def number(self, what: str, x: Any) -> None:
         """Checks that a reward is one finite number."""

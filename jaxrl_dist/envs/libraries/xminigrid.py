@@ -13,6 +13,7 @@ from xminigrid.core.constants import NUM_COLORS, NUM_TILES
 
 from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.libraries import Adapted, Step, bool_space, one_hot
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
 SIZES = (NUM_TILES, NUM_COLORS)
@@ -23,7 +24,16 @@ def ids() -> list[str]:
 
 
 def make(env_id: str, options: Mapping[str, str]) -> Adapted:
-    """Options are the fields of the parameters that are numbers; tiles and colours become images, see ``one_hot``."""
+    """Options are the fields of the parameters that are numbers; tiles and colours become images, see ``one_hot``.
+
+    Raises:
+      ConfigError: an unknown option, or an environment whose task is a ruleset that a program chooses.
+    """
+    if env_id.startswith("XLand-"):
+        raise ConfigError(
+            f"xminigrid:{env_id} has no task without a ruleset, and no option chooses one; "
+            "those named MiniGrid-... have tasks"
+        )
     env, params = xminigrid.make(env_id)
     fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     numbers = {name: value for name, value in fields.items() if isinstance(value, int)}
