@@ -77,16 +77,11 @@ def asked_policy(asked: Evaluate, name: str | None = None) -> Policy:
     check_range(asked, "seed", low=0, high=2**31 - 1)
     check_range(asked, "max_steps", low=1, high=10**9)
     own = from_file(asked.algorithm) if asked.algorithm else None
-    which: str | int | None = asked.checkpoint
-    if which not in (None, "best"):
-        if not str(which).isdecimal():
-            raise ConfigError(f"--checkpoint {which} is neither best nor a number of env steps")
-        which = int(str(which))
     check_run_dir(pathlib.Path(asked.run_dir))
     stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # fails before JAX is imported
     find_modules(asked.env)
 
     from jaxrl_dist.play.policy import load_policy
 
-    options = asked.env_options or None
-    return load_policy(asked.run_dir, own, env=asked.env, env_options=options, policy=name, checkpoint=which)
+    how: dict[str, Any] = {"policy": name, "checkpoint": asked.checkpoint}
+    return load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None, **how)

@@ -242,6 +242,7 @@ def report(
       copy: as ``copied``; a member of a population copies its part.
     """
     copy = copy or copied
+    failed = diverged(state.skipped)
     since, iteration = arrays.fetch(since), int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
     rates = clock.rates(env_steps, updates)
@@ -265,8 +266,8 @@ def report(
         metrics={**episode_metrics(merged(since.episodes)), **_of_policies(since), **extra_metrics, **rates},
         variables=lambda: copy(state.variables, "variables"),
         checkpoint=lambda: copy(saved(job, state, actor), "checkpoint", arrays.pieces)._replace(progress=progress),
-        ended_by=job.ended_by(env_steps, score),
-        diverged=diverged(state.skipped),
+        ended_by=None if failed else job.ended_by(env_steps, score),
+        diverged=failed,
     )
 
 

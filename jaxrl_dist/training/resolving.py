@@ -59,7 +59,10 @@ def resolved(
             raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
     for name in changes.get("vary") or ():
         if (field := name.replace("-", "_")) in changes and field not in stored:
-            raise ConfigError(f"--vary {name} contradicts {flag(field)}: the members' values are those of --vary")
+            why = "the members' values are those of --vary"
+            if "vary" in stored:
+                why = "the stored run varies it; --vary without values makes a single run of it"
+            raise ConfigError(f"--vary {name} contradicts {flag(field)}: {why}")
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
 

@@ -43,7 +43,9 @@ class Row:
 
     @property
     def score(self) -> float | None:
-        """The return that ranks members: of the evaluation, or else of training."""
+        """The return that ranks members: of the evaluation, or else of training; None if the member has failed."""
+        if self.status in ("diverged", "failed"):
+            return None
         return self.episode_return if self.evaluation_return is None else self.evaluation_return
 
 
@@ -65,6 +67,7 @@ def together(
     returns = [row.episode_return for row in rows if row.episode_return is not None]
     evaluations = [report.evaluation for report in reports if report.evaluation is not None]
     over = all(row.status != "training" for row in rows)
+    going = sum(row.status != "diverged" for row in rows)
     ended_by = [report.ended_by for report in reports if report.ended_by]
     there = {*new, *(number for number in newest if rows[number].status in ENDED)}  # others' arrays may be gone
     best = max(sorted(there), key=lambda number: (rows[number].score is not None, rows[number].score))
@@ -85,7 +88,7 @@ def together(
         },
         variables=newest[best].variables,
         checkpoint=newest[best].checkpoint,
-        evaluation=_evaluation(evaluations) if len(evaluations) == len(rows) else None,
+        evaluation=_evaluation(evaluations) if len(evaluations) == going else None,
         ended_by=max(ended_by, default=None) if over else None,
         members=tuple(reports),
     )

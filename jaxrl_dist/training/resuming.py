@@ -158,7 +158,8 @@ def _resumed_population(
             runs[number] = _resumed(runs[number], initial, changes, allowed, iteration=at, again=True)
             resumed, row = runs[number].job.resumed, rows[number]
             assert resumed is not None
-            row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
+            if row.status != "diverged":  # whose last report is not one of the population
+                row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
             row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
             if resumed.progress.get("halved"):
                 row.status = "halved"
@@ -175,6 +176,8 @@ def _resumed_population(
         ends = f"--total-env-steps {config.total_env_steps}"
         if config.stop_at_return is not None:
             ends += f" or --stop-at-return {config.stop_at_return}"
+        if any(row.status == "diverged" for row in rows):
+            ends += ", or have diverged"
         raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
     return population.resumed(runs, rows, file)
 

@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import threading
 import typing
+import warnings
 from functools import partial
 from typing import Any
 
@@ -116,6 +117,22 @@ def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
     rows = read_json(tmp_path / "run" / "population.json")["members"]
     assert [row["status"] for row in rows] == ["done", "diverged"]
     assert last.members[0].env_steps >= 2000 > rows[1]["env_steps"]
+    assert last.evaluation == last.members[0].evaluation is not None
+
+
+def test_a_member_that_diverges_changes_no_count_of_a_resume(tmp_path: pathlib.Path) -> None:
+    asked = config(tmp_path, vary={"learning_rate": "1e-3,1e30"}, total=64, evaluation_episodes=0)
+    asked = dataclasses.replace(asked, algorithm=dataclasses.replace(asked.algorithm, num_epochs=16))
+    with pytest.warns(FileWarning, match="member 001 has ended"):
+        *_, last = jaxrl_dist.train(asked)
+    assert not (tmp_path / "members" / "001" / "summary.json").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no line is lost
+        first, *_ = jaxrl_dist.resume(tmp_path, total_env_steps=200)
+    assert first.env_steps - last.env_steps == first.members[0].env_steps - last.members[0].env_steps
+    assert [row["status"] for row in read_json(tmp_path / "population.json")["members"]] == ["done", "diverged"]
+    scores = {x["values"]["learning_rate"]: x["seeds"] for x in read_json(tmp_path / "population.json")["settings"]}
+    assert scores == {1e-3: 1, 1e30: 0}
 
 
 def test_a_kill_during_the_first_save_lets_the_population_begin_again(tmp_path: pathlib.Path) -> None:
@@ -315,6 +332,7 @@ def test_an_error_of_the_program_loses_no_member(
         ({"seed": 2**31 - 2, "seeds": 3}, "seed must be"),
         ({"zip": True}, "zip does nothing without vary"),
         ({"vary": {"learning_rate": "1,2", "discount": "0.9"}, "zip": True}, "vary names 2 of learning_rate, 1 of d"),
+        ({"vary": {"learning_rate": "1e-3,0.001"}}, "vary asks for the same values twice"),
         ({"seeds": 101, "vary": {"discount": ",".join(["0.9"] * 100)}}, "100 settings times seeds 101 is more than"),
     ],
 )
