@@ -36,6 +36,8 @@ from jaxrl_dist.algorithms.presets import KINDS, kind_of
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import profile, resume, sweep
 from jaxrl_dist.envs.source import find
+from jaxrl_dist.learners.on_policy import on_policy
+from jaxrl_dist.nn import networks
 from jaxrl_dist.types import Context, Report
 
 
@@ -110,6 +112,31 @@ def test_the_documented_bonus_falls_where_the_policy_has_been(tmp_path: Path) ->
     reports = curious(tmp_path, total_env_steps=10_000, report_interval=1_000, **sizes)
     surprise = [report.metrics["loss/surprise"] or 0 for report in reports]
     assert 0 < surprise[-1] < 0.5 * surprise[1]  # the first rollout's observations are not normalised yet
+
+
+def test_the_documented_bonus_falls_at_the_ends_of_episodes_too(tmp_path: Path) -> None:
+    (file := tmp_path / "curious_ppo.py").write_text(blocks("docs/exploration.md")[0], encoding="utf-8")
+    sizes = {"hidden_sizes": (8,), "num_epochs": 1, "num_minibatches": 1, "learning_rate": 0.01}
+    config = from_file(str(file))(**sizes)
+    algorithm, t = config.make(spec()), np.arange(12)
+    rollout = random_rollout(algorithm, spec(), 12, 2)
+    at = {"valid": t % 3 != 2, "terminated": t % 3 == 1, "truncated": t < 0}  # an episode has three observations
+    at |= {"obs": np.eye(3, dtype=np.float32)[np.arange(13) % 3]}
+    rollout = rollout._replace(**{name: np.repeat(x[:, None], 2, axis=1) for name, x in at.items()})
+    learner = on_policy(algorithm)
+    network = networks.q_network(config, spec().observation, 32, num_atoms=1, dueling=False, noisy=False)
+
+    def surprise(variables: Any) -> Any:
+        learned, fixed = (network.apply(x, np.eye(3), None) for x in (variables.params["learned"], variables.stats))
+        return np.square(learned - fixed).mean(axis=(1, 2))
+
+    def learn(state: Any) -> Any:
+        return jax.lax.fori_loop(0, 100, lambda _, state: learner.update(state, rollout, jax.random.key(1))[0], state)
+
+    before = learner.init(jax.random.key(0))
+    after = jax.jit(mesh.by_hand(learn))(before)
+    _, middle, last = surprise(after.variables) / surprise(before.variables)
+    assert middle < 0.1 and last < 0.1
 
 
 @pytest.mark.slow

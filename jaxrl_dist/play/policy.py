@@ -67,8 +67,8 @@ class Policy:
           episode has ended, the caller replaces its row of the state by that of ``initial_core``.
 
         Raises:
-          ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, a reward is missing, or
-            this object holds several policies.
+          ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, a reward is missing,
+            this policy only samples and there is no key, or this object holds several policies.
         """
         if isinstance(self.algorithm, dict):
             names = ", ".join(self.algorithm)

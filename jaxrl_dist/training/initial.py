@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.learners.league import Pool
 from jaxrl_dist.run import arrays, checkpoint
+from jaxrl_dist.types import PyTree, Variables
 
 CORES = ("gru", "lstm", "attention", "linear", "core")
 """Names of recurrent cores among the parameters; ``--init-parts core`` stands for any of them."""
@@ -46,6 +49,25 @@ def load(run_dir: str, shapes: Any, parts: str | None) -> Any:
     like = {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in chosen}
     read = checkpoint.load_variables(run_dir, like, some=True)
     return jax.tree.unflatten(jax.tree.structure(shapes), [read.get(x, y) for x, y in zip(names, leaves, strict=True)])
+
+
+def with_copies(variables: dict[str, Variables], copies: Mapping[str, str]) -> dict[str, Variables]:
+    """Returns the variables of ``load``, where a copy also begins with what is read for the policy that it copies.
+
+    Args:
+      copies: for each policy that copies another, the name of that policy.
+    """
+
+    def filled(own: PyTree, source: PyTree) -> PyTree:
+        return jax.tree.map(lambda x, y: x if isinstance(x, np.ndarray) else y, own, source)
+
+    found = dict(variables)
+    for name, source in copies.items():
+        (params, stats), theirs = variables[name], variables[source]
+        pool = isinstance(stats, Pool)  # the versions of one begin equal
+        own = filled(stats.stats if pool else stats, theirs.stats)
+        found[name] = Variables(filled(params, theirs.params), stats._replace(stats=own) if pool else own)
+    return found
 
 
 def _within(part: str, name: str) -> bool:

@@ -66,7 +66,7 @@ def alone(config: Train[Any], policy: str) -> Train[Any]:
 def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], EnvSource]:
     """As ``resolving.resolved``, for several policies.
 
-    Sizes that the user leaves out are the largest of the policies' presets; the plan is ``on_device``, or
+    Sizes that the user leaves out are the largest of the presets of policies that train; the plan is ``on_device``, or
     ``synchronous`` for environments on the host.
     """
     given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
@@ -94,8 +94,9 @@ def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[T
         part = dataclasses.replace(part, plan=asked.plan)
         with naming(name):
             found[name] = filled(part, own, source._replace(spec=source.spec.policies[name]))
+    trained = [part for part in found.values() if not isinstance(part.algorithm, Still)]  # the others need no sizes
     sizes = {
-        name: max(getattr(part, name) for part in found.values())
+        name: max(getattr(part, name) for part in trained)
         for name in RUN_DEFAULTS
         if name not in OWN and getattr(asked, name) is None and (name != "num_actors" or PLANS[asked.plan].threaded)
     }

@@ -260,6 +260,9 @@ def make_job(
     if config.init_from is not None:
         shapes = variable_shapes(job.algorithm)
         init_variables = initial.load(config.init_from, shapes, config.init_parts)
+        parts = {name: part.algorithm for name, part in getattr(config.algorithm, "parts", {}).items()}
+        copies = {name: kind.policy for name, kind in parts.items() if isinstance(kind, Copy)}
+        init_variables = initial.with_copies(init_variables, copies) if copies else init_variables
     return job._replace(config=config, init_variables=init_variables)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from jaxrl_dist.errors import ConfigError
@@ -28,24 +27,34 @@ class Still:
 
 @dataclasses.dataclass(frozen=True)
 class Random(Still):
-    """Uniformly random legal actions; normally distributed ones where a component has no bounds."""
+    """Uniformly random legal actions; normally distributed ones where a component lacks a bound."""
 
     def make(self, spec: EnvSpec) -> Algorithm:
         head = distributions.policy_head(spec.action)
+        parts, tree = jax.tree.flatten(spec.action)
 
-        def draw(space: Any, drawn: jax.Array, key: jax.Array) -> jax.Array:
+        def spread(space: Any, drawn: jax.Array, keys: jax.Array) -> jax.Array:
+            """Replaces what is normally distributed where there are two bounds."""
             if not isinstance(space, spaces.Box):
                 return drawn
-            if not np.isfinite([space.low, space.high]).all():
-                return jax.random.normal(key, space.shape)
-            return jax.random.uniform(key, space.shape, minval=jnp.asarray(space.low), maxval=jnp.asarray(space.high))
+            low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):  # bounds near float32's largest number do not count
+                bounded = np.isfinite(high - low)
+            low, high = np.where(bounded, low, 0), np.where(bounded, high, 1)
+            uniform = jax.vmap(lambda key: jax.random.uniform(key, space.shape, minval=low, maxval=high))(keys)
+            return jnp.where(jnp.broadcast_to(bounded, drawn.shape), uniform, drawn)
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-            rows = len(jax.tree.leaves(obs)[0])
-            outputs = jnp.zeros((rows, head.num_outputs + head.log_std_size))
-            drawn = head.distribution(outputs, observations.legal(spec, obs)).sample(context.keys)
-            action = jax.tree.map(lambda space, x: jax.vmap(partial(draw, space))(x, context.keys), spec.action, drawn)
-            return action, core, {}
+            if context.keys is None:
+                raise ConfigError("this policy only samples: call it in Python, as policy(obs, core, key)")
+            outputs = jnp.zeros((len(context.keys), head.num_outputs + head.log_std_size))
+            keys, others = jax.vmap(jax.random.split, out_axes=1)(context.keys)
+            drawn = head.distribution(outputs, observations.legal(spec, obs)).sample(keys)
+            actions = [
+                spread(space, x, jax.vmap(jax.random.fold_in, in_axes=(0, None))(others, i))
+                for i, (space, x) in enumerate(zip(parts, jax.tree.leaves(drawn), strict=True))
+            ]
+            return jax.tree.unflatten(tree, actions), core, {}
 
         return _still(lambda key: Variables({}, ()), policy)
 

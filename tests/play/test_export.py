@@ -24,6 +24,7 @@ from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
 from jaxrl_dist.run.text import replacing
 from jaxrl_dist.training.resolving import find_env
+from jaxrl_dist.training.still import Random
 
 WITHOUT_THE_PACKAGE = """
 import pathlib, sys
@@ -174,6 +175,18 @@ def test_a_policy_that_reads_rewards_is_refused_with_the_reason(tmp_path: Path) 
     message = error.value.with_flags
     assert "exported function takes no reward" in message and "--core-inputs action,reward" in message
     assert "--batch" not in message and "\n" not in message
+
+
+def test_random_actions_need_a_key_and_are_not_exported(tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers")
+    config = jaxrl_dist.Train(Random(), env="Pendulum-v1")
+    policy = jaxrl_dist.Policy(config, find_env(config), Random().make(find_env(config).spec).init(jax.random.key(0)))
+    obs, message = np.zeros((2, 3), np.float32), r"^this policy only samples: .* policy\(obs, core, key\)"
+    assert policy(obs, key=jax.random.key(0))[0].shape == (2, 1)
+    with pytest.raises(ValueError, match=message):
+        policy(obs)
+    with pytest.raises(jaxrl_dist.ConfigError, match=message):
+        export(policy, tmp_path / "policy", batch=2)
 
 
 def test_without_a_jax2onnx_that_works_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

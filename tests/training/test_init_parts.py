@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import jax
 import numpy as np
 import pytest
 import runs
+import team
 
 import jaxrl_dist
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.run import arrays, checkpoint, saving
 from jaxrl_dist.training.initial import load
-from jaxrl_dist.training.resolving import find_env
-from jaxrl_dist.training.setup import make_algorithm, variable_shapes
+from jaxrl_dist.training.resolving import find_env, resolved
+from jaxrl_dist.training.setup import make_algorithm, make_job, variable_shapes
 from jaxrl_dist.types import Variables
 
 
@@ -64,6 +66,21 @@ def test_parts_are_found_wherever_they_lie_and_whatever_the_other_run_has(tmp_pa
         kernels = [place["params"]["Dense_0"]["kernel"] for place in places]
         assert [isinstance(x, np.ndarray) for x in kernels] == [bool(x) for x in wanted], parts
         assert all(np.array_equal(x, np.ones(x.shape)) for x in kernels if isinstance(x, np.ndarray))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_copy_begins_with_the_parts_that_are_read_for_its_source(size: int, tmp_path: Path) -> None:
+    kinds = {"new": DQN(hidden_sizes=(8,)), "old": f"copy(new,4,{size})"}
+    fields = {"policies": {"new": "pole_0", "old": "pole_1"}, "num_devices": 1, "num_envs": 2, "rollout_length": 4}
+    config, source = resolved(jaxrl_dist.Train(kinds, env=team.CartPoles(2), normalize_observations=True, **fields))
+    shapes = variable_shapes(make_algorithm(config, source.spec))["new"]
+    saving.save_variables(tmp_path, {"new": jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), shapes)})
+    config = dataclasses.replace(config, init_from=str(tmp_path), init_parts="new")
+    variables = make_job(config, source).initial_state().variables
+    new, old = variables["new"], variables["old"]
+    stats = old.stats if size == 1 else old.stats.stats
+    for mine, theirs in zip(*map(jax.tree.leaves, ((old.params, stats), tuple(new))), strict=True):
+        np.testing.assert_array_equal(mine, np.full((size, *theirs.shape)[size == 1 :], 7))
 
 
 @pytest.mark.parametrize(

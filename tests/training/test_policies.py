@@ -28,7 +28,8 @@ from jaxrl_dist.envs.groups import agents_of
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import by_hand
-from jaxrl_dist.spaces import zeros
+from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
+from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.training.still import Random
 from jaxrl_dist.training.stored import stored_config
@@ -294,6 +295,27 @@ def test_random_actions_are_legal_and_uniform() -> None:
     spec = find("gymnax:Pendulum-v1").spec
     action, _, _ = Random().make(spec).policy((), jnp.zeros((3000, 3)), (), Context(keys))
     assert action.shape == (3000, 1) and float(action.std()) == pytest.approx(4 / 12**0.5, abs=0.06)
+
+
+def test_random_actions_have_independent_parts_and_the_bounds_of_each_component() -> None:
+    half = Box((2,), np.dtype(np.float32), np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32))
+    parts = {"arm": half, "body": {"head": half, "tail": half}, "turn": MultiDiscrete((2, 2))}
+    acting = Random().make(dataclasses.replace(find("gymnax:Pendulum-v1").spec, action=parts))
+    keys = jax.random.split(jax.random.key(0), 3000)
+    action, _, _ = acting.policy((), jnp.zeros((3000, 3)), (), Context(keys))
+    drawn = np.concatenate(jax.tree.leaves(action), axis=1)
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(8)).max() < 0.1
+    uniform, normal = drawn[:, [0, 2, 4]], drawn[:, [1, 3, 5]]
+    assert 0.99 < np.abs(uniform).max() <= 1
+    np.testing.assert_allclose(uniform.std(axis=0), 2 / 12**0.5, atol=0.03)
+    np.testing.assert_allclose(normal.std(axis=0), 1, atol=0.05)
+
+
+def test_a_policy_that_does_not_train_leaves_the_sizes_of_the_run() -> None:
+    config = Train({"a": "dqn", "b": "random"}, env=team.CartPoles(2), policies={"a": "pole_0", "b": "pole_1"})
+    alone = resolved(dataclasses.replace(config, algorithm="dqn", env="CartPole-v1", policies={}))[0]
+    both = resolved(config)[0]
+    assert (both.num_envs, both.rollout_length) == (alone.num_envs, alone.rollout_length) == (alone.num_envs, 4)
 
 
 def test_rows_of_a_policy_are_its_agents() -> None:
