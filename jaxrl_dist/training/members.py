@@ -58,10 +58,10 @@ def members(config: Train[Any]) -> list[Member]:
             raise ConfigError(f"--vary names {name} twice")
         asked[name] = [from_text(name, part, known[name]) for part in text.split(",")]
     settings = _settings(asked, zipped=config.zip)
-    if len({repr(values) for values in settings}) < len(settings):
-        raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
     if len(settings) * config.seeds > MAX_MEMBERS:
         raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
+    if len({repr(values) for values in settings}) < len(settings):
+        raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
     made: list[Member] = []
     for offset, values in itertools.product(range(config.seeds), settings):
         own = {name: value for name, value in values.items() if name not in VARIED}
