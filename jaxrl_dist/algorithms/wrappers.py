@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -20,6 +21,9 @@ EPSILON = 1e-8
 HORIZON = 2**20
 """Batches that running statistics remember; older ones decay geometrically. Without this limit, a float32 count would
 stop growing after 2^24 batches, and the variance would grow instead."""
+_IDS = "agents/agent"
+"""The ids of agents that act as one, a constant identity matrix: see ``envs.groups``. Statistics per element would turn
+it into zeros."""
 
 
 @jax.tree_util.register_dataclass
@@ -41,17 +45,20 @@ class RunningStats:
         return jnp.where(self.count > 0, jnp.sqrt(variance + EPSILON), 1.0)
 
     def merge(self, x: jax.Array, mask: jax.Array) -> RunningStats:
-        """Adds the rows of ``x [..., *shape]`` where ``mask [...]`` holds, over all devices.
+        """Adds the rows of ``x [..., *shape]`` where ``mask`` holds, over all devices.
+
+        The mask may lack the last axes of rows: an entry then holds for several rows.
 
         Parallel algorithm of Chan, Golub and LeVeque (1979), equations 2.1: the batch is centred on its own mean
         before squaring, so a large offset costs no precision.
         """
-        axes = tuple(range(mask.ndim))
+        axes = tuple(range(x.ndim - self.mean.ndim))
+        rows = math.prod(x.shape[mask.ndim : len(axes)])  # for each entry of the mask
         weight = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
         x = x.astype(jnp.float32)
         # A first centring on the running mean keeps the sums small.
         centred = jnp.where(weight, x - jnp.broadcast_to(self.mean, x.shape), 0.0)
-        count, total = global_sum((jnp.sum(mask, dtype=jnp.float32), jnp.sum(centred, axes)))
+        count, total = global_sum((rows * jnp.sum(mask, dtype=jnp.float32), jnp.sum(centred, axes)))
         shift = total / jnp.maximum(count, 1.0)
         residual = jnp.where(weight, centred - jnp.broadcast_to(shift, x.shape), 0.0)
         deviation = global_sum(jnp.sum(jnp.square(residual), axes))
@@ -103,17 +110,19 @@ def _with_stats(algorithm: Algorithm, shapes: PyTree) -> Algorithm:
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     """Shifts and scales observations of numbers to mean 0 and variance 1 by statistics over all devices.
 
-    In a dict observation, it scales the parts that are neither categories, nor bytes (images), nor the mask.
+    In a dict observation, it scales the parts that are neither categories, nor bytes (images), nor the mask. Agents
+    that act as one share a network: their parts share statistics, and their ids stay as they are.
 
     Source: OpenAI baselines' ``VecNormalize``; Andrychowicz et al. (2021), section 3.3 (found to matter most).
 
     Raises:
       ConfigError: no observation consists of numbers to scale.
     """
+    parts = spaces.leaves(spec.observation)
     scaled_parts = {
         path: part
-        for path, part in spaces.leaves(spec.observation).items()
-        if isinstance(part, spaces.Box) and part.dtype not in (np.uint8, np.bool_) and path != spec.mask
+        for path, part in parts.items()
+        if isinstance(part, spaces.Box) and part.dtype not in (np.uint8, np.bool_) and path not in (spec.mask, _IDS)
     }
     if not scaled_parts:
         raise ConfigError(
@@ -123,7 +132,8 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     if not isinstance(spec.observation, dict):
         shapes: PyTree = spec.observation.shape
     else:
-        shapes = {path: part.shape for path, part in scaled_parts.items()}
+        team = [path for path in scaled_parts if _IDS in parts and path.startswith("agents/")]
+        shapes = {path: part.shape[1:] if path in team else part.shape for path, part in scaled_parts.items()}
     inner = _with_stats(algorithm, shapes)
 
     def scaled(stats: RunningStats, obs: jax.Array) -> jax.Array:

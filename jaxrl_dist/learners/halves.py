@@ -30,7 +30,10 @@ def gradient(
     key = jax.random.fold_in(key, number)
     if algorithm.replay is not None:
         assert algorithm.window is not None, "replay needs windows of a fixed length"
-        rollout = windows(_extended(rollout, algorithm.window - 1), algorithm.window)
+        # The last windows also need what the policy's core reads beside the last observation, which ``extras`` hold.
+        keys = rng.per_index(jax.random.fold_in(key, 2), mesh.global_index(rollout.reward.shape[1]))
+        acted = algorithm.policy(state.variables, rollout.last_obs, rollout.final_core, state.context(keys))
+        rollout = windows(_extended(rollout, acted[2], algorithm.window - 1), algorithm.window)
     keys = rng.per_index(jax.random.fold_in(key, 0), mesh.global_index(rollout.reward.shape[1]))
     batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
     num_examples = len(jax.tree.leaves(batch)[0])
@@ -45,15 +48,20 @@ def apply(algorithm: Algorithm, state: TrainState, grads: PyTree, steps: int) ->
     return state._replace(iteration=state.iteration + 1, env_step=sgd.nominal_env_step(state, steps))
 
 
-def _extended(rollout: Rollout, steps: int) -> Rollout:
-    """Appends ``steps`` invalid steps to a rollout; ``returns`` ends episodes before them."""
+def _extended(rollout: Rollout, extras: PyTree, steps: int) -> Rollout:
+    """Appends ``steps`` invalid steps to a rollout; ``returns`` ends episodes before them.
 
-    def extend(x: jax.Array) -> jax.Array:
-        return jnp.concatenate([x, jnp.zeros_like(x, shape=(steps, *x.shape[1:]))])
+    Args:
+      extras: the policy's other outputs ``[B, ...]`` for the last observation.
+    """
 
-    obs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], steps, axis=0)]), rollout.obs)
-    rest = jax.tree.map(extend, rollout._replace(obs=(), core=(), final_core=()))
-    return rest._replace(obs=obs)
+    def extend(x: jax.Array, last: jax.Array) -> jax.Array:
+        return jnp.concatenate([x, jnp.repeat(last[None], steps, axis=0)])
+
+    rest = rollout._replace(obs=(), extras=(), core=(), final_core=())
+    rest = jax.tree.map(lambda x: extend(x, jnp.zeros_like(x[0])), rest)
+    later = jax.tree.map(extend, (rollout.obs, rollout.extras), (rollout.last_obs, extras))
+    return rest._replace(obs=later[0], extras=later[1])
 
 
 def windows(rollout: Rollout, length: int) -> Rollout:

@@ -26,10 +26,19 @@ def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algori
     Raises:
       ConfigError: there is no such run or policy, it has other spaces, or its files are damaged.
     """
-    check_run_dir(pathlib.Path(run_dir))
-    config = of_policy(stored_config(run_dir, env=f"{spec.backend}:{spec.id}"), policy, run_dir)
+    config = acting_config(run_dir, policy, f"{spec.backend}:{spec.id}")
     algorithm: Algorithm = make_algorithm(config, spec)
     return algorithm, checkpoint.load_variables(run_dir, variable_shapes(algorithm), policy)
+
+
+def acting_config(run_dir: str, policy: str | None, env: Any) -> Train[Any]:
+    """Returns the config of a finished run, or of one of its policies, with another environment.
+
+    Raises:
+      ConfigError: there is no such run or policy, or its files are damaged.
+    """
+    check_run_dir(pathlib.Path(run_dir))
+    return of_policy(stored_config(run_dir, env=env), policy, run_dir)
 
 
 def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any]:

@@ -15,6 +15,7 @@ from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.config import RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.synonyms import hint
+from jaxrl_dist.training.still import Copy, Fixed
 from jaxrl_dist.values import plain
 
 if TYPE_CHECKING:
@@ -160,11 +161,29 @@ def find_env(config: Train[Any]) -> EnvSource:
 
     reserve_memory(config.mem_fraction)
     parts = getattr(config.algorithm, "parts", {"": config})
-    joint = tuple(name for name, part in parts.items() if getattr(_kind(part.algorithm), "joint", False))
+    joint = tuple(name for name in parts if _acts_as_one(name, parts, config.env))
     seen = config.frame_stack, config.action_repeat, config.time_limit, config.hide
     wrappers = Wrappers(*seen, config.policies, joint, config.agent_ids, config.info_metrics)
     how = config.atari_preset, config.env_workers, config.env_timeout
     return find(config.env, config.env_options, *how, wrappers)
+
+
+def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool:
+    """Returns whether the agents of a policy act as one: as those of the policy that it copies or loads.
+
+    Raises:
+      ConfigError: it loads the policy of a run that cannot be read.
+    """
+    algorithm = parts[policy].algorithm
+    if isinstance(algorithm, Copy) and algorithm.policy in parts:
+        algorithm = parts[algorithm.policy].algorithm
+    elif isinstance(algorithm, Fixed):
+        from jaxrl_dist.training.loading import acting_config
+        from jaxrl_dist.training.policies import naming
+
+        with naming(policy):
+            algorithm = acting_config(algorithm.run_dir, algorithm.policy, env).algorithm
+    return getattr(_kind(algorithm), "joint", False)
 
 
 def resolve(config: Train[Any], source: EnvSource, own: Mapping[str, Any] = {}) -> Train[Any]:

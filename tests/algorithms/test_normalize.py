@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import make_mesh, random_rollout, spec
+from probes import box, make_mesh, random_rollout, spec
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.algorithms.wrappers import RunningStats
+from jaxrl_dist.spaces import MultiDiscrete
 from jaxrl_dist.types import Algorithm, Context, Rollout, Timestep, Variables
 
 DISCOUNT = 0.9
@@ -129,6 +130,32 @@ def test_observations_are_counted_once() -> None:
     assert stats.count == len(kept)
     np.testing.assert_allclose(stats.mean, kept.mean(0), atol=1e-5)
     np.testing.assert_allclose(stats.std(), kept.std(0), rtol=1e-5)
+
+
+def test_agents_that_act_as_one_share_statistics_and_keep_their_ids() -> None:
+    """They share a network, to which agents that see the same differ only by their ids."""
+    own: Any = {"observation": box(2, 3), "agent": box(2, 2)}
+    env = spec({"agents": own, "state": box(6)}, MultiDiscrete((3, 3)))
+    seen: list[Any] = []
+    algorithm = wrappers.normalize_observations(spying(seen), env)
+    rollout = random_rollout(PLAIN, ENV, NUM_STEPS, NUM_ENVS)
+    x = np.stack([rollout.obs + 2, rollout.obs - 5], axis=2)  # [T + 1, B, 2, 3]
+    ids = np.broadcast_to(np.eye(2, dtype=np.float32), (*x.shape[:2], 2, 2))
+    obs = {"agents": {"observation": x, "agent": ids}, "state": x.reshape(*x.shape[:2], 6)}
+    stats = observed(algorithm, [rollout._replace(obs=obs)] * 2, 8)
+    assert list(stats[0]) == ["agents/observation", "state"]
+    kept = np.concatenate([x[:-1][rollout.valid].reshape(-1, 3)] * 2).astype(np.float64)
+    shared = stats[0]["agents/observation"]
+    assert shared.count == len(kept)
+    np.testing.assert_allclose(shared.mean, kept.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(shared.std(), kept.std(0), rtol=1e-5)
+
+    same = jax.tree.map(lambda x: x[0], {**obs, "agents": {"observation": np.ones_like(x), "agent": ids}})
+    algorithm.policy(Variables((), stats), same, (), Context())
+    read = seen[-1]["agents"]
+    np.testing.assert_array_equal(read["agent"], ids[0])
+    expected = (1 - kept.mean(0)) / kept.std(0)
+    np.testing.assert_allclose(read["observation"], np.broadcast_to(expected, x.shape[1:]), rtol=1e-4)
 
 
 def observing(algorithm: Algorithm, num_devices: int) -> meshes.Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,11 +12,14 @@ import pytest
 import team
 
 import jaxrl_dist
+from jaxrl_dist import spaces
 from jaxrl_dist.algorithms.qmix import QMIX
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.networks import mixing_network
+from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import Context
 
 JOINT = Wrappers(joint=("",))
@@ -188,16 +192,35 @@ def test_what_does_not_fit_is_refused() -> None:
         find(team.CartPoles(2), wrappers=JOINT._replace(frame_stack=2))
 
 
-def test_a_team_beside_another_policy() -> None:
+def test_a_team_beside_another_policy(tmp_path: Path) -> None:
     small = {"replay_capacity": 1024, "batch_size": 8, "learning_starts": 64, "replay_ratio": 1 / 32}
     config = jaxrl_dist.Train(
         {"team": dataclasses.replace(SMALL, **small), "other": "random"}, env=team.CartPoles(3),
         policies={"team": "pole_0,pole_2", "other": "pole_1"}, num_envs=8, rollout_length=8, total_env_steps=1000,
-        num_devices=1, evaluation_episodes=4,
+        num_devices=1, evaluation_episodes=4, run_dir=str(tmp_path / "run"),
     )  # fmt: skip
     *_, last = jaxrl_dist.train(config)
     assert last.evaluation["team/episodes"] == 2 == last.evaluation["other/episodes"]
     assert last.metrics["team/loss/q"] is not None and last.updates > 0
+    check_acts_as_a_team(f"fixed({config.run_dir},team)", team.CartPoles(3), "pole_1")
+
+
+@pytest.mark.parametrize("copies", ["copy(team)", "copy(team,9,2)"])
+def test_a_copy_of_a_team_is_a_team(copies: str) -> None:
+    check_acts_as_a_team(copies, team.CartPoles(4), "pole_1,pole_3")
+
+
+def check_acts_as_a_team(other: str, env: Any, agents: str) -> None:
+    policies = {"team": agents, "other": "pole_0,pole_2"}
+    config, source = resolved(jaxrl_dist.Train({"team": SMALL, "other": other}, env=env, policies=policies))
+    spec = source.spec.policies["other"]
+    assert spec.num_agents == 1
+    acting, obs = make_algorithm(config, source.spec)["other"], spaces.zeros(spec.observation, 3)
+    variables = acting.init(jax.random.key(0))
+    action, _, _ = acting.policy(
+        variables, obs, acting.initial_core(3), Context(jax.random.split(jax.random.key(1), 3))
+    )
+    assert action.shape == (3, 2)
 
 
 TWO_STEPS: dict[str, Any] = {

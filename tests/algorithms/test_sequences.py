@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import acted, assert_close, box, perturbed, random_rollout, spec
+from probes import acted, assert_close, box, make_mesh, perturbed, random_rollout, spec
 
 import jaxrl_dist
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.halves import windows
+from jaxrl_dist.learners.sharded import compile_gradient
 from jaxrl_dist.spaces import Discrete
-from jaxrl_dist.types import Context
+from jaxrl_dist.types import Context, TrainState
 
 LENGTH, BURN_IN, N = 5, 2, 6
 WINDOW = {"burn_in": BURN_IN, "sequence_length": LENGTH, "n_step": 2}
@@ -97,6 +98,28 @@ def test_learning_repeats_what_acting_saw(fields: dict[str, Any]) -> None:
     assert (~steps.valid[: 3 + BURN_IN + LENGTH]).any(0).sum() > 2
     steps = steps._replace(extras=jax.tree.map(jnp.zeros_like, steps.extras))
     assert np.max(np.abs(values(3) - later)) > 1e-4
+
+
+def test_the_last_windows_of_a_rollout_bootstrap_with_its_last_action_and_reward() -> None:
+    """One more step from which nothing is learnt changes no gradient."""
+    config = config_class("dqn")(**NET, **WINDOW, core="gru", core_inputs="action,reward")
+    env, steps = spec(), 10
+    algorithm = config.make(env)
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    variables = variables._replace(params=perturbed(variables.params))
+    target, zero = algorithm.initial_target(perturbed(variables.params, 1)), jnp.int32(0)
+    state = TrainState(variables, target, (), zero, zero, jnp.float32(0), zero)
+    rollout = random_rollout(algorithm, env, steps + 1, N)
+    for x in (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid):
+        x[-1] = 0
+    shorter = jax.tree.map(lambda x: x[:-1], rollout._replace(core=(), final_core=()))
+    found, expected = (
+        compile_gradient(algorithm, make_mesh(1))(
+            state, acted(algorithm, variables, each), jax.random.key(1), np.int32(0)
+        )[0]
+        for each in (shorter, rollout)
+    )
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -865,7 +865,7 @@ def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
     state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
     _, metrics = compile_gradient(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
     length = algorithm.window or 0
-    windows = halves.windows(halves._extended(rollout, length - 1), length)
+    windows = halves.windows(halves._extended(rollout, {}, length - 1), length)
     assert windows.reward.shape == (length, LENGTH * SIZE)
     keys = jax.random.split(jax.random.key(2), windows.reward.shape[1])
     losses, mask, _ = losses_of(algorithm, state, windows, keys)
