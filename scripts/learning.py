@@ -442,6 +442,8 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "  networks, scaled rewards and falling step sizes did not reach the bars (one to three seeds of each). SB3",
         "  2.9.2's A2C with RL Zoo's flags had greedy returns of 43 and -40 on Gymnasium's LunarLander-v3 here, after",
         "  200,000 steps, where RL Zoo publishes 156. `ppo`, `appo` and `dqn` learn to land.",
+        "- **IMPALA on MinAtar's Breakout**: training episodes, which sample their actions, return 34; the greedy policy",
+        "  loses the ball earlier.",
         "- **PPO on Hopper and Walker2d**: one of three seeds ends below. Returns swing until the end, as the step",
         "  size does not fall: those of that seed of Hopper fell from 2,920 to 1,200 and rose again. With a step size",
         "  of 2e-4, Walker2d ended at 2781, 3951 and 3633, and Hopper at 2326, 3236 and 1410: lower means.",
