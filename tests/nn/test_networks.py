@@ -411,7 +411,7 @@ def test_a_critic_of_vectors_by_hand() -> None:
 )
 def test_shapes_and_dtypes(torso: str, space: Space, core: str, precision: str) -> None:
     network = actor_critic(
-        NetworkConfig(torso, (8, 6), core=core, core_size=5, precision=precision),
+        NetworkConfig(torso=torso, hidden_sizes=(8, 6), core=core, core_size=5, precision=precision),
         space,
         3,
         False,
@@ -476,7 +476,8 @@ def test_heads_and_torsos(shared: bool) -> None:
 
 @pytest.mark.parametrize("torso, count", [("mlp", 4), ("minatar", 1)])
 def test_activation_is_that_of_the_mlp_only(torso: str, count: int) -> None:
-    configs = [NetworkConfig(torso, (8,), activation) for activation in ("tanh", "relu", "silu", "gelu")]
+    names = "tanh", "relu", "silu", "gelu"
+    configs = [NetworkConfig(torso=torso, hidden_sizes=(8,), activation=name) for name in names]
     (_, params), obs = build(configs[0], SMALL), sample(SMALL, 1)
     steps = [jax.jit(actor_critic(config, SMALL, 2, True).step) for config in configs]
     assert len({float(step(params, obs, ())[1][0]) for step in steps}) == count
