@@ -193,12 +193,12 @@ def _chosen(run_dir: str | pathlib.Path, which: str | int) -> pathlib.Path:
     Raises:
       ConfigError: there is none.
     """
-    there: dict[str | int, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
+    there: dict[str | float, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
     if (best := best_of({number_of(path): episode_return(path) for path in there.values()})) is not None:
         there["best"] = there[best]
-    chosen = which
+    chosen: str | float = which
     with contextlib.suppress(ValueError, OverflowError):  # "best" is no number
-        chosen = int(float(which))
+        chosen = float(which)
     if chosen not in there:
         known = f"it has {', '.join(map(str, there))}" if there else "it has none"
         raise ConfigError(f"{run_dir} has no checkpoint {which}; {known}")

@@ -65,9 +65,9 @@ def together(
     names = dict.fromkeys(name for report in reports for name in report.metrics)
     metrics = {name: mean([report.metrics.get(name) for report in reports]) for name in names}
     returns = [row.episode_return for row in rows if row.episode_return is not None]
-    evaluations = [report.evaluation for report in reports if report.evaluation is not None]
+    going = [number for number, row in enumerate(rows) if row.status != "diverged"]
+    evaluations = [x for number in going if number in newest and (x := newest[number].evaluation) is not None]
     over = all(row.status != "training" for row in rows)
-    going = sum(row.status != "diverged" for row in rows)
     ended_by = [report.ended_by for report in reports if report.ended_by]
     there = {*new, *(number for number in newest if rows[number].status in ENDED)}  # others' arrays may be gone
     best = max(sorted(there), key=lambda number: (rows[number].score is not None, rows[number].score))
@@ -88,7 +88,7 @@ def together(
         },
         variables=newest[best].variables,
         checkpoint=newest[best].checkpoint,
-        evaluation=_evaluation(evaluations) if len(evaluations) == going else None,
+        evaluation=_evaluation(evaluations) if len(evaluations) == len(going) else None,
         ended_by=max(ended_by, default=None) if over else None,
         members=tuple(reports),
     )

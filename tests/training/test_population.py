@@ -111,9 +111,10 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: pathlib.Path) -> None
 
 
 def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
-    asked = config(tmp_path / "run", vary={"learning_rate": "1e-3,1e30"}, total=2000)
+    asked = config(tmp_path / "run", vary={"learning_rate": "1e-3,1e30"}, total=2000, evaluation_interval=128)
     with pytest.warns(FileWarning, match="member 001 has ended, the others go on: training has diverged"):
         *_, last = jaxrl_dist.train(asked)
+    assert last.members[1].evaluation is not None  # which does not count
     rows = read_json(tmp_path / "run" / "population.json")["members"]
     assert [row["status"] for row in rows] == ["done", "diverged"]
     assert last.members[0].env_steps >= 2000 > rows[1]["env_steps"]

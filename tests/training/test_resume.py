@@ -322,7 +322,7 @@ def test_a_checkpoint_can_be_chosen_by_its_env_steps_or_as_the_best(tmp_path: Pa
     final: Any = {"x": np.full(3, 50.0)}
     saving.save_variables(tmp_path, final)
     assert [x(which) for which in (None, "best", 40, "20", "4e1")] == [50.0, 30.0, 40.0, 20.0, 40.0]
-    for absent in (10, "newest"):
+    for absent in (10, "newest", "40.5", "nan"):
         with pytest.raises(ConfigError, match=f"has no checkpoint {absent}; it has 40, 30, 20, best"):
             x(absent)
 
