@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from jaxrl_dist.checks import (
     MAX_SIZE,
@@ -24,10 +24,6 @@ from jaxrl_dist.hosts.config import NAMES as LAUNCH
 from jaxrl_dist.hosts.config import Launch
 from jaxrl_dist.synonyms import hint
 from jaxrl_dist.values import Named, plain
-
-if TYPE_CHECKING:
-    from jaxrl_dist.types import Algorithm, EnvSpec
-
 
 BACKENDS = ("gymnax", "envpool", "gymnasium")
 """Sources of environments; an id without a prefix is looked up in this order."""
@@ -82,20 +78,6 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
             return backend, module, name
     unknown = f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], [*BACKENDS, *LIBRARIES])}; "
     raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME works")
-
-
-class AlgorithmConfig(Protocol):
-    """The hyperparameters of an algorithm: a frozen dataclass whose fields are its command-line flags."""
-
-    def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range."""
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Returns the fields of the algorithm or of ``Train`` whose defaults differ for this kind of environment."""
-
-    def make(self, spec: EnvSpec) -> Algorithm:
-        """Returns the algorithm for an environment; builds only closures."""
 
 
 Config = TypeVar("Config")

@@ -37,6 +37,11 @@ class ConfigError(_Message, ValueError):
     """The user asked for something impossible; the message is one line that says what would work."""
 
 
+def one_line(error: BaseException, most: int = 300) -> str:
+    """Formats an exception as one line of at most ``most`` characters: its type and its message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:most]
+
+
 class UnusedError(ConfigError):
     """A field has a value that has no effect, given the others; ``field`` names it."""
 

@@ -84,6 +84,13 @@ def too_wide(values: np.ndarray, dtype: np.dtype) -> str:
     return f"holds {wide[0]}, which {bounds.bits}-bit integers cannot; a Box of floats can" if wide.size else ""
 
 
+def num_choices(action: Space) -> list[int]:
+    """Returns the number of values of each component of a discrete action; other actions have none."""
+    if isinstance(action, Discrete):
+        return [action.n]
+    return list(action.nvec) if isinstance(action, MultiDiscrete) else []
+
+
 def zeros(space: Space, num_envs: int) -> Any:
     """Returns values ``[num_envs, ...]`` of a space, all zero."""
     if isinstance(space, dict):

@@ -172,8 +172,6 @@ class Context(NamedTuple):
     """The nominal number of env steps so far, a float32 scalar, for schedules."""
     target: PyTree = ()
     """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
-    others: PyTree = ()
-    """Experience of other policies in the same environments; () if there is only one policy."""
 
 
 class Aux(NamedTuple):
@@ -226,7 +224,8 @@ class Algorithm:
     ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to ``variables.params``. The
     mask is bool, or holds weights, which count as constants."""
     optimizer: optax.GradientTransformation
-    """Its ``update`` also gets ``env_step``, as in ``Context``, if it takes extra arguments."""
+    """Its ``update`` also gets ``env_step``, as in ``Context``, and ``updates_done``, the number of updates before this
+    one, if it takes extra arguments."""
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None

@@ -10,6 +10,8 @@ import shlex
 import shutil
 import sys
 
+from jaxrl_dist.errors import one_line
+
 PLUGINS = {"cuda12": "jax-cuda12-plugin", "cuda13": "jax-cuda13-plugin", "tpu": "libtpu"}
 """JAX's extras, and the package that each one adds."""
 ROOT = pathlib.Path("/")
@@ -94,19 +96,14 @@ def no_devices() -> str | None:
         chosen, count = (os.environ.get(name, "") for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"))
         platforms = set(chosen.split(","))
         if platforms & {"cuda", "gpu"}:
-            why = f"{'' if nvidia() else 'no NVIDIA GPU is seen here; '}{without_gpu(line_of(error))}"
+            why = f"{'' if nvidia() else 'no NVIDIA GPU is seen here; '}{without_gpu(one_line(error))}"
         elif "tpu" in platforms:
-            why = f"{'' if tpu() else 'no TPU is seen here; '}{without_tpu(line_of(error))}"
+            why = f"{'' if tpu() else 'no TPU is seen here; '}{without_tpu(one_line(error))}"
         elif count and not (count.isdecimal() and int(count) > 0):
             return f"JAX_NUM_CPU_DEVICES={count} leaves JAX without a device; 1 or more works"
         else:
-            why = line_of(error)
+            why = one_line(error)
         if chosen:
             return f"JAX_PLATFORMS={chosen}, and JAX has no such device: {why}; unset it to use what there is"
         return f"JAX has no device: {why}"
     return None
-
-
-def line_of(error: BaseException) -> str:
-    """Formats an exception as one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import accelerators, compile_for, flags
 from jaxrl_dist.config import BACKENDS
+from jaxrl_dist.errors import one_line
 from jaxrl_dist.run.machine import container_limit
 
 SECONDS = 120.0
@@ -235,7 +236,7 @@ def look_at_devices() -> dict[str, Any]:
             if float(jax.jit(lambda x: (x @ x).sum())(x)) != 512:
                 error = "its sums are wrong"
         except Exception as problem:
-            memory, error = None, accelerators.line_of(problem)
+            memory, error = None, one_line(problem)
         about = {"platform": device.platform, "number": device.id, "kind": device.device_kind}
         found.append({**about, "memory": memory, "error": error})
     return {"devices": found}
@@ -252,7 +253,7 @@ def main() -> None:
     try:
         found = look_at_devices() if name == "devices" else look_at_backend(name)
     except BaseException as error:
-        found = {"error": accelerators.no_devices() or accelerators.line_of(error)}
+        found = {"error": accelerators.no_devices() or one_line(error)}
     print(f"\n{json.dumps(found)}", flush=True)
     os._exit(0)  # some libraries crash while Python shuts down, which does not affect training
 

@@ -46,7 +46,7 @@ class Sweep:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``sweep ALGO --env ID [FLAGS]``."""
-    if not args or any(arg in ("-h", "--help", "--help-all") for arg in args):
+    if not args or flags.wants_help(args):
         print(HELP, end="")
         return 0
     jobs, args = flags.taken(args, "--jobs")

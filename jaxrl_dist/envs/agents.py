@@ -7,7 +7,6 @@ ended while the others go on has ``valid`` False until the environment resets.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from jaxrl_dist.envs.groups import (
     check_wrappers,
     group_of,
     in_parts,
+    of_policies,
     whole_state,
 )
 from jaxrl_dist.envs.native import named, unnamed
@@ -66,14 +66,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
     groups = {policy: group_of(team, own, shapes, *how, policy) for policy, own in several.items()}
     count, rows = len(agents), sum(group.rows for group in groups.values())
     if wrappers.policies:
-        policies = {policy: group.spec for policy, group in groups.items()}
-        first = next(iter(policies.values()))
-        observation, action = ({x: getattr(policies[x], kind) for x in policies} for kind in ("observation", "action"))
-        unread = next((each.unread_mask for each in policies.values() if each.unread_mask), "")
-        spec = dataclasses.replace(
-            first, observation=observation, action=action, num_agents=rows, policies=policies, mask=None,
-            unread_mask=unread,
-        )  # fmt: skip
+        spec = of_policies({policy: group.spec for policy, group in groups.items()})
     else:
         spec = groups[""].spec
     tree: Any = groups if wrappers.policies else groups[""]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.envs.native import picture
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.spaces import channels_first, leaves
 from jaxrl_dist.types import EnvSpec, PyTree
 
@@ -44,8 +44,7 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | Non
         try:
             return picture(own(state))
         except Exception as error:
-            line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise ConfigError(f"{spec.backend}:{spec.id} cannot be drawn: {line}") from error
+            raise ConfigError(f"{spec.backend}:{spec.id} cannot be drawn: {one_line(error)}") from error
     if spec.family == "classic_control":
         for fields, line_drawing in _PICTURES.items():
             if all(hasattr(state, field) for field in fields):

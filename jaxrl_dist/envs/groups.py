@@ -169,6 +169,19 @@ def group_of(
     return Group(agents, spec, native_obs, native_action, legal, joint)
 
 
+def of_policies(policies: Mapping[str, EnvSpec]) -> EnvSpec:
+    """Joins the specs of several policies: spaces are dicts keyed by policy, and rows add up."""
+    return dataclasses.replace(
+        next(iter(policies.values())),
+        observation={policy: each.observation for policy, each in policies.items()},
+        action={policy: each.action for policy, each in policies.items()},
+        num_agents=sum(each.num_agents for each in policies.values()),
+        policies=policies,
+        mask=None,
+        unread_mask=next((each.unread_mask for each in policies.values() if each.unread_mask), ""),
+    )
+
+
 def in_parts(observation: Any) -> dict[str, Any]:
     """Returns an observation or a space with parts; one without parts becomes the part ``observation``."""
     return observation if isinstance(observation, dict) else {"observation": observation}

@@ -32,7 +32,7 @@ from jaxrl_dist.envs.base import (
 from jaxrl_dist.envs.drawing import draw, own_render
 from jaxrl_dist.envs.groups import Team
 from jaxrl_dist.envs.native import PlainSpace, is_team, named, plain, unnamed
-from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.errors import ConfigError, EnvError, one_line
 from jaxrl_dist.lazy import postponed
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.spaces import Space, zeros
@@ -163,8 +163,7 @@ def _compiling(name: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise EnvError(f"{name} cannot run in a compiled program: {line}", traceback.format_exc()) from error
+        raise EnvError(f"{name} cannot run in a compiled program: {one_line(error)}", traceback.format_exc()) from error
 
 
 def from_gymnax(

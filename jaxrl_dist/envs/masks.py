@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_dist.envs.native import NO_MASK as NONE
 from jaxrl_dist.envs.native import Description, Mask, PlainSpace, named
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl_dist.spaces import Box, Space, num_choices
 
 if TYPE_CHECKING:
     import jax
@@ -122,7 +122,7 @@ def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str
         return observation, None
     if mask.where == "part":
         return observation, mask.name
-    size = sum([action.n] if isinstance(action, Discrete) else action.nvec if isinstance(action, MultiDiscrete) else [])
+    size = sum(num_choices(action))
     flags = Box((size,), np.dtype(np.bool_), np.zeros(size, np.bool_), np.ones(size, np.bool_))
     parts = observation if isinstance(observation, dict) else {"observation": observation}
     return {**parts, PART: flags}, PART

@@ -13,7 +13,17 @@ import numpy as np
 from jaxrl_dist.envs import gymnasium, masks
 from jaxrl_dist.envs.base import DrawnEnv, Wrappers, space_of
 from jaxrl_dist.envs.episodes import EpisodeCounter
-from jaxrl_dist.envs.groups import AGENT, AGENTS, STATE, agents_of, check_same, check_wrappers, in_parts, joined
+from jaxrl_dist.envs.groups import (
+    AGENT,
+    AGENTS,
+    STATE,
+    agents_of,
+    check_same,
+    check_wrappers,
+    in_parts,
+    joined,
+    of_policies,
+)
 from jaxrl_dist.envs.masks import PART
 from jaxrl_dist.envs.native import Description, Mask, alike
 from jaxrl_dist.envs.parallel import FLAGS, OBS, THERE
@@ -65,15 +75,8 @@ def team(env_id: str, made: Description, wrappers: Wrappers) -> Team:
         policy: _group(env_id, made, own, wrappers, joint=policy in wrappers.joint)
         for policy, own in agents_of(wrappers.policies, agents, name).items()
     }
-    policies = {policy: group.spec for policy, group in groups.items()} if wrappers.policies else {}
-    spec = next(iter(groups.values())).spec
-    if policies:
-        observation, action = ({x: getattr(policies[x], kind) for x in policies} for kind in ("observation", "action"))
-        unread = next((each.unread_mask for each in policies.values() if each.unread_mask), "")
-        spec = dataclasses.replace(
-            spec, observation=observation, action=action, policies=policies, mask=None, unread_mask=unread,
-            num_agents=sum(each.num_agents for each in policies.values()),
-        )  # fmt: skip
+    specs = {policy: group.spec for policy, group in groups.items()}
+    spec = of_policies(specs) if wrappers.policies else specs[""]
     of_agents = [(agent, group) for group in groups.values() for agent in group.agents]
     reward = np.full(len(agents), np.inf, np.float32)
     parts: dict[str, Space] = {

@@ -27,19 +27,6 @@ def stacked(env: EnvSpec | DeviceEnv, frame_stack: int) -> EnvSpec | DeviceEnv:
     return env if env.frame_stack == frame_stack else _spec(env, frame_stack)
 
 
-def unstacked(spec: EnvSpec) -> EnvSpec:
-    """Returns the spec before ``stacked``."""
-    if spec.frame_stack == 1:
-        return spec
-
-    def newest(space: Box) -> Box:
-        axis = frames.channel_axis(space.shape)
-        low, high = (np.split(bound, spec.frame_stack, axis)[0] for bound in (space.low, space.high))
-        return Box(low.shape, space.dtype, low, high)
-
-    return dataclasses.replace(spec, observation=jax.tree.map(newest, spec.observation), frame_stack=1)
-
-
 def _spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     name = f"{spec.backend}:{spec.id}"
 

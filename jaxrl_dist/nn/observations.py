@@ -99,17 +99,10 @@ def legal(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
     """
     if spec.mask is None:
         return None
-    sizes = mask_sizes(spec.action)
+    sizes = spaces.num_choices(spec.action)
     mask = jnp.asarray(now(obs)[spec.mask], bool)[..., -sum(sizes) :]  # the newest of a stack comes last
     parts = jnp.split(mask, list(itertools.accumulate(sizes))[:-1], axis=-1)
     return jnp.concatenate([part | ~jnp.any(part, axis=-1, keepdims=True) for part in parts], axis=-1)
-
-
-def mask_sizes(action: Space) -> list[int]:
-    """Returns the number of values of each component of a discrete action; other actions have none."""
-    if isinstance(action, Discrete):
-        return [action.n]
-    return list(action.nvec) if isinstance(action, MultiDiscrete) else []
 
 
 def masked(values: jax.Array, legal: jax.Array | None) -> jax.Array:

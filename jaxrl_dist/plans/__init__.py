@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_dist import config as texts
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config import Train
@@ -22,11 +21,9 @@ from jaxrl_dist.types import Algorithm, Algorithms
 
 
 class PlanInfo(NamedTuple):
-    """A plan, its description and its requirements."""
+    """A plan and its requirements."""
 
     run: Plan
-    says: str
-    """One line on what the plan does."""
     together: type[Population] | None = None
     """See ``together``; over several processes, only ``on_device`` has it."""
     check: Callable[[Train[Any], Algorithm, str, int], None] | None = None
@@ -45,11 +42,11 @@ class PlanInfo(NamedTuple):
 
 
 PLANS = {
-    "on_device": PlanInfo(on_device.on_device, texts.PLANS["on_device"], on_device.Compiled),
-    "synchronous": PlanInfo(synchronous.synchronous, texts.PLANS["synchronous"], synchronous.Hosted),
-    "asynchronous": PlanInfo(asynchronous.asynchronous, texts.PLANS["asynchronous"], check=asynchronous.check),
-    "own_pace": PlanInfo(own_pace.own_pace, texts.PLANS["own_pace"], check=own_pace.check, copies=False),
-    "gradients": PlanInfo(gradients.gradients, texts.PLANS["gradients"], check=gradients.check, several=False),
+    "on_device": PlanInfo(on_device.on_device, on_device.Compiled),
+    "synchronous": PlanInfo(synchronous.synchronous, synchronous.Hosted),
+    "asynchronous": PlanInfo(asynchronous.asynchronous, check=asynchronous.check),
+    "own_pace": PlanInfo(own_pace.own_pace, check=own_pace.check, copies=False),
+    "gradients": PlanInfo(gradients.gradients, check=gradients.check, several=False),
 }
 """The table of plans; ``config.PLANS`` has their names and texts for code that must not import JAX."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.run.text import replacing
@@ -121,8 +121,7 @@ def export(
         raise
     except Exception as error:
         hint = "; --batch N exports for N environments" if batch is None else ""
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ConfigError(f"the policy cannot be exported{hint} ({line})") from error
+        raise ConfigError(f"the policy cannot be exported{hint} ({one_line(error, 200)})") from error
     with replacing(pathlib.Path(out)) as partial:
         partial.write_bytes(content)
     inputs, outputs = (tuple(map(_kind, jax.tree.leaves(avals))) for avals in (args, results))

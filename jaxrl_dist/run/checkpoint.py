@@ -28,11 +28,10 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
 from jaxrl_dist.run import arrays, manifest
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.directories import DamageError
-from jaxrl_dist.run.files import CHECKPOINTS, members_of
+from jaxrl_dist.run.files import CHECKPOINTS, FINAL, members_of
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.types import Checkpoint, PyTree
 
-FINAL = "final"
 ARRAYS, RUN = "arrays", "run.json"
 REPLAY_LIMIT = 2 * 10**9
 """Bytes below which checkpoints hold the replay memory by default."""

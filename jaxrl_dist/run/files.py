@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from jaxrl_dist.types import Report
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, FINAL = "checkpoints", "final"
+POPULATION, RESULTS = "population.json", "results.csv"
+"""Files of a population's run directory: its members and their scores, as JSON and as a table."""
 MEMBERS = "members"
 """Folder of a population's run directory that holds the run directories of its members."""
 
@@ -79,10 +81,10 @@ def abandon(path: pathlib.Path) -> None:
     Raises:
       ConfigError: another process uses the run.
     """
-    if not (path / METRICS).is_file() or (path / CHECKPOINTS / "final").exists():
+    if not (path / METRICS).is_file() or (path / CHECKPOINTS / FINAL).exists():
         return
     with lock(str(path)):
-        for name in (CONFIG_FILE, SUMMARY, "population.json", "results.csv"):
+        for name in (CONFIG_FILE, SUMMARY, POPULATION, RESULTS):
             (path / name).unlink(missing_ok=True)
         for name in (CHECKPOINTS, MEMBERS):
             if not (path / name).is_symlink():

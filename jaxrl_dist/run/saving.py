@@ -21,8 +21,8 @@ from jaxrl_dist.errors import ConfigError, FileWarning, ProcessError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import arrays, directories, manifest
 from jaxrl_dist.run.arrays import first_line
-from jaxrl_dist.run.checkpoint import ARRAYS, FINAL, RUN, best_of, episode_return, finite, number_of, saved
-from jaxrl_dist.run.files import CHECKPOINTS
+from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, finite, number_of, saved
+from jaxrl_dist.run.files import CHECKPOINTS, FINAL
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
 _HIDDEN = re.compile(r"\.([0-9]+|final)\.(new|kept|old|pieces-[0-9]+)")

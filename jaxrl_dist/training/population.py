@@ -18,6 +18,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
+from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.members import Member
@@ -124,7 +125,7 @@ class PopulationRun:
             group = left
         numbers = [number for number in group if self.rows[number].status == "training"]
         training = [group.index(number) for number in numbers]
-        how = training, selection(self.config, len(self.runs), self.runs[0].job.num_envs), group
+        how = training, selection(self.config, len(self.runs), self.runs[0].job), group
         jobs = [self.runs[number].job for number in group]
         together = plans.together(self.config.plan)
         program = None if together is None else together(jobs, *how, average_every=self.config.average_every)
@@ -215,12 +216,11 @@ def _stops(stop: Callable[[], bool], program: Population, place: int) -> bool:
     return stop() or place in program.halved
 
 
-def selection(config: Train[Any], num_members: int, num_envs: int) -> Selection | None:
+def selection(config: Train[Any], num_members: int, job: Job) -> Selection | None:
     """Returns the selection that a resolved config asks for."""
     if config.evolve is None:
         return None
-    iteration = num_envs * config.rollout_length
-    report = max(1, config.report_interval // iteration)
+    iteration, report = job.num_envs * config.rollout_length, job.iterations_per_report
     rungs = 2 ** math.ceil(math.log2(num_members)) if config.evolve == "halving" else 20
     interval = (config.evolve_interval or config.total_env_steps / rungs) / iteration
     evolve = {"pbt": pbt, "halving": halving}[config.evolve]

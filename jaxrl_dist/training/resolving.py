@@ -198,7 +198,7 @@ def resolve(config: Train[Any], source: EnvSource, own: Mapping[str, Any] = {}) 
 
     spec = source.spec
     by_name = isinstance(config.algorithm, str | type)
-    kind = algorithms.config_class(config.algorithm) if by_name else type(config.algorithm)
+    kind = _kind(config.algorithm)
     plan = "on_device" if source.is_pure else "synchronous"
     core = own.get("core", "none") if by_name else getattr(config.algorithm, "core", "none")
     preset = kind.preset(spec)

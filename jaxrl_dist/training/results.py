@@ -12,10 +12,9 @@ from typing import Any
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import text
+from jaxrl_dist.run.files import POPULATION, RESULTS
 from jaxrl_dist.types import Report
 
-POPULATION, RESULTS = "population.json", "results.csv"
-"""Files of a population's run directory: its members and their scores, as JSON and as a table."""
 _FORMAT = 1
 ENDED = "done", "halved"
 """Status of members that have ended with a result, which stays."""

@@ -30,7 +30,7 @@ from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.results import read_rows
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import make_algorithm, prepare
-from jaxrl_dist.training.stored import SPACES, stored_content, to_json
+from jaxrl_dist.training.stored import SPACES, differences, stored_content, to_json
 from jaxrl_dist.types import Checkpoint
 
 
@@ -259,16 +259,12 @@ def _check_config(
       LookupError, TypeError, ValueError: ``there`` is damaged.
     """
     here = json.loads(json.dumps(here))
-    plain = to_json(Train(type(config.algorithm)(), config.env))  # for fields that an older version did not have
-    for part in ("algorithm", "hyperparameters", "run"):
-        default, old, new = ({part: x[part]} if part == "algorithm" else x[part] for x in (plain, there, here))
-        old = {**json.loads(json.dumps(default)), **old}
-        for name in sorted(old.keys() | new.keys()):
-            if name not in allowed and old.get(name) != new.get(name):
-                how = can_change(name) if name == "env_options" else "it cannot change"
-                raise ConfigError(
-                    f"{flag(name)} is {new.get(name)}, and the run to be resumed has {old.get(name)}; {how}"
-                )
+    plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))
+    filled = {part: {**plain[part], **there[part]} for part in ("hyperparameters", "run")}  # of an older version
+    for name, old, new in differences({**there, **filled}, here):
+        if name not in allowed:
+            how = can_change(name) if name == "env_options" else "it cannot change"
+            raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {how}")
     spaces = there.get("spaces")
     for name in SPACES:
         old, new = spaces.get(name) if isinstance(spaces, dict) else None, here["spaces"][name]

@@ -33,7 +33,7 @@ from jaxrl_dist.training.programs import keep_programs
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.still import Copy, Still
-from jaxrl_dist.training.stored import to_json
+from jaxrl_dist.training.stored import differences, to_json
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner
 from jaxrl_dist.values import varied
 
@@ -92,14 +92,11 @@ def _same(config: Train[Any]) -> Train[Any]:
         return config
     here = json.loads(json.dumps(to_json(config)))
     for process, there in enumerate(peers.gather(here, "the config")):
-        for part in ("algorithm", "hyperparameters", "run"):
-            new, old = ({part: x[part]} if part == "algorithm" else x[part] for x in (there, here))
-            for name in sorted(new.keys() | old.keys()):
-                if new.get(name) != old.get(name):
-                    raise ConfigError(
-                        f"all processes of a run need the same flags, and {flag(name)} is {old.get(name)} in process "
-                        f"{peers.index()} and {new.get(name)} in process {process}"
-                    )
+        for name, old, new in differences(here, there):
+            raise ConfigError(
+                f"all processes of a run need the same flags, and {flag(name)} is {old} in process {peers.index()} "
+                f"and {new} in process {process}"
+            )
     return dataclasses.replace(config, run_dir=peers.told(config.run_dir, "the run directory"))
 
 

@@ -187,6 +187,15 @@ def stored_content(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the fields in which two contents of ``config.json`` differ, by name within each part, and both values."""
+    for part in _PARTS:
+        before, now = ({part: x[part]} if part == "algorithm" else x[part] for x in (old, new))
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                yield name, before.get(name), now.get(name)
+
+
 def module_of_user(env: str) -> str | None:
     """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
 

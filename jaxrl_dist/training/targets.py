@@ -15,7 +15,7 @@ import jax
 from jax.experimental import topologies
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.run.machine import memory_size
 
 
@@ -110,8 +110,7 @@ class Target:
         try:
             return list(topologies.get_topology_desc(platform=self.platform, **self.topology).devices)
         except Exception as error:
-            line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise ConfigError(f"JAX cannot compile for {self.name}: {line}") from error
+            raise ConfigError(f"JAX cannot compile for {self.name}: {one_line(error)}") from error
 
 
 LIBTPU = {

@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import LIBRARIES
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.types import PyTree
 
 MODULES = {"playground": "mujoco_playground"}
@@ -135,8 +135,7 @@ def load(library: str) -> Library:
         with theirs():
             module: Any = importlib.import_module(f"{__name__}.{library}")
     except Exception as error:  # an outdated library may raise any error with newer dependencies
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(f"{library}: cannot be imported: {line}") from error
+        raise ConfigError(f"{library}: cannot be imported: {one_line(error)}") from error
     found: Library = module
     return found
 
@@ -169,8 +168,7 @@ def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
     except ConfigError:
         raise
     except Exception as error:  # such as a failed download of levels
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(f"{library}:{env_id} cannot be made here: {line}") from error
+        raise ConfigError(f"{library}:{env_id} cannot be made here: {one_line(error)}") from error
 
 
 @contextlib.contextmanager
