@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import io
 import sys
 from collections.abc import Sequence
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.commands import COMMANDS, help_text
+from jaxrl_dist.commands import COMMANDS, accelerators, help_text
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError
 from jaxrl_dist.hosts import start
 from jaxrl_dist.run.signals import Interrupted
@@ -89,10 +88,7 @@ def _run(args: list[str]) -> int:
 
 def version() -> str:
     """Returns the installed version."""
-    try:
-        return importlib.metadata.version("jaxrl-dist")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed: run from its source tree)"
+    return accelerators.version("jaxrl-dist") or "(not installed: run from its source tree)"
 
 
 if __name__ == "__main__":

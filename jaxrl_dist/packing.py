@@ -1,4 +1,4 @@
-"""Loops whose state is one long array.
+"""Fewer kernels: loops whose state is one long array, and sums, norms and lookups that take one kernel each.
 
 A GPU starts a kernel for each array that a pass of a loop makes, and starting one takes longer than computing a small
 one. XLA computes all parts of a concatenation by one kernel.

@@ -51,6 +51,16 @@ def of_policy(key: jax.Array, index: int) -> jax.Array:
     return key if index == 0 else jax.random.fold_in(jax.random.fold_in(key, np.uint32(2**31)), index)
 
 
+def raw(key: jax.Array) -> jax.Array:
+    """A key as uint32 ``[2]``, for libraries that keep keys in states, which are saved."""
+    return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+
+
+def host_seed(seed: int, number: int) -> int:
+    """The seed, below ``2^31``, of the environments on the host that are made after a run's first ones."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0]) & 0x7FFFFFFF
+
+
 def per_index(key: jax.Array, index: jax.Array) -> jax.Array:
     """One key for each integer of ``index``, of any shape."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index.reshape(-1))

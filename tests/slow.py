@@ -164,7 +164,7 @@ CASES = {
         "attention, inputs"
     ),
     "algorithms/test_cores.py::test_learning_reads_the_inputs_that_acting_read[impala]": "ppo",
-    "training/test_programs.py::test_a_second_run_finds_what_the_first_compiled": "the other tests of the cache",
+    "training/test_compile_cache.py::test_a_second_run_finds_what_the_first_compiled": "the other tests of the cache",
     "plans/test_plans.py::test_probes_under_the_other_plans[a2c-gradients]": "dqn-asynchronous",
     "plans/test_plans.py::test_same_seed_same_numbers[on_device]": "test_every_algorithm_repeats_bit_for_bit[pqn]",
     "plans/test_plans.py::test_no_episode_no_value": "run/test_run_files.py::test_where_no_episode_ended_there_is_null",
@@ -373,7 +373,7 @@ CASES = {
     ),
     "envs/test_own.py::test_no_command_takes_the_name_of_an_object": "test_a_module_makes_one_for_the_command_line",
     "training/test_structured.py::test_every_plan_takes_parts_and_masks[replay]": "asynchronous",
-    "training/test_programs.py::test_a_second_run_of_a_process_compiles_nothing[on_device]": "synchronous",
+    "training/test_compile_cache.py::test_a_second_run_of_a_process_compiles_nothing[on_device]": "synchronous",
     "actors/test_evaluate.py::test_a_run_and_the_command_evaluate_as_they_are_told": (
         "test_evaluations_change_nothing[on_device]"
     ),
@@ -423,7 +423,7 @@ CASES = {
     ),
     "test_docs.py::test_the_documented_algorithm_can_be_tried_by_hand": "algorithms/test_own_algorithm.py",
     "commands/test_doctor.py::test_this_machine_can_train": "the other tests of the file",
-    "training/test_programs.py::test_what_the_user_s_code_decides_is_compiled_each_time": (
+    "training/test_compile_cache.py::test_what_the_user_s_code_decides_is_compiled_each_time": (
         "test_a_second_run_of_a_process_compiles_nothing[synchronous]"
     ),
     "plans/test_asynchronous.py::test_a_learner_that_runs_freely_does_not_wait_for_slow_actors": (

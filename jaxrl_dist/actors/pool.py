@@ -197,8 +197,7 @@ class ActorPool:
             return device.DeviceActor(job.algorithm, env, on, programs, length, env_key, share, stages)
 
         def make(restarts: int) -> HostEnv:
-            words = np.random.SeedSequence((job.seed, restarts)).generate_state(1)
-            return job.source.host(share, int(words[0]) & 0x7FFFFFFF if restarts else job.seed)
+            return job.source.host(share, rng.host_seed(job.seed, restarts) if restarts else job.seed)
 
         restarting = RestartingEnv(
             job.source.spec, share.size, make, self._options.max_restarts, self._stopping, f"actor {index}"

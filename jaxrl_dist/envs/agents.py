@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist import mesh
+from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, restarted, rows_where
 from jaxrl_dist.envs.episodes import ended_episodes
@@ -60,7 +60,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
     env, agents, name = team.env, list(team.env.agents), f"{backend}:{env_id}"
     check_wrappers(wrappers, agents, name)
     key, limit = jax.eval_shape(lambda: jax.random.key(0)), wrappers.limit(team.time_limit)
-    shapes = jax.eval_shape(lambda key: env.reset(_plain(key)), key)
+    shapes = jax.eval_shape(lambda key: env.reset(rng.raw(key)), key)
     several = agents_of(wrappers.policies, agents, name)
     how = env_id, backend, wrappers
     groups = {policy: group_of(team, own, shapes, *how, policy) for policy, own in several.items()}
@@ -116,7 +116,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
         }
 
     def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
-        obs, state = jax.vmap(lambda key: env.reset(_plain(key)))(keys)
+        obs, state = jax.vmap(lambda key: env.reset(rng.raw(key)))(keys)
         return observe(obs, state), jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
 
     def reset(keys: jax.Array) -> tuple[State, PyTree]:
@@ -133,7 +133,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
         }
 
         def step_one(key: jax.Array, env_state: PyTree, actions: Mapping[Any, PyTree]) -> Any:
-            return env.step_env(_plain(key), env_state, actions)[:4]
+            return env.step_env(rng.raw(key), env_state, actions)[:4]
 
         obs, env_state, reward, dones = jax.vmap(step_one)(keys[:, 0], state.env, actions)
         stepped = jax.tree.map(
@@ -183,8 +183,3 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
 def _flat(x: jax.Array) -> jax.Array:
     """Merges the first two axes."""
     return x.reshape(-1, *x.shape[2:])
-
-
-def _plain(key: jax.Array) -> jax.Array:
-    """Returns a key as raw uint32 ``[2]``, because libraries keep keys in states, which are saved."""
-    return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key

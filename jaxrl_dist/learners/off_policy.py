@@ -13,7 +13,6 @@ from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.checks import check_divides
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.learners.halves import windows
 from jaxrl_dist.memory import ring
 from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
 
@@ -133,7 +132,7 @@ def initial_priority(
     unknown = jnp.full((min(window - 1, num_steps), num_envs), jnp.nan)
     if window > num_steps:
         return unknown
-    pieces = windows(rollout, window)
+    pieces = ring.windows(rollout, window)
     key, examples = jax.random.fold_in(key, number), mesh.global_index(pieces.reward.shape[1])
     postprocess_keys, loss_keys = (rng.per_index(jax.random.fold_in(key, use), examples) for use in range(2))
     batch = algorithm.postprocess(state.variables, pieces, state.context(postprocess_keys))

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxrl_dist.learners import halves, off_policy
+from jaxrl_dist.learners import gradients, off_policy
 from jaxrl_dist.mesh import REPLICATED, ROLLOUT, STATE, TIME_BATCH, Program, acting
 from jaxrl_dist.types import Algorithm, Learner
 
@@ -37,12 +37,12 @@ def compile_priority(algorithm: Algorithm, mesh: Mesh) -> Program:
 
 
 def compile_gradient(algorithm: Algorithm, mesh: Mesh) -> Program:
-    """``(state, rollout, key, number) -> (gradient, metrics)``: see ``halves.gradient``."""
+    """``(state, rollout, key, number) -> (gradient, metrics)``: see ``gradients.gradient``."""
     specs = (REPLICATED, ROLLOUT, REPLICATED, REPLICATED)
-    return Program(partial(halves.gradient, algorithm), mesh, specs, (REPLICATED, REPLICATED))
+    return Program(partial(gradients.gradient, algorithm), mesh, specs, (REPLICATED, REPLICATED))
 
 
 def compile_apply(algorithm: Algorithm, mesh: Mesh, steps: int) -> Program:
     """``(state, gradient) -> state`` for gradients of rollouts of ``steps`` env steps; the state is donated."""
-    apply = partial(halves.apply, algorithm, steps=steps)
+    apply = partial(gradients.apply, algorithm, steps=steps)
     return Program(apply, mesh, (STATE, REPLICATED), STATE, donate=(0,))

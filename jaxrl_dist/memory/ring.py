@@ -289,3 +289,16 @@ def gather(memory: Memory, index: Index, window: int, frame_stack: int = 1) -> R
         obs = jax.tree.map(lambda x: jax.vmap(frames.stack)(x[parts], fresh), obs.pixels)
     rest: PyTree = jax.tree.map(lambda x: read(x, before, before + window), memory.steps._replace(obs=()))
     return rest._replace(obs=obs)
+
+
+def windows(rollout: Rollout, length: int) -> Rollout:
+    """Cuts a rollout ``[T, B, ...]`` into all its windows, as replay does: ``[length, (T - length + 1) * B, ...]``."""
+    starts = rollout.reward.shape[0] - length + 1
+
+    def cut(x: jax.Array, size: int) -> jax.Array:
+        pieces = jnp.stack([x[t : t + starts] for t in range(size)])
+        return pieces.reshape(size, -1, *x.shape[2:])
+
+    obs = jax.tree.map(lambda x: cut(x, length + 1), rollout.obs)
+    rest = jax.tree.map(lambda x: cut(x, length), rollout._replace(obs=(), core=(), final_core=()))
+    return rest._replace(obs=obs)

@@ -21,7 +21,7 @@ from jaxrl_dist.checks import flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.learners.halves import check_sizes
+from jaxrl_dist.learners.gradients import check_sizes
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.clock import Clock

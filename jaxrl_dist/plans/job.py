@@ -163,8 +163,7 @@ class Job(NamedTuple):
         """The seed of environments on the host and of actors in threads, which a resumed run restarts."""
         if self.resumed is None:
             return self.seed
-        seeds = np.random.SeedSequence((self.seed, int(self.resumed.state.iteration))).generate_state(1)
-        return int(seeds[0]) & 0x7FFFFFFF
+        return rng.host_seed(self.seed, int(self.resumed.state.iteration))
 
     def key(self, stream: rng.Stream) -> jax.Array:
         """Returns the replicated key of a stream of this run."""

@@ -25,11 +25,11 @@ from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import initial
+from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.learner import check_sizes, make_learner
 from jaxrl_dist.training.members import Member, is_population, kinds, members, programs
 from jaxrl_dist.training.policies import Policies, alone, naming
 from jaxrl_dist.training.population import PopulationRun
-from jaxrl_dist.training.programs import keep_programs
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.still import Copy, Still

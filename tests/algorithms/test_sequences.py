@@ -13,8 +13,8 @@ from probes import acted, assert_close, box, make_mesh, perturbed, random_rollou
 import jaxrl_dist
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.learners.halves import windows
 from jaxrl_dist.learners.sharded import compile_gradient
+from jaxrl_dist.memory.ring import windows
 from jaxrl_dist.spaces import Discrete
 from jaxrl_dist.types import Context, TrainState
 

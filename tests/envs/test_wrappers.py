@@ -29,7 +29,7 @@ from jaxrl_dist.envs import stacks
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.learners.halves import check_sizes
+from jaxrl_dist.learners.gradients import check_sizes
 from jaxrl_dist.memory import frames
 from jaxrl_dist.rng import RESET
 from jaxrl_dist.training import setup

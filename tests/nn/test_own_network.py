@@ -20,7 +20,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.learners.halves import windows
+from jaxrl_dist.memory.ring import windows
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.torsos import make_torso
 from jaxrl_dist.spaces import Box, Discrete

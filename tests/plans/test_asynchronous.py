@@ -31,8 +31,9 @@ from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.envs.base import HostEnv
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import EnvError, EnvWarning
-from jaxrl_dist.learners import halves
+from jaxrl_dist.learners.gradients import _extended
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
+from jaxrl_dist.memory import ring
 from jaxrl_dist.plans import asynchronous as asynchronous_module
 from jaxrl_dist.plans import gradients as gradients_module
 from jaxrl_dist.plans.asynchronous import asynchronous, rounds
@@ -844,7 +845,7 @@ def test_windows_are_all_that_lie_in_the_rollout() -> None:
     job = base("dqn", 1)
     rollout = random_rollout(job.algorithm, job.source.spec, LENGTH, SIZE)
     for length in (1, 3, LENGTH):
-        found = jax.jit(halves.windows, static_argnums=1)(rollout, length)
+        found = jax.jit(ring.windows, static_argnums=1)(rollout, length)
         assert found.core == found.final_core == ()
         index = 0
         for first in range(LENGTH - length + 1):
@@ -865,7 +866,7 @@ def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
     state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
     _, metrics = compile_gradient(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
     length = algorithm.window or 0
-    windows = halves.windows(halves._extended(rollout, {}, length - 1), length)
+    windows = ring.windows(_extended(rollout, {}, length - 1), length)
     assert windows.reward.shape == (length, LENGTH * SIZE)
     keys = jax.random.split(jax.random.key(2), windows.reward.shape[1])
     losses, mask, _ = losses_of(algorithm, state, windows, keys)

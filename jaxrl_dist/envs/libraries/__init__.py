@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import LIBRARIES
 from jaxrl_dist.errors import ConfigError, one_line
@@ -82,14 +83,14 @@ class Adapted:
 
     def reset_env(self, key: jax.Array, params: Params) -> tuple[PyTree, State]:
         with theirs():
-            obs, state = self.reset(_plain_key(key))
+            obs, state = self.reset(rng.raw(key))
         return obs, State(state, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
     def step_env(
         self, key: jax.Array, state: State, action: Any, params: Params
     ) -> tuple[PyTree, State, jax.Array, jax.Array, Mapping[str, Any]]:
         with theirs():
-            step = self.step(_plain_key(key), state.env, action)
+            step = self.step(rng.raw(key), state.env, action)
         steps, truncated = state.steps + 1, jnp.asarray(step.truncated, bool)
         if params.max_steps_in_episode is not None:
             truncated = truncated | (steps >= params.max_steps_in_episode)
@@ -98,10 +99,6 @@ class Adapted:
 
     def is_truncated(self, state: State, params: Params) -> jax.Array:
         return state.truncated
-
-
-def _plain_key(key: jax.Array) -> jax.Array:
-    return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
 
 
 class Library(Protocol):

@@ -15,7 +15,7 @@ import runs
 
 import jaxrl_dist
 from jaxrl_dist import mesh
-from jaxrl_dist.training import programs
+from jaxrl_dist.training import compile_cache
 
 TRAIN = """
 import pathlib, sys
@@ -53,14 +53,14 @@ def test_the_user_s_own_directory_counts(tmp_path: Path) -> None:
 
 def test_each_version_and_each_cpu_has_a_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    here = programs.cache_dir()
-    assert here == programs.cache_dir() and here.parent == tmp_path / "jaxrl_dist"
+    here = compile_cache.cache_dir()
+    assert here == compile_cache.cache_dir() and here.parent == tmp_path / "jaxrl_dist"
     assert jax.__version__ in here.name
-    monkeypatch.setattr(programs, "_cpu", lambda: "flags: fpu sse avx512f")
-    assert programs.cache_dir() != here
+    monkeypatch.setattr(compile_cache, "_cpu", lambda: "flags: fpu sse avx512f")
+    assert compile_cache.cache_dir() != here
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert programs.cache_dir().parent == tmp_path / "home" / ".cache" / "jaxrl_dist"
+    assert compile_cache.cache_dir().parent == tmp_path / "home" / ".cache" / "jaxrl_dist"
 
 
 @pytest.fixture
@@ -77,19 +77,19 @@ def unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_programs_that_nobody_reads_are_deleted(unset: Path) -> None:
-    folder = programs.cache_dir()
+    folder = compile_cache.cache_dir()
     folder.mkdir(parents=True)
     for name, days in {"old": 40, "new": 2}.items():
         (folder / name).touch()
         os.utime(folder / name, (time.time() - 86400 * days,) * 2)
-    programs.keep_programs()
+    compile_cache.keep_programs()
     assert jax.config.jax_compilation_cache_dir == str(folder)
     assert [path.name for path in folder.iterdir()] == ["new"]
 
 
 def test_a_place_that_cannot_be_written_is_no_error(unset: Path) -> None:
     unset.write_text("a file")
-    programs.keep_programs()
+    compile_cache.keep_programs()
     assert jax.config.jax_compilation_cache_dir is None
 
 

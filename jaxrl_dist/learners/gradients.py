@@ -1,4 +1,4 @@
-"""The two halves of an update: an actor computes the gradient where it acts, and the learner applies it."""
+"""An update in two parts: an actor computes the gradient where it acts, and the learner applies it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
+from jaxrl_dist.memory import ring
 from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
 
 
@@ -33,7 +34,7 @@ def gradient(
         # The last windows also need what the policy's core reads beside the last observation, which ``extras`` hold.
         keys = rng.per_index(jax.random.fold_in(key, 2), mesh.global_index(rollout.reward.shape[1]))
         acted = algorithm.policy(state.variables, rollout.last_obs, rollout.final_core, state.context(keys))
-        rollout = windows(_extended(rollout, acted[2], algorithm.window - 1), algorithm.window)
+        rollout = ring.windows(_extended(rollout, acted[2], algorithm.window - 1), algorithm.window)
     keys = rng.per_index(jax.random.fold_in(key, 0), mesh.global_index(rollout.reward.shape[1]))
     batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
     num_examples = len(jax.tree.leaves(batch)[0])
@@ -62,19 +63,6 @@ def _extended(rollout: Rollout, extras: PyTree, steps: int) -> Rollout:
     rest = jax.tree.map(lambda x: extend(x, jnp.zeros_like(x[0])), rest)
     later = jax.tree.map(extend, (rollout.obs, rollout.extras), (rollout.last_obs, extras))
     return rest._replace(obs=later[0], extras=later[1])
-
-
-def windows(rollout: Rollout, length: int) -> Rollout:
-    """Cuts a rollout ``[T, B, ...]`` into all its windows, as replay does: ``[length, (T - length + 1) * B, ...]``."""
-    starts = rollout.reward.shape[0] - length + 1
-
-    def cut(x: jax.Array, size: int) -> jax.Array:
-        pieces = jnp.stack([x[t : t + starts] for t in range(size)])
-        return pieces.reshape(size, -1, *x.shape[2:])
-
-    obs = jax.tree.map(lambda x: cut(x, length + 1), rollout.obs)
-    rest = jax.tree.map(lambda x: cut(x, length), rollout._replace(obs=(), core=(), final_core=()))
-    return rest._replace(obs=obs)
 
 
 def check_sizes(algorithm: Algorithm, rollout_length: int) -> None:
