@@ -400,6 +400,21 @@ def test_ppo_against_a_naive_one() -> None:
     assert_close(state.variables.params, expected)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+def test_advantages_are_scaled_down_but_hardly_up(size: float) -> None:
+    """Where nothing is rewarded, advantages are the errors of the values."""
+    algorithm = PPO(**NET, discount=0.0).make(DISCRETE)
+    rollout = random_rollout(algorithm, DISCRETE, 20, 8)
+    values = {**rollout.extras, "value": size * rollout.extras["value"]}
+    rollout = rollout._replace(reward=size * rollout.reward, extras=values)
+    batch = meshes.by_hand(algorithm.postprocess)(algorithm.init(jax.random.key(0)), rollout, Context())
+    valid = rollout.valid.T.reshape(-1)
+    error = (rollout.reward - values["value"]).T.reshape(-1).astype(np.float64)[valid]
+    assert (error.std() > 0.03) == (size == 1)
+    expected = (error - error.mean()) / max(error.std(), 0.03)
+    np.testing.assert_allclose(batch["advantage"][valid], expected, rtol=1e-4, atol=1e-6)
+
+
 # --- Minibatches --------------------------------------------------------------------------------------
 
 
