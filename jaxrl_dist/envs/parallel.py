@@ -32,7 +32,8 @@ class Parallel(gymnasium.Env[Any, Any]):
 
     The observation is a dict of ``reward`` and flags, ``[k]`` each, ``obs`` keyed by agent and, if infos have legal
     actions, ``mask`` keyed by agent. The action is a dict keyed by agent. The episode ends once no agent is left. For
-    an absent agent, the observation is zero and the action is ignored.
+    an absent agent, the observation is zero and the action is ignored. An agent is absent from its flag until the
+    reset, even if the environment still lists it. One that leaves without a flag is truncated.
     """
 
     def __init__(self, env: Any) -> None:
@@ -54,6 +55,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         self.render_mode, self.metadata = getattr(env, "render_mode", None), env.metadata
         self._seen = {agent: env.observation_space(agent) for agent in self.agents}
         self._acts = {agent: env.action_space(agent) for agent in self.agents}
+        self._gone: set[Any] = set()  # whose flags have said so since the reset
         self._masks = self._names_of_masks()
         count = len(self.agents)
         parts: dict[str, spaces.Space[Any]] = {
@@ -89,20 +91,29 @@ class Parallel(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.env.reset(seed=seed, options=options)
+        self._gone = set()
         return self._all(obs, infos, {}, {}, {}, []), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        there = list(self.env.agents)
-        own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in there}
+        there = self._going()
+        own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in self.env.agents}
         obs, rewards, terminated, truncated, infos = self.env.step(own)
+        self._gone |= {agent for agent in there if terminated.get(agent) or truncated.get(agent)}
+        going = self._going()
+        unflagged = [agent for agent in there if agent not in going and agent not in self._gone]
+        truncated = {**truncated, **dict.fromkeys(unflagged, True)}
         seen = self._all(obs, infos, rewards, terminated, truncated, there)
-        return seen, 0.0, not self.env.agents, False, {}
+        return seen, 0.0, not going, False, {}
 
     def render(self) -> Any:
         return self.env.render()
 
     def close(self) -> None:
         self.env.close()
+
+    def _going(self) -> list[Any]:
+        """Returns the agents whose episodes go on."""
+        return [agent for agent in self.env.agents if agent not in self._gone]
 
     def _all(self, obs: Any, infos: Any, rewards: Any, terminated: Any, truncated: Any, there: list[Any]) -> Any:
         """Returns the observation from dicts keyed by agent; ``there`` lists the agents that have acted."""

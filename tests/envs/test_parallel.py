@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import flock
+import jax
 import numpy as np
 import pytest
 import runs
@@ -90,6 +91,23 @@ def test_rows_are_the_agents_of_a_loop_over_the_environment(workers: Any, limit:
     assert min(counts.values()) > 3, counts
 
 
+@pytest.mark.parametrize("name", ["Lingering", "Silent"])
+def test_an_agent_has_left_from_its_flag_on_and_one_that_leaves_without_a_flag_is_truncated(name: str) -> None:
+    """Against the rows of the flock that keeps the contract."""
+    rng, ended = np.random.default_rng(4), 0
+    with closing(find("flock:Flock").host(9, 3)) as one, closing(find(f"flock:{name}").host(9, 3)) as other:
+        np.testing.assert_array_equal(one.reset()["observation"], other.reset()["observation"])
+        for _ in range(STEPS):
+            action = rng.integers(0, 3, 9)
+            (step, episodes), (same, counted) = one.step(action), other.step(action)
+            if name == "Silent":
+                step = step._replace(terminated=step.terminated & False, truncated=step.terminated | step.truncated)
+            for x, y in ((step, same), (episodes, counted)):
+                jax.tree.map(np.testing.assert_array_equal, x, y)
+            ended += int(counted.episodes.sum())
+    assert ended > 20
+
+
 def test_rows_of_a_policy_are_its_agents() -> None:
     """Also where agents have other actions, and with the agents' numbers."""
     policies = {"a": "bird_1", "b": "late,bird_0"}
@@ -141,6 +159,26 @@ def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
                 ended += 1
             obs, seen = step.obs, team.obs
     assert ended > 10
+
+
+@pytest.mark.parametrize("name", ["Late", "Never"])
+def test_the_episode_of_a_team_ends_with_its_last_present_member(name: str) -> None:
+    """Whether or not another joins later, for an episode of the rest; so no return is left when environments reset."""
+    how = Wrappers(policies={"team": "bird_0,late", "other": "bird_1"}, joint=("team",))
+    rng, total, ended = np.random.default_rng(5), np.zeros(3), 0
+    with closing(find(f"flock:{name}", wrappers=how).host(6, 3)) as env:
+        env.reset()
+        for _ in range(60):
+            steps, episodes = env.step({"team": rng.integers(0, 3, (3, 2)), "other": rng.integers(0, 3, 3)})
+            step, over = steps["team"], episodes["team"].episodes > 0
+            total += step.reward
+            np.testing.assert_array_equal(over, step.terminated | step.truncated)
+            np.testing.assert_allclose(episodes["team"].return_sum[over], total[over], atol=1e-5)
+            total[over] = 0.0
+            ended += over.sum()
+            resetting = ~step.valid & ~steps["other"].valid
+            assert not total[resetting].any()
+    assert ended > 15
 
 
 def test_masks_and_observations_of_several_kinds() -> None:
