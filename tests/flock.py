@@ -55,7 +55,10 @@ class Flock:
         legal = {agent: np.array([self.places[agent] > 0, True, True], np.int8) for agent in agents}
         if self.masks == "part":
             return {agent: {"observation": obs[agent], "action_mask": legal[agent]} for agent in agents}, {}
-        return obs, {agent: {"action_mask": legal[agent]} if self.masks == "info" else {} for agent in agents}
+        if self.masks == "indices":
+            return obs, {agent: {"legal_actions": np.flatnonzero(legal[agent])} for agent in agents}
+        told = [agent for agent in agents if self.masks == "info" or (self.masks == "once" and self.time < 2)]
+        return obs, {agent: {"action_mask": legal[agent]} if agent in told else {} for agent in agents}
 
     def render(self) -> np.ndarray:
         picture = np.zeros((3, 5, 3), np.uint8)

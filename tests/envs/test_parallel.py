@@ -19,7 +19,7 @@ from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.config import split_env
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, describe
 from jaxrl_dist.training.stored import module_of_user
 
@@ -186,6 +186,8 @@ def test_masks_and_observations_of_several_kinds() -> None:
     assert (
         describe(part.observation) == "{action_mask: int8[3], observation: float32[2]}" and part.mask == "action_mask"
     )
+    indices = find("flock:Flock", {"masks": "indices"}).spec
+    assert indices.mask is None and "info['legal_actions'] looks like an action mask" in indices.unread_mask
     none = find("flock:Flock", {"masks": "none"})
     assert isinstance(none.spec.observation, Box) and none.spec.mask is None
     with closing(none.host(6, 0)) as env:
@@ -213,6 +215,16 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
     if importlib.util.find_spec("pettingzoo") is not None:
         with pytest.raises(ConfigError, match="is a game in turns"):
             find("flock:InTurns")
+
+
+def test_an_agent_without_its_mask_is_an_error() -> None:
+    with closing(find("flock:Flock", {"masks": "once"}).host(3, 0)) as env:
+        env.reset()
+        env.step(np.ones(3, int))
+        with pytest.raises(
+            EnvError, match="in step: ValueError: the info of bird_0 gave None as 'action_mask', not 3 zeros"
+        ):
+            env.step(np.ones(3, int))
 
 
 def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
