@@ -9,19 +9,23 @@ from typing import Any
 
 import flock
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
 from PIL import Image
 
 from jaxrl_dist import cli, load_policy
+from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.config import split_env
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.run import console
 from jaxrl_dist.spaces import Box, describe
 from jaxrl_dist.training.stored import module_of_user
+from jaxrl_dist.types import Algorithm, Context, Variables
 
 ENVS, STEPS, AGENTS = 3, 40, flock.Flock.possible_agents
 
@@ -179,6 +183,21 @@ def test_the_episode_of_a_team_ends_with_its_last_present_member(name: str) -> N
             resetting = ~step.valid & ~steps["other"].valid
             assert not total[resetting].any()
     assert ended > 15
+
+
+def still(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
+    return jnp.ones(len(obs["mask"]), int), core, {}
+
+
+def test_an_evaluation_ends_without_the_episodes_of_an_agent_that_never_joins() -> None:
+    source = find("flock:Never", wrappers=Wrappers(policies={"a": "bird_*", "b": "late"}))
+    nothing: Any = None
+    algorithms = dict.fromkeys("ab", Algorithm(nothing, still, nothing, nothing, nothing))
+    played = evaluate(algorithms, dict.fromkeys("ab", Variables((), ())), source, 12, 0, max_steps=20, num_envs=2)
+    summary = played.summary()
+    assert played.lengths.tolist() == [6] * 8 and played.cut == 0
+    assert summary["a/episodes"] == 8 and summary["b/episodes"] == 0 and "b/return_mean" not in summary
+    assert console.played(summary).splitlines()[1] == "b: no episode has begun"
 
 
 def test_masks_and_observations_of_several_kinds() -> None:
