@@ -16,6 +16,7 @@ class Flock:
 
     metadata: ClassVar[dict[str, Any]] = {}
     possible_agents = ("bird_0", "bird_1", "late")
+    joins = 1
 
     def __init__(self, masks: str = "info") -> None:
         self.masks = masks
@@ -44,8 +45,9 @@ class Flock:
         rewards = {agent: 1.0 if home[agent] else -0.1 * (1 + self.possible_agents.index(agent)) for agent in there}
         late = {agent: self.time == 6 and not home[agent] for agent in there}
         self.agents = [agent for agent in there if not home[agent] and not late[agent]]
-        self.agents += ["late"] if self.time == 1 else []
-        obs, infos = self.seen([*there, *(["late"] if self.time == 1 else [])])
+        joining = ["late"] if self.time == self.joins else []
+        self.agents += joining
+        obs, infos = self.seen([*there, *joining])
         return obs, rewards, home, late, infos
 
     def seen(self, agents: Any) -> Any:
@@ -53,7 +55,10 @@ class Flock:
         legal = {agent: np.array([self.places[agent] > 0, True, True], np.int8) for agent in agents}
         if self.masks == "part":
             return {agent: {"observation": obs[agent], "action_mask": legal[agent]} for agent in agents}, {}
-        return obs, {agent: {"action_mask": legal[agent]} if self.masks == "info" else {} for agent in agents}
+        if self.masks == "indices":
+            return obs, {agent: {"legal_actions": np.flatnonzero(legal[agent])} for agent in agents}
+        told = [agent for agent in agents if self.masks == "info" or (self.masks == "once" and self.time < 2)]
+        return obs, {agent: {"action_mask": legal[agent]} if agent in told else {} for agent in agents}
 
     def render(self) -> np.ndarray:
         picture = np.zeros((3, 5, 3), np.uint8)
@@ -73,6 +78,38 @@ class Unequal(Flock):
 class Bounded(Flock):
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Box(0, 7 + (agent == "late"), (2,), np.float32)
+
+
+class Lingering(Flock):
+    """Lists birds that have left, and pays them, until the reset."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.left: list[str] = []
+        return super().reset(seed, options)
+
+    def step(self, actions: Any) -> Any:
+        self.agents = there = [agent for agent in self.agents if agent not in self.left]
+        obs, rewards, home, late, infos = super().step({agent: actions[agent] for agent in there})
+        rewards, home = rewards | dict.fromkeys(self.left, 1.0), home | dict.fromkeys(self.left, True)
+        self.left += [agent for agent in there if agent not in self.agents]
+        self.agents = [*self.agents, *self.left]
+        return obs, rewards, home, late, infos
+
+
+class Silent(Flock):
+    """Birds leave without a flag."""
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, _, _, infos = super().step(actions)
+        return obs, rewards, {}, {}, infos
+
+
+class Late(Flock):
+    joins = 4
+
+
+class Never(Flock):
+    joins = 99
 
 
 class InTurns(Flock):

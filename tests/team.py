@@ -142,6 +142,19 @@ class Unlike:
         return spaces.Discrete(3 + (agent != "short"))
 
 
+class Outlived(Unlike):
+    """The first agent's episode ends after two steps, and the others' never."""
+
+    time_limit: Any = None
+
+    def step_env(self, key: jax.Array, state: Any, actions: Any) -> Any:
+        obs, state, rewards, dones, info = super().step_env(key, state, actions)
+        return obs, state, rewards, {**dones, self.agents[0]: state[1] >= 2}, info
+
+    def render(self, state: Any) -> Any:
+        return jnp.zeros((2, 2, 3), jnp.uint8)
+
+
 class TwoSteps:
     """The two-step game of Rashid et al. (2018, section 5), whose optimum is 8 and needs both agents' second action.
 

@@ -45,12 +45,15 @@ class Evaluation(NamedTuple):
     info: Mapping[str, np.ndarray] = {}  # [episodes] by metric of the info; NaN where an episode reported none
 
     def summary(self) -> dict[str, float | int]:
-        """Returns the numbers stored in a run's summary."""
-        return {
-            "episodes": len(self.returns),
+        """Returns the numbers stored in a run's summary, without means if there are no episodes."""
+        means = {
             "return_mean": float(self.returns.mean()),
             "return_std": float(self.returns.std()),
             "length_mean": float(self.lengths.mean()),
+        } if len(self.returns) else {}  # fmt: skip
+        return {
+            "episodes": len(self.returns),
+            **means,
             "cut": self.cut,
             **({"sampled": True} if self.sampled else {}),
             **{f"info/{x}": float(y[told].mean()) for x, y in self.info.items() if (told := ~np.isnan(y)).any()},
@@ -102,7 +105,8 @@ class Evaluator:
           episodes: number of episodes to play.
           seed: seed of the environments; training with the same seed sees other episodes.
           max_steps: env steps after which an episode is cut and counted with its return so far: a greedy policy that
-            walks in circles may never end it. None: ``MAX_EPISODE_STEPS``, or the environment's time limit if longer.
+            walks in circles may never end it. An agent that waits longer for an episode, such as one that never joins,
+            plays one fewer. None: ``MAX_EPISODE_STEPS``, or the environment's time limit if longer.
           num_envs: number of environments in training. On the host, evaluation makes no more than that, because more
             may not fit into memory. With fewer environments than episodes, each plays several in turn; which episodes
             they play depends on this number.
@@ -203,7 +207,7 @@ class Evaluator:
         info: dict[str, list[list[float]]]
         info = {metric: [[] for _ in range(num_envs)] for metric in spec.info_metrics}
         done, cut = np.zeros((2, num_envs), int)
-        running = np.zeros((2, num_envs))  # return and length of the episodes under way
+        running = np.zeros((3, num_envs))  # return, length and steps of waiting of the episodes under way
         counted = np.zeros((2, num_envs))  # return and length that cut episodes have already been credited with
         steps, key = 0, rng.stream(self._seed, rng.Stream.ACT)
         with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
@@ -222,24 +226,26 @@ class Evaluator:
                 if watch is not None:
                     watch(env, np.flatnonzero(done == 0))
                 obs, step, ended = in_rows(spec, step, ended)
-                running += [step.reward, step.valid]
+                running += [step.reward, step.valid, ~step.valid]
                 over = ended.episodes > 0
-                endless = ~over & (running[1] >= self._max_steps)
-                totals = np.where(over, np.array([ended.return_sum, ended.length_sum]) - counted, running)
+                endless = ~over & ((running[1] >= self._max_steps) | (running[2] > self._max_steps))
+                totals = np.where(over, np.array([ended.return_sum, ended.length_sum]) - counted, running[:2])
                 for index in np.flatnonzero((over | endless) & (done < quota)):
                     returns[index].append(float(totals[0, index]))
                     lengths[index].append(int(totals[1, index]))
                     for metric, (value, count) in ended.info.items():
                         info[metric][index].append(float(value[index]) if count[index] else np.nan)
                     done[index] += 1
-                    cut[index] += endless[index]
+                    cut[index] += endless[index] and totals[1, index] > 0
                     progress(int(done.sum()))
-                counted = np.where(over, 0, counted + np.where(endless, running, 0))
+                counted = np.where(over, 0, counted + np.where(endless, running[:2], 0))
                 running[:, over | endless] = 0
 
         def of_rows(rows: slice) -> Evaluation:
-            told = {metric: np.concatenate(values[rows]) for metric, values in info.items()}
-            ended = np.concatenate(returns[rows]), np.concatenate(lengths[rows])
+            length = np.concatenate(lengths[rows])
+            played = length > 0
+            told = {metric: np.concatenate(values[rows])[played] for metric, values in info.items()}
+            ended = np.concatenate(returns[rows])[played], length[played]
             return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=told)
 
         return self._divided(of_rows)
@@ -275,7 +281,7 @@ class Evaluator:
         returns, lengths, cut = map(np.asarray, (played.returns, played.lengths, played.cut))
 
         def of_rows(rows: slice) -> Evaluation:
-            whole = np.arange(returns.shape[1]) < self._quota[rows, None]
+            whole = lengths[rows] > 0
             ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
             info = {metric: np.asarray(values)[rows][whole] for metric, values in played.info.items()}
             return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=info)

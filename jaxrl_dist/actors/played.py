@@ -30,9 +30,9 @@ class Played(NamedTuple):
     steps: jax.Array  # int32 scalar
     done: jax.Array  # [B] int32, episodes
     returns: jax.Array  # [B, E] float32
-    lengths: jax.Array  # [B, E] int32
+    lengths: jax.Array  # [B, E] int32; 0: no episode
     info: dict[str, jax.Array]  # [B, E] float32, by metric of the info; NaN if the episode reported none
-    running: jax.Array  # [2, B] float32, return and length of the episodes under way
+    running: jax.Array  # [3, B] float32, return, length and steps of waiting of the episodes under way
     counted: jax.Array  # [2, B] float32, return and length that cut episodes have already been credited with
     cut: jax.Array  # [B] int32
     fault: jax.Array  # int32 scalar, 2 * environment + (0: observation, 1: reward); ALL_FINITE: none
@@ -41,12 +41,12 @@ class Played(NamedTuple):
 def begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> Played:
     state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))
     zeros = jnp.zeros((len(quota), max(quota)), jnp.int32)
-    none = jnp.zeros((2, len(quota)), jnp.float32)
+    none = jnp.zeros((3, len(quota)), jnp.float32)
     zero = jnp.zeros((), jnp.int32)
     returns = zeros.astype(jnp.float32)
     fault = _fault(env, obs, jnp.zeros(len(quota)))
     info = {metric: jnp.full_like(returns, jnp.nan) for metric in env.spec.info_metrics}
-    return Played(state, obs, start, key, zero, zeros[:, 0], returns, zeros, info, none, none, zeros[:, 0], fault)
+    return Played(state, obs, start, key, zero, zeros[:, 0], returns, zeros, info, none, none[:2], zeros[:, 0], fault)
 
 
 def go_on(
@@ -75,10 +75,11 @@ def go_on(
         if jax.tree.leaves(start):
             core = learn_outcome(hyper, core, start, (), action, step)
         obs, step, ended = in_rows(env.spec, step, ended)
-        running = played.running + jnp.stack([step.reward, step.valid.astype(jnp.float32)])
+        valid = step.valid.astype(jnp.float32)
+        running = played.running + jnp.stack([step.reward, valid, 1 - valid])
         over = ended.episodes > 0
-        endless = ~over & (running[1] >= max_steps)
-        totals = jnp.where(over, jnp.stack([ended.return_sum, ended.length_sum]) - played.counted, running)
+        endless = ~over & ((running[1] >= max_steps) | (running[2] > max_steps))
+        totals = jnp.where(over, jnp.stack([ended.return_sum, ended.length_sum]) - played.counted, running[:2])
         new = (over | endless) & (played.done < quota)
         place = jnp.where(new, played.done, played.returns.shape[1])  # out of range, and dropped, if no episode is new
         return Played(
@@ -95,8 +96,8 @@ def go_on(
                 for metric, (value, count) in ended.info.items()
             },
             running=jnp.where(over | endless, 0, running),
-            counted=jnp.where(over, 0, played.counted + jnp.where(endless, running, 0)),
-            cut=played.cut + (new & endless),
+            counted=jnp.where(over, 0, played.counted + jnp.where(endless, running[:2], 0)),
+            cut=played.cut + (new & endless & (totals[1] > 0)),
             fault=_fault(env, obs, step.reward),
         )
 

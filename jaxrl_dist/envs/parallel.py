@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_dist.envs.masks import NAMES, PART, of_parts
+from jaxrl_dist.envs.masks import NAMES, PART, flat, misfit, of_parts, size_of
 from jaxrl_dist.envs.native import NO_MASK, Description, Mask, plain
 from jaxrl_dist.errors import ConfigError
 
@@ -32,7 +32,8 @@ class Parallel(gymnasium.Env[Any, Any]):
 
     The observation is a dict of ``reward`` and flags, ``[k]`` each, ``obs`` keyed by agent and, if infos have legal
     actions, ``mask`` keyed by agent. The action is a dict keyed by agent. The episode ends once no agent is left. For
-    an absent agent, the observation is zero and the action is ignored.
+    an absent agent, the observation is zero and the action is ignored. An agent is absent from its flag until the
+    reset, even if the environment still lists it. One that leaves without a flag is truncated.
     """
 
     def __init__(self, env: Any) -> None:
@@ -54,7 +55,10 @@ class Parallel(gymnasium.Env[Any, Any]):
         self.render_mode, self.metadata = getattr(env, "render_mode", None), env.metadata
         self._seen = {agent: env.observation_space(agent) for agent in self.agents}
         self._acts = {agent: env.action_space(agent) for agent in self.agents}
-        self._masks = self._names_of_masks()
+        self._gone: set[Any] = set()  # whose flags have said so since the reset
+        found = self._masks_of_infos()
+        self._masks = {agent: mask.name for agent, mask in found.items() if not mask.unread}
+        self._unread = {agent: mask for agent, mask in found.items() if mask.unread}
         count = len(self.agents)
         parts: dict[str, spaces.Space[Any]] = {
             OBS: _by_name(self._seen),
@@ -66,43 +70,56 @@ class Parallel(gymnasium.Env[Any, Any]):
             parts[PART] = _by_name({agent: spaces.Box(0, 1, size, np.bool_) for agent, size in sizes.items()})  # type: ignore[arg-type]
         self.observation_space, self.action_space = spaces.Dict(parts), _by_name(self._acts)
 
-    def _names_of_masks(self) -> dict[Any, str]:
-        """Returns the name of each agent's mask in its info; for agents that join late, the name that others use."""
+    def _masks_of_infos(self) -> dict[Any, Mask]:
+        """Returns each agent's mask in its info; agents that join late have that of others with as many actions."""
         sizes = {agent: int(space.n) for agent, space in self._acts.items() if isinstance(space, spaces.Discrete)}
         infos = self.env.reset(seed=0)[1] if sizes else {}
-        found = {
-            size: name
-            for agent, size in sizes.items()
-            for name in reversed(NAMES)
-            if name in infos.get(agent, {}) and np.size(infos[agent][name]) == size
-        }
+        found: dict[int, Mask] = {}
+        for agent, size in sizes.items():
+            for name in reversed([name for name in NAMES if name in infos.get(agent, {})]):
+                mask, value = Mask("info", name), infos[agent][name]
+                if size_of(value) == size:
+                    found[size] = mask
+                elif size not in found:
+                    unread = misfit(f"info[{name!r}]", np.size(value), plain(self._acts[agent]))
+                    found[size] = mask._replace(unread=unread)
         return {agent: found[size] for agent, size in sizes.items() if size in found}
 
     def description(self) -> Description:
         """Returns the description, with the spaces and masks of the agents by their names."""
         seen, acts = plain(_by_name(self._seen)), plain(self.action_space)
-        masks = {
-            str(agent): Mask("info", PART) if agent in self._masks else of_parts(plain(space), plain(self._acts[agent]))
-            for agent, space in self._seen.items()
-        }
+        masks = {}
+        for agent, space in self._seen.items():
+            mask = of_parts(plain(space), plain(self._acts[agent]))
+            mask = mask if mask.where else self._unread.get(agent, NO_MASK)
+            masks[str(agent)] = Mask("info", PART) if agent in self._masks else mask
         return Description(type(self.env).__name__, True, False, seen, acts, "pettingzoo", mask=NO_MASK, agents=masks)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.env.reset(seed=seed, options=options)
+        self._gone = set()
         return self._all(obs, infos, {}, {}, {}, []), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        there = list(self.env.agents)
-        own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in there}
+        there = self._going()
+        own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in self.env.agents}
         obs, rewards, terminated, truncated, infos = self.env.step(own)
+        self._gone |= {agent for agent in there if terminated.get(agent) or truncated.get(agent)}
+        going = self._going()
+        unflagged = [agent for agent in there if agent not in going and agent not in self._gone]
+        truncated = {**truncated, **dict.fromkeys(unflagged, True)}
         seen = self._all(obs, infos, rewards, terminated, truncated, there)
-        return seen, 0.0, not self.env.agents, False, {}
+        return seen, 0.0, not going, False, {}
 
     def render(self) -> Any:
         return self.env.render()
 
     def close(self) -> None:
         self.env.close()
+
+    def _going(self) -> list[Any]:
+        """Returns the agents whose episodes go on."""
+        return [agent for agent in self.env.agents if agent not in self._gone]
 
     def _all(self, obs: Any, infos: Any, rewards: Any, terminated: Any, truncated: Any, there: list[Any]) -> Any:
         """Returns the observation from dicts keyed by agent; ``there`` lists the agents that have acted."""
@@ -114,12 +131,24 @@ class Parallel(gymnasium.Env[Any, Any]):
             **{name: np.array([bool(x.get(agent)) for agent in self.agents], np.int8) for name, x in flags.items()},
         }
         if self._masks:
-            legal = {agent: infos.get(agent, {}).get(name) for agent, name in self._masks.items()}
-            seen[PART] = {
-                str(agent): np.zeros(int(self._acts[agent].n), np.bool_) if mask is None else np.asarray(mask, np.bool_)
-                for agent, mask in legal.items()
-            }
+            going = self._going()
+            seen[PART] = {str(agent): self._legal(agent, infos.get(agent, {}), agent in going) for agent in self._masks}
         return seen
+
+    def _legal(self, agent: Any, info: Any, going: bool) -> np.ndarray:
+        """Returns which of an agent's actions are legal, ``[n]`` bool; none without a mask after its episode.
+
+        Raises:
+          ValueError: the agent's episode goes on, and its mask is missing or has changed its size.
+        """
+        name, size = self._masks[agent], int(self._acts[agent].n)
+        mask = info.get(name)
+        if size_of(mask) == size:
+            return flat(mask)
+        if going:
+            what = f"the info of {agent} gave {mask!r:.80} as {name!r}"
+            raise ValueError(f"{what}, not {size} zeros and ones that say what is legal")
+        return np.zeros(size, np.bool_)
 
 
 def _by_name(found: dict[Any, Any]) -> spaces.Dict:

@@ -151,7 +151,6 @@ class Rows:
     def _begin(self) -> None:
         size, groups = self._env.num_envs, self._team.groups.values()
         self._episodes = {group.agents[0]: EpisodeCounter(size * group.spec.num_agents) for group in groups}
-        self._gone = np.zeros((size, len(self._team.agents)), bool)
 
     def reset(self) -> PyTree:
         obs = self._env.reset()
@@ -169,10 +168,9 @@ class Rows:
         there, terminated, truncated = (step.obs[name].astype(bool) for name in (THERE, *FLAGS))
         valid = there & step.valid[:, None]
         terminated = terminated & valid
-        cut = np.asarray(step.truncated) | np.asarray(step.terminated)  # also those that leave without a flag
-        truncated = (truncated | cut[:, None]) & valid & ~terminated
+        truncated = (truncated | np.asarray(step.truncated)[:, None]) & valid & ~terminated
         reward = np.where(valid, step.obs["reward"], 0).astype(np.float32)
-        self._gone = (self._gone & step.valid[:, None]) | terminated | truncated
+        going = valid & ~terminated & ~truncated
 
         def of_group(group: Group) -> tuple[Timestep, EpisodeStats]:
             places = [self._team.agents.index(agent) for agent in group.agents]
@@ -180,7 +178,7 @@ class Rows:
             flags: list[Any] = [flag[:, places] for flag in (terminated, truncated, valid)]
             if group.joint:
                 here = flags[2].any(axis=1)
-                over = here & (cut | self._gone[:, places].all(axis=1))  # the last agents' episodes end
+                over = here & ~going[:, places].any(axis=1)  # the last agents' episodes end, whoever may join later
                 late = over & flags[1].any(axis=1)
                 paid, flags = paid.mean(axis=1), [over & ~late, late, here]
             paid, flags = paid.reshape(-1), [flag.reshape(-1) for flag in flags]

@@ -67,9 +67,11 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
 
 def played(evaluation: Mapping[str, float | int]) -> str:
     """Formats an evaluation as one line, or with several policies as one line each."""
-    if policies := _policies(evaluation, "/return_mean"):
+    if policies := _policies(evaluation, "/episodes"):
         own = {policy: _of_policy(evaluation, f"{policy}/") for policy in policies}
         return "\n".join(f"{policy}: {played(numbers)}" for policy, numbers in own.items())
+    if not evaluation["episodes"]:
+        return "no episode has begun"
     kind = "sampled" if evaluation.get("sampled") else "greedy"
     cut = f", {evaluation['cut']} of them cut before they had ended" if evaluation["cut"] else ""
     return (
@@ -188,8 +190,9 @@ class Display:
         """Formats what only some reports have: the newest evaluation, and restarts of environments."""
         if report.evaluation:
             of = [f"{policy}/" for policy in _policies(report.evaluation, "/return_mean")] or [""]
-            shown = (f"{policy.replace('/', ' ')}{report.evaluation[f'{policy}return_mean']:.4g}" for policy in of)
-            self._evaluated = f"  evaluation {', '.join(shown)}"
+            means = ((policy, report.evaluation.get(f"{policy}return_mean")) for policy in of)
+            shown = (f"{policy.replace('/', ' ')}{x:.4g}" for policy, x in means if x is not None)
+            self._evaluated = f"  evaluation {', '.join(shown) or 'without an episode'}"
         restarts = int(report.metrics.get("async/restarts") or 0)
         return self._evaluated + (f"  {counted(restarts, 'restart')}" if restarts else "")
 

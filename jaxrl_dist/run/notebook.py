@@ -55,7 +55,8 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
     for report in reports:
         value = report.metrics.get("episode/return")
         points += [] if value is None else [(report.env_steps, value)]
-        tests += [] if report.evaluation is None else [(report.env_steps, report.evaluation["return_mean"])]
+        value = (report.evaluation or {}).get("return_mean")
+        tests += [] if value is None else [(report.env_steps, value)]
         if report.ended_by is not None or time.monotonic() - drawn > PLOT_SECONDS:
             drawn = time.monotonic()
             for line, values in ((trained, points), (evaluated, tests)):

@@ -156,7 +156,7 @@ class PopulationRun:
         if (value := report.metrics["episode/return"]) is not None:
             row.episode_return = value
         if report.evaluation is not None:
-            row.evaluation_return = report.evaluation["return_mean"]
+            row.evaluation_return = report.evaluation.get("return_mean")
         if report.ended_by:
             row.status = "done"
         if number in self._programs:

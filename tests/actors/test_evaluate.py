@@ -13,6 +13,7 @@ import numpy as np
 import own
 import pytest
 import runs
+import team
 
 import jaxrl_dist
 from jaxrl_dist import cli
@@ -243,6 +244,17 @@ def test_episodes_are_cut_and_count_as_far_as_they_came() -> None:
     assert played.lengths.tolist() == [30, 20] * 2 + [30] * 126
     np.testing.assert_array_equal(played.returns, -played.lengths)
     assert played.cut == 128 and played.summary()["cut"] == 128
+
+
+@pytest.mark.parametrize("watch", [None, lambda env, indices: None], ids=["in one program", "step by step"])
+def test_an_agent_that_waits_longer_than_the_limit_plays_one_episode_fewer(watch: Any) -> None:
+    """Its environment never resets, because the other agent's episode never ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxrl_dist.actors.evaluate.MAX_ENVS", 2)
+        evaluator = Evaluator(algorithm(), find(team.Outlived("long_1", "long_2")), 8, 0, 10)
+    played = evaluator.play(VARIABLES, watch=watch, stop=iter([False] * 40 + [True]).__next__)
+    assert played is not None and played.lengths.tolist() == [2, 10, 10] * 2 and played.cut == 4
+    np.testing.assert_array_equal(played.returns, -3.0 * played.lengths)
 
 
 def test_without_a_limit_of_its_own_an_episode_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:

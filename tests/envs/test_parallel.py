@@ -8,19 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import flock
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
 from PIL import Image
 
 from jaxrl_dist import cli, load_policy
+from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.config import split_env
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.run import console
 from jaxrl_dist.spaces import Box, describe
 from jaxrl_dist.training.stored import module_of_user
+from jaxrl_dist.types import Algorithm, Context, Variables
 
 ENVS, STEPS, AGENTS = 3, 40, flock.Flock.possible_agents
 
@@ -90,6 +95,23 @@ def test_rows_are_the_agents_of_a_loop_over_the_environment(workers: Any, limit:
     assert min(counts.values()) > 3, counts
 
 
+@pytest.mark.parametrize("name", ["Lingering", "Silent"])
+def test_an_agent_has_left_from_its_flag_on_and_one_that_leaves_without_a_flag_is_truncated(name: str) -> None:
+    """Against the rows of the flock that keeps the contract."""
+    rng, ended = np.random.default_rng(4), 0
+    with closing(find("flock:Flock").host(9, 3)) as one, closing(find(f"flock:{name}").host(9, 3)) as other:
+        np.testing.assert_array_equal(one.reset()["observation"], other.reset()["observation"])
+        for _ in range(STEPS):
+            action = rng.integers(0, 3, 9)
+            (step, episodes), (same, counted) = one.step(action), other.step(action)
+            if name == "Silent":
+                step = step._replace(terminated=step.terminated & False, truncated=step.terminated | step.truncated)
+            for x, y in ((step, same), (episodes, counted)):
+                jax.tree.map(np.testing.assert_array_equal, x, y)
+            ended += int(counted.episodes.sum())
+    assert ended > 20
+
+
 def test_rows_of_a_policy_are_its_agents() -> None:
     """Also where agents have other actions, and with the agents' numbers."""
     policies = {"a": "bird_1", "b": "late,bird_0"}
@@ -143,11 +165,48 @@ def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
     assert ended > 10
 
 
+@pytest.mark.parametrize("name", ["Late", "Never"])
+def test_the_episode_of_a_team_ends_with_its_last_present_member(name: str) -> None:
+    """Whether or not another joins later, for an episode of the rest; so no return is left when environments reset."""
+    how = Wrappers(policies={"team": "bird_0,late", "other": "bird_1"}, joint=("team",))
+    rng, total, ended = np.random.default_rng(5), np.zeros(3), 0
+    with closing(find(f"flock:{name}", wrappers=how).host(6, 3)) as env:
+        env.reset()
+        for _ in range(60):
+            steps, episodes = env.step({"team": rng.integers(0, 3, (3, 2)), "other": rng.integers(0, 3, 3)})
+            step, over = steps["team"], episodes["team"].episodes > 0
+            total += step.reward
+            np.testing.assert_array_equal(over, step.terminated | step.truncated)
+            np.testing.assert_allclose(episodes["team"].return_sum[over], total[over], atol=1e-5)
+            total[over] = 0.0
+            ended += over.sum()
+            resetting = ~step.valid & ~steps["other"].valid
+            assert not total[resetting].any()
+    assert ended > 15
+
+
+def still(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
+    return jnp.ones(len(obs["mask"]), int), core, {}
+
+
+def test_an_evaluation_ends_without_the_episodes_of_an_agent_that_never_joins() -> None:
+    source = find("flock:Never", wrappers=Wrappers(policies={"a": "bird_*", "b": "late"}))
+    nothing: Any = None
+    algorithms = dict.fromkeys("ab", Algorithm(nothing, still, nothing, nothing, nothing))
+    played = evaluate(algorithms, dict.fromkeys("ab", Variables((), ())), source, 12, 0, max_steps=20, num_envs=2)
+    summary = played.summary()
+    assert played.lengths.tolist() == [6] * 8 and played.cut == 0
+    assert summary["a/episodes"] == 8 and summary["b/episodes"] == 0 and "b/return_mean" not in summary
+    assert console.played(summary).splitlines()[1] == "b: no episode has begun"
+
+
 def test_masks_and_observations_of_several_kinds() -> None:
     part = find("flock:Flock", {"masks": "part"}).spec
     assert (
         describe(part.observation) == "{action_mask: int8[3], observation: float32[2]}" and part.mask == "action_mask"
     )
+    indices = find("flock:Flock", {"masks": "indices"}).spec
+    assert indices.mask is None and "info['legal_actions'] looks like an action mask" in indices.unread_mask
     none = find("flock:Flock", {"masks": "none"})
     assert isinstance(none.spec.observation, Box) and none.spec.mask is None
     with closing(none.host(6, 0)) as env:
@@ -175,6 +234,16 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
     if importlib.util.find_spec("pettingzoo") is not None:
         with pytest.raises(ConfigError, match="is a game in turns"):
             find("flock:InTurns")
+
+
+def test_an_agent_without_its_mask_is_an_error() -> None:
+    with closing(find("flock:Flock", {"masks": "once"}).host(3, 0)) as env:
+        env.reset()
+        env.step(np.ones(3, int))
+        with pytest.raises(
+            EnvError, match="in step: ValueError: the info of bird_0 gave None as 'action_mask', not 3 zeros"
+        ):
+            env.step(np.ones(3, int))
 
 
 def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:

@@ -65,6 +65,9 @@ def test_each_of_several_policies_has_its_return(
         f"hunter: return 6.5 +- 1 {about}",
     ]
     assert console.played(own) == f"return 4.5 +- 1 {about}"
+    none = {"episodes": 0, "cut": 0}
+    assert shown([report(10_000, none)], capsys)[-1].endswith("evaluation without an episode")
+    assert console.played(none) == "no episode has begun"
 
 
 def test_the_head_comes_again_and_rows_do_not_come_too_often(
