@@ -181,12 +181,11 @@ def _train(run: Asked, stop: signals.Stop, *, again: bool, quiet: bool, verbose:
     if config.run_dir is None:
         run_dir = files.default_run_dir(run.fields["env"], run.name, config.seed)
         config = dataclasses.replace(config, run_dir=run_dir)
-    quiet = quiet or not peers.first()
     with one_line_warnings(quiet):
         try:
             prepared = _resumed_or_started(config) if again else None
         except FinishedError as error:
-            if not quiet:
+            if not quiet and peers.first():
                 print(error.with_flags)
             return
         show(run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)

@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,11 @@ from probes import make_mesh
 
 from jaxrl_dist import Train, cli, preset
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.errors import ConfigError, ProcessError
+from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
 from jaxrl_dist.hosts import arrays, peers, start
 from jaxrl_dist.hosts import watch as watching
 from jaxrl_dist.hosts.config import Launch, launch_of
+from jaxrl_dist.run.console import one_line_warnings
 from jaxrl_dist.training.stored import to_json
 
 # --- Flags --------------------------------------------------------------------------------------------
@@ -63,6 +65,19 @@ def test_the_command_line_names_the_flag(capsys: pytest.CaptureFixture[str]) -> 
         "jaxrl-dist: error: --coordinator needs --processes and --process, as in --coordinator 10.0.0.1:9876 "
         "--processes 2 --process 0\n"
     )
+
+
+@pytest.mark.parametrize("process, shown", [(0, ["a file", "an env"]), (1, ["process 1: an env"])])
+def test_each_process_warns_of_its_environments(
+    process: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "index", lambda: process)
+    for quiet in (False, True):
+        with one_line_warnings(quiet):
+            warnings.warn("a file", FileWarning, stacklevel=1)
+            warnings.warn("an env", EnvWarning, stacklevel=1)
+        lines = [f"jaxrl-dist: warning: {text}" for text in shown]
+        assert capsys.readouterr().err.splitlines() == ([] if quiet else lines)
 
 
 SLURM = {
