@@ -62,7 +62,7 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import resuming
 
-    with signals.stopping() as stop, joined(given, stop), one_line_warnings(output["quiet"]):
+    with signals.stopping() as stop, joined("resume", given, stop), one_line_warnings(output["quiet"]):
         find_modules(env)
         prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)
         show(label(before.algorithm), prepared, stop, **output)

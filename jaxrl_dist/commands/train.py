@@ -140,18 +140,29 @@ def run(args: Sequence[str]) -> int:
         if again and found.fields.get("run_dir") is None:
             raise ConfigError("--resume-or-start needs --run-dir: the directory of the run to resume or start")
         output = shown_as(found.fields)
-        with signals.stopping() as stop, joined(found.fields, stop):
+        command = "train --resume-or-start" if again else "train"
+        with signals.stopping() as stop, joined(command, found.fields, stop):
             _train(found, stop, again=again, **output)
     return 0
 
 
 @contextlib.contextmanager
-def joined(fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
-    """Joins the processes of a run while the context lasts, and tells the others of signals and errors here."""
+def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
+    """Joins the processes of a run while the context lasts, and tells the others of signals and errors here.
+
+    Raises:
+      ConfigError: the command is another one in another process.
+    """
     start.start(launch_of(fields), detect=True)
     if (watch := start.watch()) is not None:
         watch.asked = lambda: stop.number or 0
     with start.failing(), contextlib.nullcontext() if peers.first() else start.no_stdout():
+        for process, other in enumerate(peers.gather(command, "the command")):
+            if other != command:
+                raise ConfigError(
+                    f"all processes of a run need the same command, and it is `{command}` in process {peers.index()} "
+                    f"and `{other}` in process {process}"
+                )
         yield
 
 

@@ -67,6 +67,23 @@ def test_the_command_line_names_the_flag(capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
+@pytest.mark.parametrize("words", ["--resume-or-start --run-dir runs/none", ""])
+def test_another_command_in_another_process_is_refused(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gather(value: Any, about: str) -> list[Any]:
+        assert about == "the command"
+        return [value, "resume"]
+
+    monkeypatch.setattr(peers, "gather", gather)
+    assert cli.main(["train", "ppo", "--env", "CartPole-v1", *words.split()]) == 2
+    here = "train --resume-or-start" if words else "train"
+    assert capsys.readouterr().err == (
+        f"jaxrl-dist: error: all processes of a run need the same command, and it is `{here}` in process 0 and "
+        "`resume` in process 1\n"
+    )
+
+
 @pytest.mark.parametrize("process, shown", [(0, ["a file", "an env"]), (1, ["process 1: an env"])])
 def test_each_process_warns_of_its_environments(
     process: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -274,7 +274,9 @@ def test_a_lost_process_ends_the_others(name: str, lost: int, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other, said", [("--learning-rate 0.5", "--learning-rate is")])
+@pytest.mark.parametrize(
+    "other, said", [("--learning-rate 0.5", "--learning-rate is"), ("--resume-or-start", "`train --resume-or-start`")]
+)
 def test_other_flags_in_another_process_are_refused(other: str, said: str, tmp_path: Path) -> None:
     with started([*endless("ppo"), "--run-dir", str(tmp_path / "run")], 2, 4, other.split()) as there:
         done = ends(there)
