@@ -12,7 +12,6 @@ from jaxrl_dist.commands import find_modules, flags
 from jaxrl_dist.commands.train import joined, show, shown_as
 from jaxrl_dist.config import RESUMABLE
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import signals
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.training.policies import label
@@ -63,7 +62,7 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import resuming
 
-    with signals.stopping() as stop, joined(given, stop), one_line_warnings(output["quiet"] or not peers.first()):
+    with signals.stopping() as stop, joined("resume", given, stop), one_line_warnings(output["quiet"]):
         find_modules(env)
         prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)
         show(label(before.algorithm), prepared, stop, **output)

@@ -140,18 +140,29 @@ def run(args: Sequence[str]) -> int:
         if again and found.fields.get("run_dir") is None:
             raise ConfigError("--resume-or-start needs --run-dir: the directory of the run to resume or start")
         output = shown_as(found.fields)
-        with signals.stopping() as stop, joined(found.fields, stop):
+        command = "train --resume-or-start" if again else "train"
+        with signals.stopping() as stop, joined(command, found.fields, stop):
             _train(found, stop, again=again, **output)
     return 0
 
 
 @contextlib.contextmanager
-def joined(fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
-    """Joins the processes of a run while the context lasts, and tells the others of signals and errors here."""
+def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Iterator[None]:
+    """Joins the processes of a run while the context lasts, and tells the others of signals and errors here.
+
+    Raises:
+      ConfigError: the command is another one in another process.
+    """
     start.start(launch_of(fields), detect=True)
     if (watch := start.watch()) is not None:
         watch.asked = lambda: stop.number or 0
     with start.failing(), contextlib.nullcontext() if peers.first() else start.no_stdout():
+        for process, other in enumerate(peers.gather(command, "the command")):
+            if other != command:
+                raise ConfigError(
+                    f"all processes of a run need the same command, and it is `{command}` in process {peers.index()} "
+                    f"and `{other}` in process {process}"
+                )
         yield
 
 
@@ -181,12 +192,11 @@ def _train(run: Asked, stop: signals.Stop, *, again: bool, quiet: bool, verbose:
     if config.run_dir is None:
         run_dir = files.default_run_dir(run.fields["env"], run.name, config.seed)
         config = dataclasses.replace(config, run_dir=run_dir)
-    quiet = quiet or not peers.first()
     with one_line_warnings(quiet):
         try:
             prepared = _resumed_or_started(config) if again else None
         except FinishedError as error:
-            if not quiet:
+            if not quiet and peers.first():
                 print(error.with_flags)
             return
         show(run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)

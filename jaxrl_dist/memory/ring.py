@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.memory import frames
@@ -165,14 +166,15 @@ def draw_uniform(memory: Memory, key: jax.Array, batch_size: int, window: int, f
     newest, oldest = memory.added[0] - window, jnp.maximum(memory.added[0] - slots + frame_stack, 0)
     examples = mesh.global_index(batch_size)
     live = (newest - oldest + 1).astype(jnp.float32)
+    # On the host: the products may exceed int32, the widest integer on the devices.
+    wholes, rests = np.divmod(np.arange(batch_size, dtype=np.int64) * num_envs, batch_size)
 
     def draw(attempt: jax.Array) -> Index:
         keys = rng.per_index(jax.random.fold_in(key, attempt), examples)
         draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
         # floor((example + draw) * num_envs / batch_size), rounded the same for any number of examples before.
-        whole, rest = jnp.divmod(jnp.arange(batch_size, dtype=jnp.int32) * num_envs, batch_size)
-        rest = rest.astype(jnp.float32) / batch_size + draws[:, 0] * (num_envs / batch_size)
-        env = jnp.minimum(whole + rest.astype(jnp.int32), num_envs - 1)
+        rest = rests.astype(np.float32) / batch_size + draws[:, 0] * (num_envs / batch_size)
+        env = jnp.minimum(wholes.astype(np.int32) + rest.astype(jnp.int32), num_envs - 1)
         return Index(env, (oldest + (draws[:, 1] * live).astype(jnp.int32)) % slots)
 
     def on_reset(index: Index) -> jax.Array:

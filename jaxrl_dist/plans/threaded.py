@@ -260,10 +260,10 @@ class Tally(reports.HostInterval):
             self._lags[self._lag(sample)] += peers.count()
 
     def counts(self) -> dict[str, float]:
-        """Returns what has become of this session's samples."""
-        sent, queued = self._pool.streams.count()
+        """Returns what has become of this session's samples, of all processes."""
+        sent, queued = map(sum, zip(*peers.gather(self._pool.streams.count(), "the samples"), strict=True))
         # Nothing was learned from these: too old, of a round that was cut short, or left when the pool was closed.
-        dropped = sent - queued - self._trained // peers.count()
+        dropped = sent - queued - self._trained
         numbers = {"queue": queued, "sent": sent, "trained": self._trained, "dropped": dropped}
         return {f"async/{name}": float(number) for name, number in numbers.items()}
 
@@ -272,13 +272,14 @@ class Tally(reports.HostInterval):
         return self._job.ended_by(self.env_steps, self.score) is not None
 
     def report(self, state: TrainState, clock: Clock, stages: Stages, programs: Sequence[Any]) -> Report:
-        """Returns the report of the interval since the last report.
+        """Returns the report of the interval since the last report; all processes must call it.
 
         Args:
           stages: of the learner's thread; its "updating" includes the compilation of ``programs``.
         """
         pool, lags = self._pool, self._lags
-        restarts = self._restarts_before + pool.restarts  # of the whole run, like its env steps and updates
+        # Of the whole run, like its env steps and updates.
+        restarts = self._restarts_before + sum(peers.gather(pool.restarts, "the restarts"))
         compiling = sum(program.compile_seconds for program in programs)
         seconds = dict(stages.seconds)
         seconds |= {"updating": seconds.get("updating", 0.0) - compiling, "compiling": compiling}

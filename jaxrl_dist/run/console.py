@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.errors import ConfigWarning, EnvWarning, FileWarning
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.types import Report
 
 ROW_SECONDS = 2.0
@@ -48,16 +49,20 @@ def discard_output() -> None:
 
 @contextlib.contextmanager
 def one_line_warnings(quiet: bool = False) -> Iterator[None]:
-    """Shows this package's warnings in one line each, as it shows errors; other warnings stay as they are."""
+    """Shows this package's warnings in one line each, as it shows errors; other warnings stay as they are.
+
+    Each process has environments and warns of them; all other warnings are those of process 0.
+    """
+    process = "" if peers.first() else f"process {peers.index()}: "
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def one_line(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
             if not issubclass(category, ConfigWarning | EnvWarning | FileWarning):
                 show(message, category, *where, **options)
-            elif not quiet:
+            elif not quiet and (peers.first() or issubclass(category, EnvWarning)):
                 text = message.with_flags if isinstance(message, ConfigWarning) else message
-                print(f"jaxrl-dist: warning: {text}", file=sys.stderr)
+                print(f"jaxrl-dist: warning: {process}{text}", file=sys.stderr)
 
         for kind in (ConfigWarning, EnvWarning, FileWarning):
             warnings.simplefilter("always", kind)

@@ -64,7 +64,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
     if config.compile_cache:
         keep_programs()
     prepared = _population(config, source) if is_population(config) else _run(config, make_job(config, source))
-    if source.spec.unread_mask:
+    if source.spec.unread_mask and peers.first():
         warnings.warn(f"{source.spec.backend}:{source.spec.id}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
     _check_schedules(config)
     return prepared

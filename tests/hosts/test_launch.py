@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,11 @@ from probes import make_mesh
 
 from jaxrl_dist import Train, cli, preset
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.errors import ConfigError, ProcessError
+from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
 from jaxrl_dist.hosts import arrays, peers, start
 from jaxrl_dist.hosts import watch as watching
 from jaxrl_dist.hosts.config import Launch, launch_of
+from jaxrl_dist.run.console import one_line_warnings
 from jaxrl_dist.training.stored import to_json
 
 # --- Flags --------------------------------------------------------------------------------------------
@@ -63,6 +65,36 @@ def test_the_command_line_names_the_flag(capsys: pytest.CaptureFixture[str]) -> 
         "jaxrl-dist: error: --coordinator needs --processes and --process, as in --coordinator 10.0.0.1:9876 "
         "--processes 2 --process 0\n"
     )
+
+
+@pytest.mark.parametrize("words", ["--resume-or-start --run-dir runs/none", ""])
+def test_another_command_in_another_process_is_refused(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gather(value: Any, about: str) -> list[Any]:
+        assert about == "the command"
+        return [value, "resume"]
+
+    monkeypatch.setattr(peers, "gather", gather)
+    assert cli.main(["train", "ppo", "--env", "CartPole-v1", *words.split()]) == 2
+    here = "train --resume-or-start" if words else "train"
+    assert capsys.readouterr().err == (
+        f"jaxrl-dist: error: all processes of a run need the same command, and it is `{here}` in process 0 and "
+        "`resume` in process 1\n"
+    )
+
+
+@pytest.mark.parametrize("process, shown", [(0, ["a file", "an env"]), (1, ["process 1: an env"])])
+def test_each_process_warns_of_its_environments(
+    process: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "index", lambda: process)
+    for quiet in (False, True):
+        with one_line_warnings(quiet):
+            warnings.warn("a file", FileWarning, stacklevel=1)
+            warnings.warn("an env", EnvWarning, stacklevel=1)
+        lines = [f"jaxrl-dist: warning: {text}" for text in shown]
+        assert capsys.readouterr().err.splitlines() == ([] if quiet else lines)
 
 
 SLURM = {

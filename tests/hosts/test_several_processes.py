@@ -274,11 +274,14 @@ def test_a_lost_process_ends_the_others(name: str, lost: int, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_other_flags_in_another_process_are_refused(tmp_path: Path) -> None:
-    with started([*endless("ppo"), "--run-dir", str(tmp_path / "run")], 2, 4, ["--learning-rate", "0.5"]) as there:
+@pytest.mark.parametrize(
+    "other, said", [("--learning-rate 0.5", "--learning-rate is"), ("--resume-or-start", "`train --resume-or-start`")]
+)
+def test_other_flags_in_another_process_are_refused(other: str, said: str, tmp_path: Path) -> None:
+    with started([*endless("ppo"), "--run-dir", str(tmp_path / "run")], 2, 4, other.split()) as there:
         done = ends(there)
     for process in done:
-        assert process.code == 2 and process.err.count("\n") == 1 and "--learning-rate is" in process.err, done
+        assert process.code == 2 and process.err.count("\n") == 1 and said in process.err, done
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -327,6 +330,26 @@ def test_an_environment_that_fails_in_one_process_ends_all_saved(
     first, second = (process.err.splitlines()[-1] for process in done)
     assert "a plug was pulled" in second and "process 1" in first and "a plug was pulled" in first, done
     arrays(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_environments_that_are_made_anew_are_logged_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_here.py").write_text(FAILING.replace("> 400", "== 100"))
+    monkeypatch.chdir(tmp_path)
+    run_dir, plan = tmp_path / "run", "asynchronous --lockstep --num-actors 2 --on-actor-error restart"
+    with started(
+        f"train impala --env failing_here:Failing {SIZES} --plan {plan} --run-dir {run_dir}".split(), 2, 1
+    ) as there:
+        done = ends(there)
+    assert [process.code for process in done] == [0, 0], done
+    (line,) = done[1].err.splitlines()
+    assert line.startswith("jaxrl-dist: warning: process 1: actor 0 goes on with new environments"), done
+    assert runs.read_json(run_dir / "summary.json")["restarts"] == 1
+    last = runs.read_metrics(run_dir)[-1]
+    assert last["async/restarts"] == 1
+    assert last["async/sent"] == last["async/trained"] + last["async/dropped"] + last["async/queue"]
 
 
 ON_RAY = """

@@ -126,6 +126,23 @@ def test_uniform_is_uniform() -> None:
     assert scipy.stats.chisquare(counts).pvalue > 0.01
 
 
+def test_each_environment_has_its_share_of_a_batch_of_more_than_2_31_products() -> None:
+    """Example ``i`` of N draws from the environments ``[i B / N, (i + 1) B / N]``."""
+    envs, examples = 40_000, 60_000
+    blank, no = np.zeros((2, envs), np.float32), np.zeros((2, envs), bool)
+    steps = Rollout(np.zeros((3, envs), np.float32), blank, blank, no, no, ~no, {}, (), ())
+    memory = ADD(INIT(steps, 4, prioritized=False, frame_stack=1), steps, 1, 1)
+    draw = on_mesh(
+        lambda memory, key: ring.draw_uniform(memory, key, examples, 1),
+        1,
+        (meshes.BATCH, meshes.REPLICATED),
+        meshes.BATCH,
+    )
+    first = np.arange(examples) * envs // examples
+    beyond = np.asarray(draw(memory, jax.random.key(0)).env) - first
+    assert beyond.min() == 0 and beyond.max() == 1
+
+
 def test_accelerators_draw_the_same_windows_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = stream(100)
     memory = filled(whole, 40, 4, 3, prioritized=False)

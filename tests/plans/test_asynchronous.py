@@ -31,6 +31,7 @@ from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.envs.base import HostEnv
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import EnvError, EnvWarning
+from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.gradients import _extended
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
 from jaxrl_dist.memory import ring
@@ -608,6 +609,16 @@ def test_a_resumed_run_goes_on_counting_restarts() -> None:
     for wrong in (-1, 1.5, "1"):
         with pytest.raises(ValueError, match="counts that no run has"):
             check_progress({**whole.progress, "restarts": wrong})
+
+
+def test_reports_count_what_happens_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has restarted environments four times, and has sent 9 rollouts, of which 2 wait."""
+    others: dict[str, Any] = {"the restarts": [4], "the samples": [(9, 2)]}
+    monkeypatch.setattr(peers, "gather", lambda value, about: [value, *others.get(about, [])])
+    *_, last = asynchronous(make(hook=breaks(("actor-0", 3)), iterations=3, max_restarts=2))
+    assert last.metrics["async/restarts"] == 4 + 1 == last.checkpoint().progress["restarts"]
+    sent, *parts = (last.metrics[f"async/{name}"] or 0 for name in ("sent", "trained", "dropped", "queue"))
+    assert sent == sum(parts) and sent >= 9 + 3 * ACTORS and parts[-1] == 2
 
 
 def test_too_many_restarts_end_the_run() -> None:
