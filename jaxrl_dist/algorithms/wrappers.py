@@ -234,6 +234,6 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
     clipping = dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback)
-    if algorithm.observe is Algorithm.observe:  # keeps no statistics, which ``halves.check_sizes`` tells by this
+    if algorithm.observe is Algorithm.observe:  # keeps no statistics, which ``gradients.check_sizes`` tells by this
         return clipping
     return dataclasses.replace(clipping, observe=observe)

@@ -48,8 +48,8 @@ def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
     """Turns observations ``[..., *space.shape]`` into the input of a torso, as ``dtype``.
 
     Discrete: one-hot ``[..., n]``. MultiDiscrete: one-hots side by side, ``[..., sum(nvec)]``. Box: the same shape,
-    divided by 255 if the space is uint8; channels of an image (rank 3) move to the last axis. Named parts: a dict of
-    those that ``space`` has.
+    divided by the largest upper bound if it is uint8; channels of an image (rank 3) move to the last axis. Named parts:
+    a dict of those that ``space`` has.
     """
     if isinstance(space, dict):
         return {name: preprocess(obs[name], part, dtype) for name, part in space.items()}
@@ -64,7 +64,7 @@ def _preprocess_part(obs: ArrayLike, space: Part, dtype: DTypeLike) -> jax.Array
         return jnp.concatenate([jax.nn.one_hot(digits[..., i], n, dtype=dtype) for i, n in enumerate(space.nvec)], -1)
     x = jnp.asarray(obs, dtype)
     if space.dtype == np.uint8:
-        x = x / 255
+        x = x / max(int(space.high.max()), 1)
     return jnp.moveaxis(x, -3, -1) if channels_first(space.shape) else x
 
 

@@ -33,7 +33,8 @@ from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space
 
 
 def box(*shape: int, dtype: type = np.float32) -> Box:
-    return Box(shape, np.dtype(dtype), np.zeros(shape, dtype), np.ones(shape, dtype))
+    high = 255 if dtype == np.uint8 else 1
+    return Box(shape, np.dtype(dtype), np.zeros(shape, dtype), np.full(shape, high, dtype))
 
 
 VECTOR, SMALL = box(3), box(5, 5, 2, dtype=np.bool_)
@@ -289,6 +290,7 @@ def test_normalized_features_do_not_see_the_scale_of_observations() -> None:
         (box(2), np.array([[0.5, -3.0]]), [[0.5, -3.0]]),
         (box(), np.array([0.5, -3.0]), [0.5, -3.0]),
         (box(2, dtype=np.uint8), np.array([[0, 51]], np.uint8), [[0.0, 0.2]]),
+        (Box((2,), np.dtype(np.uint8), np.uint8([0, 0]), np.uint8([2, 4])), np.uint8([[2, 1]]), [[0.5, 0.25]]),
         (box(2, dtype=np.bool_), np.array([[True, False]]), [[1.0, 0.0]]),
         (box(2, 1, 1), np.array([[[3.0]], [[4.0]]]), [[[3.0]], [[4.0]]]),  # channels last
         (box(1, 1, 2), np.array([[[3.0, 4.0]]]), [[[3.0], [4.0]]]),  # channels first
