@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_dist.checks import counted
 from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.native import (
     NO_MASK,
@@ -38,6 +39,8 @@ GO = b"go"
 """Message that steps every environment; any message except this and ``DRAW`` closes them all."""
 DRAW = b"draw "
 """Message, followed by the index of an environment, that requests a picture."""
+_RESET = ("observation", "info")
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class Task(NamedTuple):
@@ -75,6 +78,18 @@ def _number(what: str, value: Any) -> Any:
     return number.item()
 
 
+def _returned(call: str, values: Any, names: tuple[str, ...]) -> Any:
+    """Returns the values of a call after checking that they are those of Gymnasium's API.
+
+    Raises:
+      TypeError: there are more or fewer, such as from environments for older APIs.
+    """
+    if isinstance(values, tuple | list) and len(values) == len(names):
+        return values
+    found = counted(len(values), "value") if isinstance(values, tuple | list) else f"a {type(values).__name__}"
+    raise TypeError(f"{call} returned {found}, not ({', '.join(names)})")
+
+
 def _flag(what: str, value: Any) -> bool:
     flag = _number(what, value)
     if flag not in (0, 1):
@@ -99,14 +114,15 @@ class _Env:
     def advance(self) -> None:
         index, records = self._index, self._records
         if records["reset"][index]:
-            observation, info = self._env.reset(seed=self._seed)
+            observation, info = _returned("reset", self._env.reset(seed=self._seed), _RESET)
             self._seed = None
             reward, terminated, truncated = 0.0, False, False
         else:
             action, total = self._native(index), 0.0
             told: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
             for _ in range(self._action_repeat):
-                observation, reward, terminated, truncated, info = self._env.step(action)
+                values = _returned("step", self._env.step(action), _STEP)
+                observation, reward, terminated, truncated, info = values
                 told = self._told(info, told)
                 reward = total = total + _number("the reward", reward)
                 terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
@@ -115,8 +131,8 @@ class _Env:
                     break
             for metric, value in told.items():
                 records[f"info/{metric}"][index] = value
-        values = leaves(named(self._observation, observation))
-        for (path, space), value in zip(self._spaces.items(), values.values(), strict=True):
+        seen = leaves(named(self._observation, observation))
+        for (path, space), value in zip(self._spaces.items(), seen.values(), strict=True):
             record = records[path]
             record[index] = _checked(path, np.asarray(value), space, record.dtype).reshape(record.shape[1:])
         if self._mask.where:
