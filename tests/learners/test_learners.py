@@ -555,3 +555,10 @@ def test_target_kl_leaves_out_the_update_that_exceeds_it_and_all_later_ones(num_
         assert float(metrics["learner/left_out"]) == pytest.approx(1 - made[-1] / 6)
         assert "learner/left_out" not in theirs and np.isfinite(list(metrics.values())).all()
     assert made[0] == 1 < made[1] < made[2] == 6
+
+
+def test_an_update_exceeds_target_kl_by_half_of_it() -> None:
+    """Stable-Baselines3 stops beyond 1.5 times the target."""
+    done = PPO(**NET, target_kl=0.01).make(DISCRETE).done
+    assert done is not None
+    assert [bool(done({"policy/approx_kl": jnp.float32(kl)})) for kl in (0.014, 0.016)] == [False, True]
