@@ -32,7 +32,7 @@ from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.learners import sgd
+from jaxrl_dist.learners import gradients, off_policy, sgd
 from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, TrainState, Variables
@@ -530,6 +530,45 @@ def test_ten_in_a_row_are_the_end() -> None:
     initial, _ = compiled(made, 1, DISCRETE)
     for old, new in zip(*(jax.tree.leaves(state.variables) for state in (initial, ten)), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+# --- Random numbers -----------------------------------------------------------------------------------
+
+
+def test_each_rollout_and_each_round_of_replay_draws_other_random_numbers() -> None:
+    """In each of the ways to learn, which all get the same key."""
+
+    def drawing(config: Any) -> Algorithm:
+        """Its losses are those of ``config``; what each example draws is the metric and the priority."""
+        algorithm = config.make(DISCRETE)
+
+        def loss(variables: Variables, batch: Any, context: Context) -> Any:
+            losses, mask, _ = algorithm.loss(variables, batch, context)
+            drawn = jax.vmap(jax.random.uniform)(context.keys)
+            return losses, jnp.ones_like(mask), Aux({"drawn": drawn}, drawn)
+
+        return dataclasses.replace(algorithm, loss=loss)
+
+    fresh, replayed = drawing(PG(**NET)), drawing(DQN(**MEMORY, priority_exponent=0.6))
+    rollouts = [random_rollout(algorithm, DISCRETE, NUM_STEPS, NUM_ENVS) for algorithm in (fresh, replayed)]
+    learners = [learner_of(algorithm, DISCRETE, NUM_ENVS, NUM_STEPS) for algorithm in (fresh, replayed)]
+    states = [jax.jit(learner.init)(jax.random.key(0)) for learner in learners]
+    key = jax.random.key(1)
+
+    @jax.jit
+    @meshes.by_hand
+    def draw(number: jax.Array) -> dict[str, jax.Array]:
+        on, off = (state._replace(iteration=number) for state in states)
+        return {
+            "on policy": learners[0].update(on, rollouts[0], key)[1]["drawn"],
+            "off policy": learners[1].update(off, rollouts[1], key)[1]["drawn"],
+            "from memory": learners[1].relearn(states[1]._replace(updates=number), key)[1]["drawn"],
+            "gradients": gradients.gradient(fresh, states[0], rollouts[0], key, number)[1]["drawn"],
+            "priorities": off_policy.initial_priority(replayed, states[1], rollouts[1], key, number),
+        }
+
+    first, second = draw(jnp.int32(0)), draw(jnp.int32(1))
+    assert [name for name in first if not (np.abs(first[name] - second[name]) > 0).any()] == []
 
 
 # --- Stopping early -----------------------------------------------------------------------------------
