@@ -19,6 +19,7 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.actors.evaluate import Evaluator, evaluate
 from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.actors.programs import compile_acting
+from jaxrl_dist.actors.step import Stages, keys_of
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
@@ -162,6 +163,34 @@ def test_rollouts_join() -> None:
 def test_environments_differ() -> None:
     (experience, _), _ = act_on_device("continuous")
     assert len(np.unique(experience.obs[0], axis=0)) == len(np.unique(experience.action[0])) == NUM_ENVS
+
+
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_actors_that_divide_the_environments_act_as_one_that_has_them_all(kind: str) -> None:
+    algorithm, source = make("discrete")
+    env, mesh, half = source.device(), make_mesh(1), NUM_ENVS // 2
+    act_key, env_key = (rng.stream(0, name) for name in (Stream.ACT, Stream.ENV))
+    shares = [Share(first, half, NUM_ENVS) for first in (0, half)]
+    actors: list[Any]
+    if kind == "device":
+        program = device.compile_rollout(algorithm, env, mesh, NUM_STEPS, act_key, env_key)
+        how = algorithm, env, mesh, program, NUM_STEPS, env_key
+        actors = [device.DeviceActor(*how, share, Stages()) for share in shares]
+    else:
+        programs = compile_acting(algorithm, source.spec, mesh, NUM_STEPS, act_key)
+        actors = [HostActor(algorithm, source.host(x, 0), mesh, NUM_STEPS, programs, x) for x in shares]
+    given = place((variables("discrete"), jnp.int32(0), jnp.float32(0)), 1)
+    found = [jax.device_get(actor.rollout(*given)[0]) for actor in actors]
+    expected, _ = act_on_device("discrete")[0]
+    for name in ("obs", "action", "reward", "valid"):
+        assert_close(np.concatenate([getattr(x, name) for x in found], axis=1), getattr(expected, name))
+
+
+def test_policies_of_one_environment_have_different_keys() -> None:
+    """That of the first is the one that it has alone."""
+    algorithm, key = make("discrete")[0], rng.stream(0, Stream.ACT)
+    keys = keys_of({"b": algorithm, "a": algorithm, "c": algorithm}, key)
+    assert keys["b"] == key and len({tuple(jax.random.key_data(x).tolist()) for x in keys.values()}) == 3
 
 
 # --- Separate parameters ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from jaxrl_dist.learners import off_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.nn import networks
 from jaxrl_dist.nn.config import TorsoConfig
-from jaxrl_dist.nn.heads import NoisyDense
+from jaxrl_dist.nn.heads import NoisyDense, q_heads
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training import setup
@@ -80,26 +80,29 @@ def losses(config: DQN, w: Rollout, seed: int = 0) -> tuple[Any, ...]:
 
 
 @functools.cache
-def compiled_network(num_atoms: int) -> Any:
+def compiled_network(num_atoms: int, noisy: bool) -> Any:
     config = TorsoConfig(hidden_sizes=(8,), activation="relu")
-    return jax.jit(networks.q_network(config, OBSERVATION, 4, num_atoms=num_atoms, dueling=False, noisy=False).apply)
+    return jax.jit(networks.q_network(config, OBSERVATION, 4, num_atoms=num_atoms, dueling=False, noisy=noisy).apply)
 
 
-def q_values(params: Any, obs: Any, num_atoms: int = 1) -> np.ndarray:
-    return np.asarray(compiled_network(num_atoms)(params, obs, None), np.float64)
+def q_values(params: Any, obs: Any, num_atoms: int = 1, noise: jax.Array | None = None) -> np.ndarray:
+    return np.asarray(compiled_network(num_atoms, noise is not None)(params, obs, noise), np.float64)
 
 
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("n", [1, 3])
-def test_loss_is_that_of_the_n_step_error(n: int, double: bool) -> None:
+@pytest.mark.parametrize("n, double, noisy", [(1, False, False), (3, False, False), (3, True, False), (1, True, True)])
+def test_loss_is_that_of_the_n_step_error(n: int, double: bool, noisy: bool) -> None:
+    """Each evaluation of a noisy network draws other noise: Fortunato et al. (2018), section 3.1."""
     w = windows(n)
     td_loss: Any = "squared" if n == 3 and double else "huber"
-    found, aux, params, target = losses(DQN(hidden_sizes=(8,), n_step=n, double=double, td_loss=td_loss), w)
+    config = DQN(hidden_sizes=(8,), n_step=n, double=double, td_loss=td_loss, noisy=noisy)
+    found, aux, params, target = losses(config, w)
+    keys = jax.vmap(lambda key: jax.random.split(key, 3))(jax.random.split(jax.random.key(2), N))
+    noise = [keys[:, use] if noisy else None for use in range(3)]
     reward, discount, last = (np.asarray(x) for x in returns.window_return(*w.outcomes, 0.99))
     next_obs = w.obs[last + 1, np.arange(N)]
-    bootstrap = q_values(target, next_obs)[..., 0]
-    best = (q_values(params, next_obs)[..., 0] if double else bootstrap).argmax(1)
-    q = q_values(params, w.obs[0])[np.arange(N), w.action[0], 0]
+    bootstrap = q_values(target, next_obs, noise=noise[1])[..., 0]
+    best = (q_values(params, next_obs, noise=noise[2])[..., 0] if double else bootstrap).argmax(1)
+    q = q_values(params, w.obs[0], noise=noise[0])[np.arange(N), w.action[0], 0]
     error = reward + discount * bootstrap[np.arange(N), best] - q
     assert np.abs(error).max() > 1
     linear = (np.abs(error) > 1) & (td_loss == "huber")
@@ -161,6 +164,19 @@ def test_noisy_layer_has_factorised_noise_of_its_own_for_each_example() -> None:
         kernel = w["kernel"] + w["kernel_sigma"] * np.outer(f[:3], f[3:])
         np.testing.assert_allclose(found[i], x[i] @ kernel + w["bias"] + w["bias_sigma"] * f[3:], atol=1e-5)
     np.testing.assert_allclose(apply(params, x), x @ w["kernel"] + w["bias"], atol=1e-5)
+
+
+def test_noisy_heads_of_a_dueling_network_draw_separate_noise() -> None:
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    heads = q_heads(4, num_atoms=1, dueling=True, noisy=True)
+    params = heads.init(jax.random.split(jax.random.key(0), 2), x[:1])
+    keys = jax.random.split(jax.random.key(1), N)
+    advantage, value = (
+        np.asarray(NoisyDense(size).apply(weights, x, jax.vmap(jax.random.fold_in, (0, None))(keys, index)))
+        for index, (size, weights) in enumerate(zip((4, 1), params["heads"], strict=True))
+    )
+    (q,) = heads.apply(params, x, keys)
+    np.testing.assert_allclose(q[..., 0], value + advantage - advantage.mean(1, keepdims=True), atol=1e-5)
 
 
 def test_epsilon_falls_linearly() -> None:

@@ -76,7 +76,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     "config",
     [
         IMPALA(**NET, trace_lambda=0.8, clip_rho=1.3, clip_c=0.9),
-        IMPALA(**NET, core="gru"),
+        IMPALA(**NET, core="gru", clip_rho=1.3, clip_c=0.9),
         IMPALA(**NET, trace_lambda=0.8, correction=False),
     ],
     ids=["plain", "gru", "uncorrected"],

@@ -156,6 +156,19 @@ def test_no_loss_reads_what_a_network_says_of_illegal_actions(name: str) -> None
     assert not np.allclose(losses(0), plain, rtol=1e-2, atol=1e-2)
 
 
+def test_sac_aims_at_half_the_entropy_of_random_legal_actions() -> None:
+    algorithm = algorithms.config_class("sac")(hidden_sizes=(5,)).make(find(parts.Grid("state")).spec)
+    params = jax.jit(algorithm.init)(jax.random.key(0)).params | {"log_temperature": jnp.float32(1)}
+    obs = {"observation": np.ones((3, 2), np.float32), "mask": LEGAL}
+    zeros, ones = np.zeros(3, np.float32), np.ones(3, bool)
+    batch = {"obs": obs, "next_obs": obs, "action": np.int32([0, 2, 1]), "reward": zeros, "discount": zeros}
+    context = Context(jax.random.split(jax.random.key(1), 3), target=algorithm.initial_target(params))
+    losses, _, aux = jax.jit(algorithm.loss)(Variables(params, ()), {**batch, "valid": ones}, context)
+    excess = losses - aux.metrics["loss/critic"] - aux.metrics["loss/actor"]  # the temperature's loss
+    wanted = aux.metrics["policy/entropy"] - excess
+    np.testing.assert_allclose(wanted, 0.5 * np.log(LEGAL.sum(axis=-1)), atol=1e-5)
+
+
 # --- Runs ---------------------------------------------------------------------------------------------
 
 OFF = {"replay_capacity": 2048, "batch_size": 32, "learning_starts": 200, "replay_ratio": 1 / 8}

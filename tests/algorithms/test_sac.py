@@ -96,8 +96,10 @@ def test_continuous_losses(n: int) -> None:
     check(p, config.discount, expect, taken, target_entropy=-2)
 
 
-def test_discrete_losses() -> None:
-    config = SAC(**NET, n_step=2, target_entropy=0.7)
+@pytest.mark.parametrize("target_entropy", [0.7, None])
+def test_discrete_losses(target_entropy: float | None) -> None:
+    """The default aims at half the entropy of random actions."""
+    config = SAC(**NET, n_step=2, target_entropy=target_entropy)
     p = problem(config, DISCRETE)
     actor = networks.policy_network(config, DISCRETE.observation, 3)
     critic = networks.critic_network(config, DISCRETE.observation, 2, num_actions=3)
@@ -109,7 +111,7 @@ def test_discrete_losses() -> None:
         return (probs * q).sum(axis=-1), -(probs * np.log(probs)).sum(axis=-1)
 
     taken = np.asarray(critic.apply(p.params["critic"], p.windows.obs[0]), np.float64)
-    check(p, config.discount, expect, taken[:, np.arange(N), p.windows.action[0]], target_entropy=0.7)
+    check(p, config.discount, expect, taken[:, np.arange(N), p.windows.action[0]], target_entropy or 0.5 * np.log(3))
 
 
 @pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])

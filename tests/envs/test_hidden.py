@@ -39,6 +39,8 @@ def played(env: str, wrappers: Wrappers) -> tuple[Any, list[np.ndarray]]:
         ("gymnax:CartPole-v1", "velocities", [0, 2]),
         ("envpool:Pendulum-v1", "velocities", [0, 1]),
         ("gymnasium:Acrobot-v1", "velocities", [0, 1, 2, 3]),
+        ("gymnasium:MountainCar-v0", "velocities", [0]),
+        ("gymnasium:MountainCarContinuous-v0", "velocities", [0]),
         ("gymnasium:CartPole-v1", "0, 3", [1, 2]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -109,3 +110,17 @@ def test_a_version_is_drawn_for_each_episode() -> None:
     newest = variables._replace(stats=variables.stats._replace(newest=jnp.int32(2)))
     action, _, _ = algorithm.policy(newest, jnp.zeros(rows), algorithm.initial_core(rows), Context())
     np.testing.assert_array_equal(action, 200)
+
+
+def test_which_version_is_drawn_says_nothing_about_its_action() -> None:
+    """Though each version draws from a row's key, as does the choice of one."""
+
+    def policy(variables: Variables, obs: Any, core: Any, context: Context) -> Any:
+        return jax.vmap(lambda key: jax.random.randint(key, (), 0, SIZE))(context.keys), core, {}
+
+    algorithm, rows = league.drawn(dataclasses.replace(counting(), policy=policy), SIZE), 3000
+    keys = jax.random.split(jax.random.key(0), rows)
+    variables = algorithm.init(jax.random.key(0))
+    action, _, extras = algorithm.policy(variables, jnp.zeros(rows), algorithm.initial_core(rows), Context(keys))
+    together = np.bincount(SIZE * extras["version"] + action, minlength=SIZE**2)
+    np.testing.assert_allclose(together, rows / SIZE**2, rtol=0.2)

@@ -32,7 +32,7 @@ from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.learners import sgd
+from jaxrl_dist.learners import gradients, off_policy, sgd
 from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, TrainState, Variables
@@ -547,6 +547,45 @@ def test_ten_in_a_row_are_the_end() -> None:
         np.testing.assert_array_equal(old, new)
 
 
+# --- Random numbers -----------------------------------------------------------------------------------
+
+
+def test_each_rollout_and_each_round_of_replay_draws_other_random_numbers() -> None:
+    """In each of the ways to learn, which all get the same key."""
+
+    def drawing(config: Any) -> Algorithm:
+        """Its losses are those of ``config``; what each example draws is the metric and the priority."""
+        algorithm = config.make(DISCRETE)
+
+        def loss(variables: Variables, batch: Any, context: Context) -> Any:
+            losses, mask, _ = algorithm.loss(variables, batch, context)
+            drawn = jax.vmap(jax.random.uniform)(context.keys)
+            return losses, jnp.ones_like(mask), Aux({"drawn": drawn}, drawn)
+
+        return dataclasses.replace(algorithm, loss=loss)
+
+    fresh, replayed = drawing(PG(**NET)), drawing(DQN(**MEMORY, priority_exponent=0.6))
+    rollouts = [random_rollout(algorithm, DISCRETE, NUM_STEPS, NUM_ENVS) for algorithm in (fresh, replayed)]
+    learners = [learner_of(algorithm, DISCRETE, NUM_ENVS, NUM_STEPS) for algorithm in (fresh, replayed)]
+    states = [jax.jit(learner.init)(jax.random.key(0)) for learner in learners]
+    key = jax.random.key(1)
+
+    @jax.jit
+    @meshes.by_hand
+    def draw(number: jax.Array) -> dict[str, jax.Array]:
+        on, off = (state._replace(iteration=number) for state in states)
+        return {
+            "on policy": learners[0].update(on, rollouts[0], key)[1]["drawn"],
+            "off policy": learners[1].update(off, rollouts[1], key)[1]["drawn"],
+            "from memory": learners[1].relearn(states[1]._replace(updates=number), key)[1]["drawn"],
+            "gradients": gradients.gradient(fresh, states[0], rollouts[0], key, number)[1]["drawn"],
+            "priorities": off_policy.initial_priority(replayed, states[1], rollouts[1], key, number),
+        }
+
+    first, second = draw(jnp.int32(0)), draw(jnp.int32(1))
+    assert [name for name in first if not (np.abs(first[name] - second[name]) > 0).any()] == []
+
+
 # --- Stopping early -----------------------------------------------------------------------------------
 
 
@@ -570,3 +609,10 @@ def test_target_kl_leaves_out_the_update_that_exceeds_it_and_all_later_ones(num_
         assert float(metrics["learner/left_out"]) == pytest.approx(1 - made[-1] / 6)
         assert "learner/left_out" not in theirs and np.isfinite(list(metrics.values())).all()
     assert made[0] == 1 < made[1] < made[2] == 6
+
+
+def test_an_update_exceeds_target_kl_by_half_of_it() -> None:
+    """Stable-Baselines3 stops beyond 1.5 times the target."""
+    done = PPO(**NET, target_kl=0.01).make(DISCRETE).done
+    assert done is not None
+    assert [bool(done({"policy/approx_kl": jnp.float32(kl)})) for kl in (0.014, 0.016)] == [False, True]

@@ -303,6 +303,20 @@ def test_a_window_drawn_twice_gets_the_larger_priority_in_whatever_order() -> No
         np.testing.assert_allclose(changed.block_sum[:, 0], changed.table.sum(1), rtol=1e-6)
 
 
+def test_new_windows_get_the_largest_priority_that_there_has_been() -> None:
+    """Schaul et al. (2016), algorithm 1, line 6: also after it was lowered again."""
+    whole = stream(24)
+    memory = filled(cut(whole, 0, 16), 32, 8, 1, prioritized=True)
+    env = np.arange(ENVS)
+    index = ring.Index(env, whole.valid[:16].argmax(0))  # one window of each environment
+    for priority in (2.0, 0.5):
+        memory = jax.jit(ring.set_priority)(memory, index, np.full(ENVS, priority, np.float32))
+    memory = ADD(memory, cut(whole, 16, 24), 1)
+    assert memory.priorities is not None
+    np.testing.assert_array_equal(memory.priorities.table[env, index.slot], 0.5)
+    np.testing.assert_array_equal(memory.priorities.table[:, 16:24], np.where(whole.valid[16:24], 2.0, 0.0).T)
+
+
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_memory_that_begins_in_mid_episode_draws_no_frame_that_it_never_had(prioritized: bool) -> None:
     stack, window, whole = 4, 2, stream(12)

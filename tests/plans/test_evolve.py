@@ -15,8 +15,9 @@ import jaxrl_dist
 from jaxrl_dist import Train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.plans.evolve import Selection, halving, pbt, perturbed
+from jaxrl_dist.plans.evolve import Hyper, Selection, halving, pbt, perturbed
 from jaxrl_dist.run.text import read_json
+from jaxrl_dist.training import population
 from jaxrl_dist.training.setup import prepare
 
 
@@ -101,6 +102,12 @@ def test_when_to_select() -> None:
     assert [x for x in range(9, 40, 6) if rungs.due(x - 6, x)] == [9, 21, 33]
 
 
+def test_each_selection_of_a_run_draws_its_own_numbers() -> None:
+    """So a resumed run draws them again."""
+    drawn = [Selection(pbt, seed, 4).rng(iteration).random() for seed, iteration in ((0, 4), (0, 8), (1, 4))]
+    assert len(set(drawn)) == 3 and Selection(pbt, 0, 4).rng(4).random() == drawn[0]
+
+
 # --- In runs --------------------------------------------------------------------------------------------
 
 
@@ -142,6 +149,16 @@ def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve:
     list(jaxrl_dist.resume(tmp_path / "parts"))
     whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
     assert whole == parts and any(row["lineage"] or row["status"] == "halved" for row in whole)
+
+
+def test_a_member_keeps_its_hyperparameters_where_it_may_not_have_the_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def evolve(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.ndarray, Hyper]:
+        return np.zeros(4, int), {"learning_rate": np.array([-1.0, 0.25, 0.5, 0.75])}
+
+    monkeypatch.setattr(population, "pbt", evolve)
+    asked = config(seeds=2, vary={"learning_rate": "1e-1,1e-4"}, evolve="pbt", evolve_interval=64, total=64)
+    *_, last = jaxrl_dist.train(asked)
+    assert [member.metrics["hyper/learning_rate"] for member in last.members] == [0.1, 0.25, 0.5, 0.75]
 
 
 @pytest.mark.filterwarnings("ignore:member 00. has ended")

@@ -26,7 +26,7 @@ from jaxrl_dist.training.setup import prepare
 
 POLICIES = {"b": "long_1", "a": "short", "c": "long_2"}
 ALGORITHMS = {
-    "b": DQN(hidden_sizes=(8,), replay_capacity=1024, batch_size=8, learning_starts=100, replay_ratio=1 / 32),
+    "b": DQN(hidden_sizes=(8,), replay_capacity=1024, batch_size=8, learning_starts=128, replay_ratio=1 / 32),
     "a": PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2),
     "c": "random",
 }
@@ -43,7 +43,7 @@ def config(**fields: Any) -> Train[Any]:
 
 
 def test_no_policy_waits_for_another() -> None:
-    """DQN learns from its memory while there is no rollout, once it holds enough; PPO learns from rollouts only."""
+    """DQN learns from its memory while there is no rollout, once two have filled it; PPO learns from rollouts only."""
     job = prepare(config()).job
     state, begun = job.initial_state(), {name: state_of(job.initial_state(), name) for name in POLICIES}
     blank = {
