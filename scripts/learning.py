@@ -256,9 +256,9 @@ BARS = (
         )
         for game in ("Breakout", "Asterix", "SpaceInvaders")
     ),
-    # PPO on tasks that no preset has seen: within a tenth of what is published.
+    # PPO on tasks that no preset has seen: within a tenth of what is published. MountainCar chose `SMALLEST_STD`.
     *(
-        Bar(f"ppo-{name}", "ppo", env, 1_000_000, bar, 3, 3, published=there, held_out=True)
+        Bar(f"ppo-{name}", "ppo", env, 1_000_000, bar, 3, 3, published=there, held_out=name != "mountaincar")
         for name, env, bar, there in (
             ("swimmer", "envpool:Swimmer-v4", 254, zoo(282, "1M")),
             ("ant", "envpool:Ant-v4", 1194, zoo(1327, "1M")),
@@ -439,20 +439,25 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         "- **A2C and IMPALA on LunarLander**: the policies land while they draw random actions, but the greedy policy",
         "  hovers until the time is up. Other step sizes, entropies, discounts, batches and optimisers, larger",
-        "  networks, scaled rewards and falling step sizes did not reach the bars (one to three seeds of each). SB3",
-        "  2.9.2's A2C with RL Zoo's flags had greedy returns of 43 and -40 on Gymnasium's LunarLander-v3 here, after",
-        "  200,000 steps, where RL Zoo publishes 156. `ppo`, `appo` and `dqn` learn to land.",
+        "  networks, scaled rewards, falling step sizes, a gradient norm for each network, and values that learn 3 to",
+        "  30 times as fast as the policy did not reach the bars (one to three seeds of each): with more updates,",
+        "  training episodes rise to 100 or 200 and fall again. SB3 2.9.2's A2C with RL Zoo's flags had greedy",
+        "  returns of 43 and -40 on Gymnasium's LunarLander-v3 here, after 200,000 steps, where RL Zoo publishes 156.",
+        "  `ppo` and `dqn` learn to land, and so does `appo`, one of whose three seeds ends at 192.",
         "- **IMPALA on MinAtar's Breakout**: training episodes, which sample their actions, return 34; the greedy",
         "  policy loses the ball earlier.",
         "- **PPO on Hopper and Walker2d**: one of three seeds ends below. Returns swing until the end, as the step",
         "  size does not fall: those of that seed of Hopper fell from 2,920 to 1,200 and rose again. With a step size",
-        "  of 2e-4, Walker2d ended at 2781, 3951 and 3633, and Hopper at 2326, 3236 and 1410: lower means.",
+        "  of 2e-4, Walker2d ended at 2781, 3951 and 3633, and Hopper at 2326, 3236 and 1410: lower means. With",
+        "  `--target-kl 0.03`, Walker2d ended at 5047, 4328 and 3514, and Hopper at 3155, 3348 and 1003 (seeds 1 to",
+        "  3), but HalfCheetah at 4430 and 3842.",
+        "- **PPO on MinAtar's SpaceInvaders**: one of three seeds ends below, with 137 in training.",
         "- **SAC on LunarLanderContinuous**: one of three seeds ends just below. RL Zoo's 260 took 500,000 env steps.",
         "- **PPO on Swimmer**: RL Zoo has flags for this task alone, with a discount of 0.9999. That discount alone",
         "  did not help here (26, one seed).",
         "- **PPO on PointRobot**: the goal is hidden and changes with each episode. The observation holds the last",
         "  reward and action, for policies that remember them: with `--core gru` it returned 9.1 (one seed).",
-        "- **PPO on MountainCar**: one of three seeds never meets the goal.",
+        "- **PPO on MountainCar**: all seeds meet the goal; one ends 0.1 below the bar.",
         "- **PPO on Pong**: CleanRL's score is after 40M frames, four times as many.",
         "- **PPO on a MemoryChain of 40 steps**: `--core linear` and `attention` remember that long; `gru` and",
         "  `lstm` learn to do so in some seeds or none.",

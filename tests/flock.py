@@ -57,7 +57,11 @@ class Flock:
             return {agent: {"observation": obs[agent], "action_mask": legal[agent]} for agent in agents}, {}
         if self.masks == "indices":
             return obs, {agent: {"legal_actions": np.flatnonzero(legal[agent])} for agent in agents}
-        told = [agent for agent in agents if self.masks == "info" or (self.masks == "once" and self.time < 2)]
+        if self.masks == "spoilt" and self.time == 2:
+            legal = {agent: np.flatnonzero(legal[agent]) for agent in agents}
+        told = [
+            agent for agent in agents if self.masks in ("info", "spoilt") or (self.masks == "once" and not self.time)
+        ]
         return obs, {agent: {"action_mask": legal[agent]} if agent in told else {} for agent in agents}
 
     def render(self) -> np.ndarray:

@@ -136,16 +136,18 @@ class Parallel(gymnasium.Env[Any, Any]):
         return seen
 
     def _legal(self, agent: Any, info: Any, going: bool) -> np.ndarray:
-        """Returns which of an agent's actions are legal, ``[n]`` bool; none without a mask after its episode.
+        """Returns which of an agent's actions are legal, ``[n]`` bool.
+
+        Without a mask, as where it is another player's turn, none is marked, and policies take all for legal.
 
         Raises:
-          ValueError: the agent's episode goes on, and its mask is missing or has changed its size.
+          ValueError: the agent's episode goes on, and its mask is not zeros and ones, or has changed its size.
         """
         name, size = self._masks[agent], int(self._acts[agent].n)
         mask = info.get(name)
         if size_of(mask) == size:
             return flat(mask)
-        if going:
+        if going and mask is not None:
             what = f"the info of {agent} gave {mask!r:.80} as {name!r}"
             raise ValueError(f"{what}, not {size} zeros and ones that say what is legal")
         return np.zeros(size, np.bool_)
