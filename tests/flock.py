@@ -59,10 +59,8 @@ class Flock:
             return obs, {agent: {"legal_actions": np.flatnonzero(legal[agent])} for agent in agents}
         if self.masks == "spoilt" and self.time == 2:
             legal = {agent: np.flatnonzero(legal[agent]) for agent in agents}
-        told = [
-            agent for agent in agents if self.masks in ("info", "spoilt") or (self.masks == "once" and not self.time)
-        ]
-        return obs, {agent: {"action_mask": legal[agent]} if agent in told else {} for agent in agents}
+        told = self.masks in ("info", "spoilt") or (self.masks == "once" and not self.time)
+        return obs, {agent: {"action_mask": legal[agent]} if told else {} for agent in agents}
 
     def render(self) -> np.ndarray:
         picture = np.zeros((3, 5, 3), np.uint8)
