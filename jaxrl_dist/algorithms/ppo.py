@@ -36,8 +36,7 @@ class PPO(ActorCriticConfig):
     target_kl: float | None = None
     """Stop learning from a rollout once its approximate KL divergence exceeds 1.5 times this (Stable-Baselines3)."""
     normalize_advantages: bool = True
-    """Shift and scale the advantages of each rollout to mean 0 and standard deviation 1. Standard deviations below 0.01
-    count as 0.01, so that errors of the values do not move a policy that has met no reward."""
+    """Shift the advantages of each rollout to mean 0 and divide them by their standard deviation (at least 0.01)."""
 
     def validate(self) -> None:
         super().validate()
