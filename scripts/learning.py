@@ -444,6 +444,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "  training episodes rise to 100 or 200 and fall again. SB3 2.9.2's A2C with RL Zoo's flags had greedy",
         "  returns of 43 and -40 on Gymnasium's LunarLander-v3 here, after 200,000 steps, where RL Zoo publishes 156.",
         "  `ppo` and `dqn` learn to land, and so does `appo`, one of whose three seeds ends at 192.",
+        "- **DQN on EnvPool's CartPole**: one of five seeds ends with a policy that fails again.",
         "- **IMPALA on MinAtar's Breakout**: training episodes, which sample their actions, return 34; the greedy",
         "  policy loses the ball earlier.",
         "- **PPO on Hopper and Walker2d**: one of three seeds ends below. Returns swing until the end, as the step",
