@@ -95,6 +95,7 @@ RUN_DEFAULTS: dict[str, Any] = {
     "evaluation_episodes": 100,
     "normalize_observations": False,
     "scale_rewards": False,
+    "ema_steps": 0,
 }
 
 PLANS = {
@@ -183,6 +184,8 @@ class Train(Named, Launch, Generic[Config]):
     """Normalise observations by their running mean and standard deviation over all devices."""
     scale_rewards: bool = PRESET
     """Divide rewards by the running standard deviation of the discounted return."""
+    ema_steps: int = PRESET
+    """Env steps over which greedy actions average the parameters (exponential moving average); 0: the newest ones."""
     run_dir: str | None = None
     """Directory for config, metrics, summary, checkpoints and trained variables; must not hold a run yet."""
     report_interval: int = PRESET
@@ -273,6 +276,7 @@ class Train(Named, Launch, Generic[Config]):
         check_range(self, "stop_at_return")
         check_range(self, "report_interval", low=1, high=MAX_STEPS)
         check_range(self, "evaluation_episodes", low=0, high=10**6)
+        check_range(self, "ema_steps", low=0, high=10**15)
         check_range(self, "evaluation_max_steps", "time_limit", "average_every", low=1, high=10**9)
         evaluates = self.evaluation_episodes != 0
         names = ("evaluation_policy", "evaluation_interval", "evaluation_max_steps")

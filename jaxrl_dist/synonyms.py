@@ -40,6 +40,7 @@ SYNONYMS: dict[str, str] = {
     "observation_filter",
     "scale_rewards": "norm_reward norm_rew normalize_reward normalize_rewards normalize_returns reward_scale "
     "reward_scaling",
+    "ema_steps": "ema ema_decay polyak_average parameter_averaging weight_averaging swa average_parameters",
     # learning
     "learning_rate": "lr step_size learning_rates lrate q_lr critic_lr vf_lr v_lr",
     "actor_learning_rate learning_rate": "policy_lr actor_lr pi_lr",

@@ -245,15 +245,16 @@ BARS = (
     # Young and Tian (2019) print a picture of their curves.
     *(
         Bar(
-            f"dqn-{game.lower()}",
-            "dqn",
+            f"{algorithm}-{game.lower()}",
+            algorithm,
             f"gymnax:{game}-MinAtar",
-            2_000_000,
+            steps,
             None,
             1,
             1,
             held_out=game == "SpaceInvaders",
         )
+        for algorithm, steps in (("dqn", 2_000_000), ("rainbow", 1_000_000), ("sac", 1_000_000))
         for game in ("Breakout", "Asterix", "SpaceInvaders")
     ),
     # PPO on tasks that no preset has seen: within a tenth of what is published. MountainCar chose `SMALLEST_STD`.

@@ -228,6 +228,7 @@ BAD = {
     "train apex --env CartPole-v1 --max-lag 1": "what dqn replays must be without gaps",
     A3C + "--lockstep": "--lockstep does not work with --plan gradients; --plan asynchronous does",
     A3C + "--normalize-observations": "--normalize-observations does not work with --plan gradients",
+    A3C + "--ema-steps 9": "--ema-steps does not work with --plan gradients",
     A3C + "--scale-rewards": "--scale-rewards does not work with --plan gradients",
     A3C + "--gather 1": "--gather does not work with --plan gradients, which takes each gradient as it comes",
     CARTPOLE + "--plan gradients": "--num-epochs times --num-minibatches is 16; 1 works, or an algorithm without them",

@@ -1,18 +1,24 @@
-"""Scaling and clipping of observations and rewards: each function maps an ``Algorithm`` to an ``Algorithm``."""
+"""Scaling and clipping of observations and rewards, and averages of parameters.
+
+Each function maps an ``Algorithm`` to an ``Algorithm``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.mesh import global_sum
+from jaxrl_dist.mesh import DATA, global_sum
 from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 CLIP = 10.0
@@ -72,18 +78,15 @@ class RunningStats:
         )
 
 
-def _with_stats(algorithm: Algorithm, shapes: PyTree) -> Algorithm:
-    """Prepends running statistics of values of these shapes to ``variables.stats``; the algorithm sees the rest."""
+def _with_stats(algorithm: Algorithm, initial: Callable[[PyTree], PyTree]) -> Algorithm:
+    """Prepends ``initial(params)`` to ``variables.stats``; the algorithm sees the rest."""
 
     def inner(variables: Variables) -> Variables:
         return variables._replace(stats=variables.stats[1])
 
-    def zeros() -> PyTree:
-        return jax.tree.map(RunningStats.zeros, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
-
     def init(key: jax.Array) -> Variables:
         variables = algorithm.init(key)
-        return variables._replace(stats=(zeros(), variables.stats))
+        return variables._replace(stats=(initial(variables.params), variables.stats))
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
         return algorithm.policy(inner(variables), obs, core, context)
@@ -105,6 +108,11 @@ def _with_stats(algorithm: Algorithm, shapes: PyTree) -> Algorithm:
     if algorithm.behaviour is not None:
         changes["behaviour"] = behaviour
     return dataclasses.replace(algorithm, observe=observe, **changes)
+
+
+def _zeros(shapes: PyTree) -> PyTree:
+    """Returns running statistics of values of these shapes, before the first value."""
+    return jax.tree.map(RunningStats.zeros, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
 
 
 def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
@@ -134,7 +142,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     else:
         team = [path for path in scaled_parts if _IDS in parts and path.startswith("agents/")]
         shapes = {path: part.shape[1:] if path in team else part.shape for path, part in scaled_parts.items()}
-    inner = _with_stats(algorithm, shapes)
+    inner = _with_stats(algorithm, lambda params: _zeros(shapes))
 
     def scaled(stats: RunningStats, obs: jax.Array) -> jax.Array:
         mean, std = (jnp.broadcast_to(x, obs.shape) for x in (stats.mean, stats.std()))
@@ -171,7 +179,7 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
     Each environment's policy state holds the return ``R_t = discount R_{t-1} + r_t``, which restarts at 0 with each
     episode, as in OpenAI baselines' ``VecNormalize``. Reported returns stay in the environment's units.
     """
-    inner = _with_stats(algorithm, ())
+    inner = _with_stats(algorithm, lambda params: _zeros(()))
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
         action, inner_core, extras = inner.policy(variables, obs, core[1], context)
@@ -237,3 +245,28 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
     if algorithm.observe is Algorithm.observe:  # keeps no statistics, which ``gradients.check_sizes`` tells by this
         return clipping
     return dataclasses.replace(clipping, observe=observe)
+
+
+def average_parameters(algorithm: Algorithm, steps: int) -> Algorithm:
+    """Lets greedy actions come from an exponential moving average of the parameters, over about ``steps`` env steps.
+
+    Training, and whoever samples actions, uses the newest parameters. Each rollout moves the average towards the
+    parameters that acted; the first ``steps`` env steps count equally, so that the initial ones are soon forgotten.
+
+    Source: Polyak and Juditsky (1992); Nikishin et al. (2018), "Improving stability in deep reinforcement learning with
+    weight averaging".
+    """
+    inner = _with_stats(algorithm, partial(jax.tree.map, jnp.copy))
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+        if context.keys is None:
+            variables = variables._replace(params=variables.stats[0])
+        return inner.policy(variables, obs, core, context)
+
+    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        average, others = inner.observe(variables, rollout, context)
+        new = rollout.reward.size * jax.lax.axis_size(DATA)
+        rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
+        return optax.incremental_update(variables.params, average, rate), others
+
+    return dataclasses.replace(inner, policy=policy, observe=observe)

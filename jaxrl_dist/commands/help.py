@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "processes": LAUNCH,
     "population": ("vary", "zip", "evolve", "evolve_interval", "average_every"),
-    "evaluation": ("evaluation_policy", "evaluation_max_steps"),
+    "evaluation": ("evaluation_policy", "evaluation_max_steps", "ema_steps"),
     "checkpoints": (
         *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),
         *("init_from", "init_parts"),

@@ -38,7 +38,7 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
     threaded.check(config)
     if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
         raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")
-    for field in ("normalize_observations", "scale_rewards", "lockstep"):
+    for field in ("normalize_observations", "scale_rewards", "ema_steps", "lockstep"):
         if getattr(config, field):
             raise ConfigError(f"{flag(field)} does not work with --plan gradients; --plan asynchronous does")
     if config.gather is not None:

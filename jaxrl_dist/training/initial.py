@@ -73,7 +73,9 @@ def with_copies(variables: dict[str, Variables], copies: Mapping[str, str]) -> d
 def _within(part: str, name: str) -> bool:
     """Returns whether an array belongs to a part: ``torso`` has ``params/actor/torso/params/Dense_0/bias``."""
     wanted, path = part.split("/"), name.split("/")
-    return any(all(map(_same, wanted, path[i:])) for i in range(len(path) - len(wanted) + 1))
+    # Statistics may hold an average of the networks, with parts of the same names.
+    starts = path.index("stats") + 1 if "stats" in path else len(path)
+    return any(all(map(_same, wanted, path[i:])) for i in range(min(starts, len(path) - len(wanted) + 1)))
 
 
 def _same(wanted: str, there: str) -> bool:
@@ -85,5 +87,7 @@ def _same(wanted: str, there: str) -> bool:
 def _offered(names: Sequence[str]) -> set[str]:
     """Returns the parts that a user may name: groups of arrays in the networks, and the statistics."""
     paths = [name.split("/") for name in names]
-    inner = {"/".join(path[1 : path.index("params", 1)]) for path in paths if "params" in path[1:]}
+    inner = {
+        "/".join(path[1 : path.index("params", 1)]) for path in paths if "params" in path[1:] and path[0] != "stats"
+    }
     return inner | {path[0] for path in paths if path[0] == "stats"}

@@ -18,7 +18,7 @@ from jaxrl_dist.training.resolving import several, without_unused
 from jaxrl_dist.training.still import Still
 from jaxrl_dist.values import from_text, varied
 
-VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards")
+VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
 """Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
 SHARED, OWN = VARIED[:2], VARIED[2:]
 """With several policies: the fields of the run, and those of each policy."""

@@ -21,7 +21,7 @@ from jaxrl_dist.training.still import Still, still
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
 
-OWN = ("normalize_observations", "scale_rewards", "clip_rewards")
+OWN = ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
 """Fields of ``Train`` that each policy sets for itself; the others apply to the whole run."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -146,7 +146,7 @@ def _asked(config: Train[Any], value: Any) -> tuple[Train[Any], dict[str, Any]]:
     own = {name: value for name, value in fields.items() if name not in OWN}
     seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
     if issubclass(kind, Still):
-        seen = {"normalize_observations": False, "scale_rewards": False, "clip_rewards": None}
+        seen = {"normalize_observations": False, "scale_rewards": False, "clip_rewards": None, "ema_steps": 0}
     part = dataclasses.replace(config, algorithm=without_preset(algorithm, own), policies={}, **seen).checked()
     own = {name: getattr(part.algorithm, name) for name in own}
     return dataclasses.replace(part, algorithm=algorithm if by_name else part.algorithm), own

@@ -170,7 +170,7 @@ def variable_shapes(algorithm: Algorithms) -> Any:
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
-    """Returns the algorithm of a resolved config, wrapped to normalise observations and to scale and clip rewards.
+    """Returns the algorithm of a resolved config, wrapped as the fields of the run ask; see ``algorithms.wrappers``.
 
     With several policies, it is a dict keyed by policy.
 
@@ -180,6 +180,8 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
     if isinstance(config.algorithm, Policies):
         return {name: _of_policy(config, name, spec) for name in config.algorithm.parts}
     algorithm = config.algorithm.make(spec)
+    if config.ema_steps:
+        algorithm = wrappers.average_parameters(algorithm, config.ema_steps)
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:

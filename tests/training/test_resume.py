@@ -101,7 +101,13 @@ def prepare_resume(run_dir: Path, changes: dict[str, Any] | None = None) -> trai
 # --- To the bit ---------------------------------------------------------------------------------------
 
 EXACT: dict[str, dict[str, Any]] = {
-    "ppo": {"normalize_observations": True, "scale_rewards": True, "num_epochs": 2, "num_minibatches": 2},
+    "ppo": {
+        "normalize_observations": True,
+        "scale_rewards": True,
+        "ema_steps": 100,
+        "num_epochs": 2,
+        "num_minibatches": 2,
+    },
     "dqn": {"priority_exponent": 0.5, "num_devices": 2, "parameter_noise": True},
     "a2c": {"num_devices": 2, "core": "gru", "core_size": 4},
     "pg": {"env": "Pendulum-v1", "normalize_observations": True, "scale_rewards": True},
@@ -111,7 +117,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "rainbow": {"num_devices": 2},
     "r2d2": {"replay_capacity": 400, "core_size": 4},
     "ddpg": {"env": "Pendulum-v1", "noise": "ornstein_uhlenbeck"},
-    "td3": {"env": "Pendulum-v1", "scale_rewards": True},
+    "td3": {"env": "Pendulum-v1", "scale_rewards": True, "ema_steps": 100},
     "sac": {"env": "Pendulum-v1", "normalize_observations": True},
     "es": {"num_devices": 2},
     "ars": {"normalize_observations": True},
