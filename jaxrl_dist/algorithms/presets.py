@@ -193,10 +193,10 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "ez_greedy": True,
         },
         "minatar": {
-            # Young and Tian (2019), table 1, with double Q-learning, returns of 3 steps and an update each fourth step.
-            # Their 2.5e-4 is of RMSProp: with Adam, Asterix returned 0.85 after 2M steps (one seed). 1e-4 is the step
-            # size of CleanRL's dqn_atari.
-            "batch_size": 32, "replay_ratio": 0.25, "learning_starts": 5_000, "learning_rate": 1e-4,
+            # Young and Tian (2019), table 1, with double Q-learning and an update each fourth step. Their 2.5e-4 is of
+            # RMSProp: with Adam, Asterix returned 0.85 after 2M steps. 1e-4 is the step size of CleanRL's dqn_atari;
+            # after 400k steps Asterix returned 10.6 in training, and with returns of 3 steps 3 (one seed each).
+            "batch_size": 32, "replay_ratio": 0.25, "learning_starts": 5_000, "learning_rate": 1e-4, "n_step": 1,
             "epsilon_end": 0.1, "epsilon_steps": 100_000, "td_loss": "huber",
         },
         "atari": {
