@@ -29,7 +29,7 @@ from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.results import read_rows
 from jaxrl_dist.training.run import Run
-from jaxrl_dist.training.setup import make_algorithm, prepare
+from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.training.stored import SPACES, differences, stored_content, to_json
 from jaxrl_dist.types import Checkpoint
 
@@ -142,6 +142,9 @@ def _resumed_population(
                     f"not all members of {config.run_dir} that train together have saved their state: they begin again"
                 )
                 warnings.warn(text, FileWarning, stacklevel=2)
+            begun = _begun([runs[number] for number in group], initial)
+            for number, run in zip(group, begun, strict=True):
+                runs[number] = run
             for number in there:
                 if peers.first():
                     directories.remove(folders[number])  # it holds only reports of lost progress
@@ -180,6 +183,14 @@ def _resumed_population(
             ends += ", or have diverged"
         raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
     return population.resumed(runs, rows, file)
+
+
+def _begun(runs: Sequence[Run], initial: Mapping[str, Any]) -> list[Run]:
+    """Returns the prepared runs of a program, which begin as those of a new population do."""
+    configs = [dataclasses.replace(run.config, **initial) for run in runs]
+    variables = init_variables(configs[0], runs[0].job.algorithm)
+    jobs = [run.job._replace(config=own, init_variables=variables) for run, own in zip(runs, configs, strict=True)]
+    return [run._replace(config=job.config, job=job) for run, job in zip(runs, jobs, strict=True)]
 
 
 def _first_save_was_cut(folders: Collection[pathlib.Path], keep_checkpoints: int) -> bool:

@@ -294,6 +294,24 @@ def test_a_stop_begins_no_further_program(tmp_path: pathlib.Path) -> None:
     assert [member.env_steps >= 300 for member in last.members] == [True, True]
 
 
+def test_members_that_begin_after_a_stop_begin_with_the_trained_variables(tmp_path: pathlib.Path) -> None:
+    first, whole, parts = (tmp_path / name for name in ("first", "whole", "parts"))
+    list(jaxrl_dist.train(config(first, total=64)))
+    asked: dict[str, Any] = {"vary": {"num_epochs": "1,2"}, "total": 200, "init_from": str(first)}
+    list(jaxrl_dist.train(config(whole, **asked)))
+    reports = jaxrl_dist.train(config(parts, **asked))
+    next(reports)
+    reports.close()  # type: ignore[attr-defined]
+    assert not (parts / "members" / "001").exists()
+    list(jaxrl_dist.resume(parts))
+    here, there = (folder / "members" / "001" for folder in (parts, whole))
+    assert lines(here) == lines(there)
+    assert read_json(here / "config.json") == read_json(there / "config.json")
+    shutil.rmtree(first)  # which those that have begun no longer need
+    *_, last = jaxrl_dist.resume(parts, total_env_steps=300)
+    assert [member.env_steps >= 300 for member in last.members] == [True, True]
+
+
 @pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_error_of_the_program_loses_no_member(
