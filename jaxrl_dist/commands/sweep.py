@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from jaxrl_dist.checks import check_range, counted, flag
 from jaxrl_dist.commands import flags
@@ -18,9 +17,6 @@ from jaxrl_dist.errors import DIVERGED, ConfigError
 from jaxrl_dist.hosts.config import NAMES as LAUNCH
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import processes, signals, text
-
-if TYPE_CHECKING:
-    from jaxrl_dist.training.results import Row
 
 HELP = """\
 usage: jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...] [--jobs K] [FLAGS]
@@ -67,7 +63,7 @@ def run(args: Sequence[str]) -> int:
         config, source = found.resolved()
 
         from jaxrl_dist.training.members import is_population, members
-        from jaxrl_dist.training.results import Row, table, write_results
+        from jaxrl_dist.training.results import Row, refill, table, write_results
         from jaxrl_dist.training.stored import to_json
 
         if not is_population(config) or config.evolve is not None:
@@ -83,13 +79,14 @@ def run(args: Sequence[str]) -> int:
         logs = [path / run_files.MEMBERS / f"{row.member}.log" for row in rows]
 
         def ended(number: int, status: str = "done") -> None:
-            rows[number] = _row(rows[number], path / run_files.MEMBERS, status)
+            row = rows[number]
+            row.status, last = status, refill(row, path / run_files.MEMBERS / row.member)
+            if last is not None:
+                row.env_steps, row.iteration = last.env_steps, last.iteration
             write_results(path, rows)
             done = sum(row.status == "done" for row in rows)
             if not output["quiet"]:
-                print(
-                    f"member {rows[number].member}: return {rows[number].score}, {done} of {len(rows)} done", flush=True
-                )
+                print(f"member {row.member}: return {row.score}, {done} of {len(rows)} done", flush=True)
 
         def failed(number: int, why: str) -> None:
             status = "diverged" if why.startswith(DIVERGED) else "failed"
@@ -147,23 +144,3 @@ def _command(args: Sequence[str], member: Train[Any], values: Mapping[str, Any])
             [flag(name) if value else "--no-" + flag(name)[2:]] if isinstance(value, bool) else [flag(name), str(value)]
         )
     return [sys.executable, "-m", "jaxrl_dist.cli", "train", *kept, *own, "--resume-or-start"]
-
-
-def _row(row: Row, folder: pathlib.Path, status: str) -> Row:
-    """Returns the row of a member that has ended, from the files that its run has written."""
-    summary, reports = dict[str, Any](), list[dict[str, Any]]()
-    with contextlib.suppress(ConfigError):  # a full disk or a kill may have ended the run before it
-        summary = text.read_json(folder / row.member / run_files.SUMMARY)
-    with contextlib.suppress(OSError, ValueError):  # as above, in the middle of a line
-        for line in (folder / row.member / run_files.METRICS).read_text().splitlines():
-            reports.append(json.loads(line))
-    returns = [report["episode/return"] for report in reports if report["episode/return"] is not None]
-    last = reports[-1] if reports else {"env_steps": 0, "iteration": 0}
-    return dataclasses.replace(
-        row,
-        status=status,
-        env_steps=summary.get("env_steps", last["env_steps"]),
-        iteration=last["iteration"],
-        episode_return=returns[-1] if returns else None,
-        evaluation_return=(summary.get("evaluation") or {}).get("return_mean"),
-    )

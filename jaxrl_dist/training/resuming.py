@@ -27,7 +27,7 @@ from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.members import is_population
 from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.resolving import resolved
-from jaxrl_dist.training.results import read_rows
+from jaxrl_dist.training.results import read_rows, write_results
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.training.stored import SPACES, differences, stored_content, to_json
@@ -175,14 +175,17 @@ def _resumed_population(
         for number in found.keys() - there.keys():  # the program takes a state for each member, and ignores this one's
             job = runs[number].job._replace(resumed=runs[min(there)].job.resumed)
             runs[number] = runs[number]._replace(job=job)
+    population = population.resumed(runs, rows, file)
     if all(row.status != "training" for row in rows):
+        if peers.first():
+            write_results(pathlib.Path(str(config.run_dir)), rows)  # members may have been resumed one by one
         ends = f"--total-env-steps {config.total_env_steps}"
         if config.stop_at_return is not None:
             ends += f" or --stop-at-return {config.stop_at_return}"
         if any(row.status == "diverged" for row in rows):
             ends += ", or have diverged"
         raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
-    return population.resumed(runs, rows, file)
+    return population
 
 
 def _begun(runs: Sequence[Run], initial: Mapping[str, Any]) -> list[Run]:
