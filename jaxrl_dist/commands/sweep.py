@@ -7,7 +7,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import check_range, counted, flag
 from jaxrl_dist.commands import flags
@@ -17,6 +17,9 @@ from jaxrl_dist.errors import DIVERGED, ConfigError
 from jaxrl_dist.hosts.config import NAMES as LAUNCH
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import processes, signals, text
+
+if TYPE_CHECKING:
+    from jaxrl_dist.training.members import Member
 
 HELP = """\
 usage: jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...] [--jobs K] [FLAGS]
@@ -75,7 +78,7 @@ def run(args: Sequence[str]) -> int:
             config = dataclasses.replace(config, run_dir=run_dir)
         path, population = pathlib.Path(str(config.run_dir)), members(config)
         rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(population)]
-        commands = [_command(args, member.config, member.values) for member in population]
+        commands = [_command(args, config, member) for member in population]
         logs = [path / run_files.MEMBERS / f"{row.member}.log" for row in rows]
 
         def ended(number: int, status: str = "done") -> None:
@@ -129,18 +132,25 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
         return run_files.lock(str(path))
 
 
-def _command(args: Sequence[str], member: Train[Any], values: Mapping[str, Any]) -> list[str]:
-    """Returns the command that trains a member, goes on with it, or leaves it as it is if it has ended."""
-    kept, skipping = [], False
+def _command(args: Sequence[str], config: Train[Any], member: Member) -> list[str]:
+    """Returns the command that trains a member, goes on with it, or leaves it as it is if it has ended.
+
+    Args:
+      config: the population's.
+    """
+    own, values = member.config, member.values
+    wanted = {**vars(config.algorithm), **values}
+    unused = [name for name, value in vars(own.algorithm).items() if value != wanted[name]]  # in this member
+    others, kept, skipping = [flag(name) for name in (*_OURS, *unused)], list[str](), False
     for arg in args:
         if arg.startswith("--"):
             name = arg.split("=", 1)[0].replace("_", "-")
-            skipping = name.replace("--no-", "--", 1) in [flag(ours) for ours in _OURS]
+            skipping = name.replace("--no-", "--", 1) in others
         if not skipping:
             kept.append(arg)
-    own = ["--processes", "1", "--seed", str(member.seed), "--run-dir", str(member.run_dir), "--quiet", *_ALONE.split()]
+    kept += ["--processes", "1", "--seed", str(own.seed), "--run-dir", str(own.run_dir), "--quiet", *_ALONE.split()]
     for name, value in values.items():
-        own += (
-            [flag(name) if value else "--no-" + flag(name)[2:]] if isinstance(value, bool) else [flag(name), str(value)]
-        )
-    return [sys.executable, "-m", "jaxrl_dist.cli", "train", *kept, *own, "--resume-or-start"]
+        if name not in unused:
+            switch = flag(name) if value else "--no-" + flag(name)[2:]
+            kept += [switch] if isinstance(value, bool) else [flag(name), str(value)]
+    return [sys.executable, "-m", "jaxrl_dist.cli", "train", *kept, "--resume-or-start"]
