@@ -13,6 +13,7 @@ import jax
 
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.actors.evaluate import check_samples
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
@@ -101,6 +102,8 @@ def _same(config: Train[Any]) -> Train[Any]:
 
 
 def _run(config: Train[Any], job: Job) -> Run:
+    if config.evaluation_policy == "sampled":
+        check_samples(job.algorithm)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
     config = dataclasses.replace(config, checkpoint_replay=replay)
