@@ -18,6 +18,7 @@ from jaxrl_dist.actors.played import ALL_FINITE, Played, begin, go_on
 from jaxrl_dist.actors.step import after_step, env_of, in_rows, indices, initial_core, keys_of, row_slices
 from jaxrl_dist.envs.base import DrawnEnv, Share, not_finite
 from jaxrl_dist.envs.source import EnvSource
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import Algorithm, Algorithms, Array, Context, PyTree, Timestep, Variables
@@ -80,6 +81,19 @@ def evaluate(
     return played
 
 
+def check_samples(algorithm: Algorithms) -> None:
+    """Checks that an evaluation can sample actions.
+
+    Raises:
+      ConfigError: training perturbs the parameters, not the actions; with several policies, in all of them.
+    """
+    if all(each.behaviour is not None for each in (algorithm.values() if isinstance(algorithm, dict) else [algorithm])):
+        raise ConfigError(
+            "--evaluation-policy sampled does nothing here: this run explores by perturbed parameters, and draws no "
+            "actions; --evaluation-policy greedy works"
+        )
+
+
 class Evaluator:
     """Plays episodes on one device: the same ones each time, with programs compiled on the first call.
 
@@ -112,7 +126,12 @@ class Evaluator:
             they play depends on this number.
           variant: returns the algorithm with other hyperparameters (traced scalars), for ``of_member``.
           sampled: sample actions as in training after schedules of exploration have ended; else take the best ones.
+
+        Raises:
+          ConfigError: as ``check_samples``.
         """
+        if sampled:
+            check_samples(algorithm)
         self._algorithm, self._source, self._episodes = algorithm, source, episodes
         most = MAX_ENVS if source.is_pure else min(num_envs, MAX_ENVS)  # pure environments take little memory
         agents = source.spec.num_agents

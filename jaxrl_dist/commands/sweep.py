@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -20,7 +19,7 @@ from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import processes, signals, text
 
 if TYPE_CHECKING:
-    from jaxrl_dist.training.results import Row
+    from jaxrl_dist.training.members import Member
 
 HELP = """\
 usage: jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...] [--jobs K] [FLAGS]
@@ -67,7 +66,7 @@ def run(args: Sequence[str]) -> int:
         config, source = found.resolved()
 
         from jaxrl_dist.training.members import is_population, members
-        from jaxrl_dist.training.results import Row, table, write_results
+        from jaxrl_dist.training.results import Row, refill, table, write_results
         from jaxrl_dist.training.stored import to_json
 
         if not is_population(config) or config.evolve is not None:
@@ -79,17 +78,18 @@ def run(args: Sequence[str]) -> int:
             config = dataclasses.replace(config, run_dir=run_dir)
         path, population = pathlib.Path(str(config.run_dir)), members(config)
         rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(population)]
-        commands = [_command(args, member.config, member.values) for member in population]
+        commands = [_command(args, config, member) for member in population]
         logs = [path / run_files.MEMBERS / f"{row.member}.log" for row in rows]
 
         def ended(number: int, status: str = "done") -> None:
-            rows[number] = _row(rows[number], path / run_files.MEMBERS, status)
+            row = rows[number]
+            row.status, last = status, refill(row, path / run_files.MEMBERS / row.member)
+            if last is not None:
+                row.env_steps, row.iteration = last.env_steps, last.iteration
             write_results(path, rows)
             done = sum(row.status == "done" for row in rows)
             if not output["quiet"]:
-                print(
-                    f"member {rows[number].member}: return {rows[number].score}, {done} of {len(rows)} done", flush=True
-                )
+                print(f"member {row.member}: return {row.score}, {done} of {len(rows)} done", flush=True)
 
         def failed(number: int, why: str) -> None:
             status = "diverged" if why.startswith(DIVERGED) else "failed"
@@ -132,38 +132,25 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
         return run_files.lock(str(path))
 
 
-def _command(args: Sequence[str], member: Train[Any], values: Mapping[str, Any]) -> list[str]:
-    """Returns the command that trains a member, goes on with it, or leaves it as it is if it has ended."""
-    kept, skipping = [], False
+def _command(args: Sequence[str], config: Train[Any], member: Member) -> list[str]:
+    """Returns the command that trains a member, goes on with it, or leaves it as it is if it has ended.
+
+    Args:
+      config: the population's.
+    """
+    own, values = member.config, member.values
+    wanted = {**vars(config.algorithm), **values}
+    unused = [name for name, value in vars(own.algorithm).items() if value != wanted[name]]  # in this member
+    others, kept, skipping = [flag(name) for name in (*_OURS, *unused)], list[str](), False
     for arg in args:
         if arg.startswith("--"):
             name = arg.split("=", 1)[0].replace("_", "-")
-            skipping = name.replace("--no-", "--", 1) in [flag(ours) for ours in _OURS]
+            skipping = name.replace("--no-", "--", 1) in others
         if not skipping:
             kept.append(arg)
-    own = ["--processes", "1", "--seed", str(member.seed), "--run-dir", str(member.run_dir), "--quiet", *_ALONE.split()]
+    kept += ["--processes", "1", "--seed", str(own.seed), "--run-dir", str(own.run_dir), "--quiet", *_ALONE.split()]
     for name, value in values.items():
-        own += (
-            [flag(name) if value else "--no-" + flag(name)[2:]] if isinstance(value, bool) else [flag(name), str(value)]
-        )
-    return [sys.executable, "-m", "jaxrl_dist.cli", "train", *kept, *own, "--resume-or-start"]
-
-
-def _row(row: Row, folder: pathlib.Path, status: str) -> Row:
-    """Returns the row of a member that has ended, from the files that its run has written."""
-    summary, reports = dict[str, Any](), list[dict[str, Any]]()
-    with contextlib.suppress(ConfigError):  # a full disk or a kill may have ended the run before it
-        summary = text.read_json(folder / row.member / run_files.SUMMARY)
-    with contextlib.suppress(OSError, ValueError):  # as above, in the middle of a line
-        for line in (folder / row.member / run_files.METRICS).read_text().splitlines():
-            reports.append(json.loads(line))
-    returns = [report["episode/return"] for report in reports if report["episode/return"] is not None]
-    last = reports[-1] if reports else {"env_steps": 0, "iteration": 0}
-    return dataclasses.replace(
-        row,
-        status=status,
-        env_steps=summary.get("env_steps", last["env_steps"]),
-        iteration=last["iteration"],
-        episode_return=returns[-1] if returns else None,
-        evaluation_return=(summary.get("evaluation") or {}).get("return_mean"),
-    )
+        if name not in unused:
+            switch = flag(name) if value else "--no-" + flag(name)[2:]
+            kept += [switch] if isinstance(value, bool) else [flag(name), str(value)]
+    return [sys.executable, "-m", "jaxrl_dist.cli", "train", *kept, "--resume-or-start"]

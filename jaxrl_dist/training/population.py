@@ -23,10 +23,10 @@ from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.members import Member
 from jaxrl_dist.training.reports import Ending
-from jaxrl_dist.training.results import ENDED, Row, together, write_results
+from jaxrl_dist.training.results import ENDED, Row, refill, together, write_results
 from jaxrl_dist.training.run import UNFINISHED, Run
 from jaxrl_dist.training.stored import to_json
-from jaxrl_dist.types import Report
+from jaxrl_dist.types import Checkpoint, Report
 
 
 class PopulationRun:
@@ -45,12 +45,26 @@ class PopulationRun:
         """The rows before any training."""
         self.rows: Sequence[Row] = [dataclasses.replace(row) for row in self.begun]
         self._file: IO[bytes] | None = None
-        self._newest: dict[int, Report] = {}
+        self._before: dict[int, Report] = {}  # the newest report of each resumed member before this session
+        self._newest: dict[int, Report] = {}  # and in this session
         self._programs: dict[int, tuple[Population, int]] = {}  # with each member's place in its program
 
     def resumed(self, runs: Sequence[Run], rows: Sequence[Row], file: IO[bytes] | None) -> PopulationRun:
-        """Returns the population with resumed members; ``file`` is the open ``metrics.jsonl``."""
+        """Returns the population with resumed members, whose returns in ``rows`` become those of their files.
+
+        Args:
+          file: the open ``metrics.jsonl``.
+        """
         self.runs, self.rows, self._file = list(runs), rows, file
+        for number, row in enumerate(rows):
+            job, folder = runs[number].job, pathlib.Path(str(runs[number].config.run_dir))
+            report = refill(row, folder, self._reported(number))
+            if report is not None and row.status == "training":
+                report = dataclasses.replace(report, evaluation=None, ended_by=None)
+            elif report is not None and row.status in ENDED and job.resumed is not None:
+                report = _with_state(report, job.resumed)
+            if report is not None:
+                self._before[number] = report
         return self
 
     @property
@@ -153,10 +167,7 @@ class PopulationRun:
             return False
         self._newest[number] = report
         row.env_steps, row.iteration = report.env_steps, report.iteration
-        if (value := report.metrics["episode/return"]) is not None:
-            row.episode_return = value
-        if report.evaluation is not None:
-            row.evaluation_return = report.evaluation.get("return_mean")
+        row.take(report)
         if report.ended_by:
             row.status = "done"
         if number in self._programs:
@@ -180,7 +191,7 @@ class PopulationRun:
 
     def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
         """Returns the report of the population after new reports of some members, and writes it."""
-        report = together(self._newest, new, self.rows, self.groups)
+        report = together({**self._before, **self._newest}, new, self.rows, self.groups)
         if files is not None:
             files.write(report)
             report = dataclasses.replace(report, log=partial(files.log, report.iteration))
@@ -209,6 +220,11 @@ class PopulationRun:
         if resumed is None or row.status != "training":
             return row.iteration
         return int(resumed.progress["reported"]["iteration"])
+
+
+def _with_state(report: Report, state: Checkpoint) -> Report:
+    """Returns a report that was read from a file with the checkpoint of the same moment."""
+    return dataclasses.replace(report, variables=lambda: state.state.variables, checkpoint=lambda: state)
 
 
 def _stops(stop: Callable[[], bool], program: Population, place: int) -> bool:

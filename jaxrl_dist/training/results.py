@@ -6,18 +6,23 @@ import contextlib
 import csv
 import dataclasses
 import io
+import json
+import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import text
-from jaxrl_dist.run.files import POPULATION, RESULTS
+from jaxrl_dist.run.checkpoint import finite
+from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
 from jaxrl_dist.types import Report
 
 _FORMAT = 1
 ENDED = "done", "halved"
 """Status of members that have ended with a result, which stays."""
+_MAX_METRICS = 2**31  # bytes
+_COUNTS, _EVALUATION = ("env_steps", "updates", "iteration"), "evaluation/"
 
 
 @dataclasses.dataclass
@@ -46,6 +51,69 @@ class Row:
         if self.status in ("diverged", "failed"):
             return None
         return self.episode_return if self.evaluation_return is None else self.evaluation_return
+
+    def take(self, report: Report) -> None:
+        """Takes the returns of the member's newest report."""
+        if (value := report.metrics["episode/return"]) is not None:
+            self.episode_return = value
+        if report.evaluation is not None:
+            self.evaluation_return = report.evaluation.get("return_mean")
+
+
+def refill(row: Row, run_dir: pathlib.Path, until: float = math.inf) -> Report | None:
+    """Takes a member's returns from its files, and returns the last report there, without variables and checkpoint.
+
+    The row stays as it is, and the result is None, if the files hold no report.
+
+    Args:
+      until: iteration after which reports do not count.
+    """
+    last = None
+    for report in _reports(run_dir, until):
+        if last is None:
+            row.episode_return = row.evaluation_return = None
+        row.take(report)
+        last = report
+    return last
+
+
+def _reports(run_dir: pathlib.Path, until: float) -> Iterator[Report]:
+    """Yields the reports in a run's files, up to an iteration; others may have written them, and a kill cut them."""
+    content, counts, end = b"", None, dict[str, Any]()
+    with contextlib.suppress(ConfigError):
+        content = text.read_plain(run_dir / METRICS, _MAX_METRICS)
+    with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):
+        summary = text.read_json(run_dir / SUMMARY)
+        end = {"ended_by": str(summary["ended_by"]), "evaluation": _known(summary["evaluation"] or {})}
+        counts = summary["env_steps"], summary["updates"]
+    for line in content.splitlines():
+        report = None
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+            report = _report(json.loads(line))
+        if report is not None and report.iteration > until:
+            return
+        if report is not None:  # the last evaluation comes after its line
+            yield dataclasses.replace(report, **end) if counts == (report.env_steps, report.updates) else report
+
+
+def _report(line: Mapping[str, Any]) -> Report:
+    """Returns the report of a line of ``metrics.jsonl``."""
+    env_steps, updates, iteration = (int(line[name]) for name in _COUNTS)
+    evaluation = {name.removeprefix(_EVALUATION): x for name, x in line.items() if name.startswith(_EVALUATION)}
+    others = {name: finite(line[name]) for name in line if not name.startswith(_EVALUATION) and name not in _COUNTS}
+    seconds = others.pop("wall_time_s") or 0.0
+    metrics = {**dict.fromkeys(("episode/return", "time/compile_s", "time/env_steps_per_second")), **others}
+    return Report(env_steps, updates, iteration, seconds, metrics, _past, _past, _known(evaluation))
+
+
+def _known(evaluation: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Returns the numbers of an evaluation; None if it has not all that every evaluation has."""
+    known = {name: value for name, value in evaluation.items() if finite(value) is not None}
+    return known if {"episodes", "cut"} <= known.keys() else None
+
+
+def _past() -> Any:
+    raise RuntimeError("this report is of an earlier session")
 
 
 def together(

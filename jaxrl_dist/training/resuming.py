@@ -27,9 +27,9 @@ from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.members import is_population
 from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.resolving import resolved
-from jaxrl_dist.training.results import read_rows
+from jaxrl_dist.training.results import read_rows, write_results
 from jaxrl_dist.training.run import Run
-from jaxrl_dist.training.setup import make_algorithm, prepare
+from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.training.stored import SPACES, differences, stored_content, to_json
 from jaxrl_dist.types import Checkpoint
 
@@ -142,6 +142,9 @@ def _resumed_population(
                     f"not all members of {config.run_dir} that train together have saved their state: they begin again"
                 )
                 warnings.warn(text, FileWarning, stacklevel=2)
+            begun = _begun([runs[number] for number in group], initial)
+            for number, run in zip(group, begun, strict=True):
+                runs[number] = run
             for number in there:
                 if peers.first():
                     directories.remove(folders[number])  # it holds only reports of lost progress
@@ -172,14 +175,25 @@ def _resumed_population(
         for number in found.keys() - there.keys():  # the program takes a state for each member, and ignores this one's
             job = runs[number].job._replace(resumed=runs[min(there)].job.resumed)
             runs[number] = runs[number]._replace(job=job)
+    population = population.resumed(runs, rows, file)
     if all(row.status != "training" for row in rows):
+        if peers.first():
+            write_results(pathlib.Path(str(config.run_dir)), rows)  # members may have been resumed one by one
         ends = f"--total-env-steps {config.total_env_steps}"
         if config.stop_at_return is not None:
             ends += f" or --stop-at-return {config.stop_at_return}"
         if any(row.status == "diverged" for row in rows):
             ends += ", or have diverged"
         raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
-    return population.resumed(runs, rows, file)
+    return population
+
+
+def _begun(runs: Sequence[Run], initial: Mapping[str, Any]) -> list[Run]:
+    """Returns the prepared runs of a program, which begin as those of a new population do."""
+    configs = [dataclasses.replace(run.config, **initial) for run in runs]
+    variables = init_variables(configs[0], runs[0].job.algorithm)
+    jobs = [run.job._replace(config=own, init_variables=variables) for run, own in zip(runs, configs, strict=True)]
+    return [run._replace(config=job.config, job=job) for run, job in zip(runs, jobs, strict=True)]
 
 
 def _first_save_was_cut(folders: Collection[pathlib.Path], keep_checkpoints: int) -> bool:

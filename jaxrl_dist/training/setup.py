@@ -13,6 +13,7 @@ import jax
 
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.actors.evaluate import check_samples
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
@@ -101,6 +102,8 @@ def _same(config: Train[Any]) -> Train[Any]:
 
 
 def _run(config: Train[Any], job: Job) -> Run:
+    if config.evaluation_policy == "sampled":
+        check_samples(job.algorithm)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
     config = dataclasses.replace(config, checkpoint_replay=replay)
@@ -255,14 +258,21 @@ def make_job(
         _kept[key] = job = job._replace(kept=job.kept or Kept())
         if len(_kept) > KEEP:
             _kept.popitem(last=False)
-    init_variables = None
-    if config.init_from is not None:
-        shapes = variable_shapes(job.algorithm)
-        init_variables = initial.load(config.init_from, shapes, config.init_parts)
-        parts = {name: part.algorithm for name, part in getattr(config.algorithm, "parts", {}).items()}
-        copies = {name: kind.policy for name, kind in parts.items() if isinstance(kind, Copy)}
-        init_variables = initial.with_copies(init_variables, copies) if copies else init_variables
-    return job._replace(config=config, init_variables=init_variables)
+    return job._replace(config=config, init_variables=init_variables(config, job.algorithm))
+
+
+def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
+    """Returns the variables that a new run of this config starts from; None: the algorithm's own.
+
+    Raises:
+      ConfigError: they cannot be loaded.
+    """
+    if config.init_from is None:
+        return None
+    found = initial.load(config.init_from, variable_shapes(algorithm), config.init_parts)
+    parts = {name: part.algorithm for name, part in getattr(config.algorithm, "parts", {}).items()}
+    copies = {name: kind.policy for name, kind in parts.items() if isinstance(kind, Copy)}
+    return initial.with_copies(found, copies) if copies else found
 
 
 def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]) -> Job:

@@ -21,8 +21,9 @@ from jaxrl_dist.actors.evaluate import Evaluator, evaluate
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands.plot import read_curve
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import EnvError, EnvWarning
+from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 from jaxrl_dist.training import setup
+from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.types import Algorithm, Context, Variables
 
 SIZES: dict[str, Any] = {
@@ -207,6 +208,24 @@ def test_a_run_and_the_command_evaluate_as_they_are_told(tmp_path: Path, capsys:
     for flags, kind in (("", "sampled"), (" --evaluation-policy greedy", "greedy")):
         assert cli.main(f"evaluate {run_dir} --episodes 3{flags}".split()) == 0
         assert f"of 3 {kind} episodes)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", ["es --env CartPole-v1", "td3 --env Pendulum-v1 --noise parameter"])
+def test_sampled_evaluations_are_refused_where_no_action_is_drawn(
+    flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"{flags} --evaluation-policy sampled --total-env-steps 64 --num-envs 8 --hidden-sizes 4 --num-devices 1"
+    assert cli.main(["train", *words.split(), "--run-dir", str(tmp_path / "run")]) == 2
+    assert "explores by perturbed parameters" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_policy_whose_actions_are_not_drawn_refuses_to_sample() -> None:
+    config, source = resolved(jaxrl_dist.preset("dqn", "CartPole-v1", hidden_sizes=(4,), parameter_noise=True))
+    variables = setup.make_algorithm(config, source.spec).init(jax.random.key(0))
+    policy = jaxrl_dist.Policy(config, source, variables)
+    assert not policy.evaluate(1, max_steps=5).sampled
+    with pytest.raises(ConfigError, match="evaluation_policy greedy works"):
+        policy.evaluate(1, max_steps=5, sampled=True)
 
 
 # --- Episodes that never end ----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from jaxrl_dist.commands import train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import files, processes, text
 from jaxrl_dist.run.text import read_json, write_json
-from jaxrl_dist.training.members import is_population
+from jaxrl_dist.training.members import is_population, members
 
 
 def python(code: str) -> list[str]:
@@ -135,6 +135,29 @@ def test_members_get_the_flags_that_are_theirs(
         found.fields.pop("quiet")
         config, _ = found.resolved()
         assert not is_population(config) and not config.zip
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "ppo --env CartPole-v1 --vary learning-rate-schedule=constant,linear learning-rate-steps=1000",
+        "dqn --env CartPole-v1 --ez_greedy --epsilon-end=0.2 --vary parameter-noise=true,false",
+    ],
+)
+def test_members_get_no_flag_that_does_nothing_in_them(
+    flags: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(processes, "run_all", lambda made, *_: commands.extend(made))
+    words = [*flags.split(), "--run-dir", str(tmp_path)]
+    assert main(["sweep", *words]) == 0
+    population = train.asked(words)
+    assert population is not None
+    for command, member in zip(commands, members(population.resolved()[0]), strict=True):
+        found = train.asked(command[4:])
+        assert found is not None
+        assert found.fields.pop("quiet") and found.fields.pop("resume_or_start")
+        assert found.resolved()[0].algorithm == member.config.algorithm
 
 
 def test_a_member_that_diverges_ends_alone_in_the_results(

@@ -201,6 +201,7 @@ def test_a_halved_population_goes_on_with_those_that_are_left(tmp_path: pathlib.
     list(jaxrl_dist.resume(tmp_path / "parts"))
     whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
     assert whole == parts
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
 
 
 def test_the_last_member_goes_on_with_its_own_hyperparameters(tmp_path: pathlib.Path) -> None:

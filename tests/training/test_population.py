@@ -33,7 +33,7 @@ from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.training.members import members, programs
 from jaxrl_dist.training.population import PopulationRun
-from jaxrl_dist.training.results import Row, read_rows, settings, table, together
+from jaxrl_dist.training.results import Row, read_rows, refill, settings, table, together
 from jaxrl_dist.training.setup import make_job, prepare
 from jaxrl_dist.types import Report
 
@@ -182,7 +182,7 @@ def test_a_diverged_member_without_a_checkpoint_does_not_keep_the_others_from_go
         shutil.rmtree(path)
     *_, last = jaxrl_dist.resume(tmp_path)
     assert [row["status"] for row in read_json(tmp_path / "population.json")["members"]] == ["diverged", "done"]
-    assert len(last.members) == 1 and lines(tmp_path / "members" / "001")[-1]["env_steps"] >= 2000
+    assert len(last.members) == 2 and lines(tmp_path / "members" / "001")[-1]["env_steps"] >= 2000
 
 
 def test_a_population_from_trained_variables_is_resumed_twice(tmp_path: pathlib.Path) -> None:
@@ -292,6 +292,83 @@ def test_a_stop_begins_no_further_program(tmp_path: pathlib.Path) -> None:
     assert seen[-1].ended_by is None and not (tmp_path / "members" / "001").exists()
     *_, last = jaxrl_dist.resume(tmp_path)
     assert [member.env_steps >= 300 for member in last.members] == [True, True]
+
+
+def test_members_that_begin_after_a_stop_begin_with_the_trained_variables(tmp_path: pathlib.Path) -> None:
+    first, whole, parts = (tmp_path / name for name in ("first", "whole", "parts"))
+    list(jaxrl_dist.train(config(first, total=64)))
+    asked: dict[str, Any] = {"vary": {"num_epochs": "1,2"}, "total": 200, "init_from": str(first)}
+    list(jaxrl_dist.train(config(whole, **asked)))
+    reports = jaxrl_dist.train(config(parts, **asked))
+    next(reports)
+    reports.close()  # type: ignore[attr-defined]
+    assert not (parts / "members" / "001").exists()
+    list(jaxrl_dist.resume(parts))
+    here, there = (folder / "members" / "001" for folder in (parts, whole))
+    assert lines(here) == lines(there)
+    assert read_json(here / "config.json") == read_json(there / "config.json")
+    shutil.rmtree(first)  # which those that have begun no longer need
+    *_, last = jaxrl_dist.resume(parts, total_env_steps=300)
+    assert [member.env_steps >= 300 for member in last.members] == [True, True]
+
+
+def test_members_that_ended_before_a_stop_count_in_the_reports_after_it(tmp_path: pathlib.Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    asked: dict[str, Any] = {"vary": {"num_epochs": "1,2"}, "total": 200}
+    *_, expected = jaxrl_dist.train(config(whole, **asked))
+    reports = jaxrl_dist.train(config(parts, **asked))
+    while len(next(reports).members) < 2:  # the second program has begun
+        pass
+    reports.close()  # type: ignore[attr-defined]
+    *_, last = jaxrl_dist.resume(parts)
+    assert lines(parts) == lines(whole)
+    summaries = [read_json(run_dir / "summary.json") for run_dir in (parts, whole)]
+    one, other = ({name: x[name] for name in ("ended_by", "updates", "env_steps", "evaluation")} for x in summaries)
+    assert one == other and one["evaluation"]["episodes"] == 8
+    assert read_json(parts / "population.json") == read_json(whole / "population.json")
+    probes.assert_close(last.variables(), expected.variables(), 0)
+    assert last.checkpoint().env_steps == expected.checkpoint().env_steps
+
+
+@pytest.mark.filterwarnings("ignore:.*metrics.jsonl has lost the lines")  # which only the members have
+def test_the_results_of_members_that_are_resumed_one_by_one(tmp_path: pathlib.Path) -> None:
+    """Those of the population follow when it is resumed, also if all members have ended."""
+
+    def check(number: int) -> None:
+        row = read_json(tmp_path / "population.json")["members"][number]
+        folder = tmp_path / "members" / f"{number:03d}"
+        reported, summary = lines(folder), read_json(folder / "summary.json")
+        assert row["env_steps"] == summary["env_steps"] == reported[-1]["env_steps"]
+        assert row["episode_return"] == [x for line in reported if (x := line["episode/return"]) is not None][-1]
+        assert row["evaluation_return"] == summary["evaluation"]["return_mean"]
+
+    list(jaxrl_dist.train(config(tmp_path, seeds=2, total=64)))
+    list(jaxrl_dist.resume(tmp_path / "members" / "000", total_env_steps=300))
+    *_, last = jaxrl_dist.resume(tmp_path, total_env_steps=300)
+    assert last.updates == sum(lines(tmp_path / "members" / name)[-1]["updates"] for name in ("000", "001"))
+    check(0)
+    list(jaxrl_dist.resume(tmp_path / "members" / "001", total_env_steps=500))
+    list(jaxrl_dist.resume(tmp_path / "members" / "000", total_env_steps=500))
+    with pytest.raises(ConfigError, match=r"all members of .* have ended"):
+        jaxrl_dist.resume(tmp_path, total_env_steps=500)
+    check(0)
+    check(1)
+
+
+def test_damaged_reports_of_a_member_do_not_count(tmp_path: pathlib.Path) -> None:
+    whole = {"env_steps": 8, "updates": 1, "iteration": 2, "wall_time_s": 1.0, "episode/return": 3.0}
+    row = Row("000", 0, {}, episode_return=1.0, evaluation_return=1.0)
+    assert refill(row, tmp_path) is None and row.score == 1.0
+    damaged: list[Any] = [{}, [], "x", None, {**whole, "updates": None}, {**whole, "iteration": 1e400}]
+    later = {**whole, "env_steps": 16, "iteration": 4, "episode/return": "x", "evaluation/return_mean": 5.0}
+    written = [json.dumps(line) for line in [*damaged, whole, later]]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*written, '{"env_st']))
+    for summary in ("", "[]", "{}", '{"env_steps": 16, "updates": 1}'):
+        (tmp_path / "summary.json").write_text(summary)
+        last = refill(row, tmp_path)
+        assert last is not None and (row.episode_return, row.evaluation_return) == (3.0, None)
+        assert last.env_steps == 16
+    assert (last := refill(row, tmp_path, until=3)) is not None and last.env_steps == 8
 
 
 @pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
