@@ -178,7 +178,7 @@ class Aux(NamedTuple):
     """Further outputs of a loss, besides the losses; every array is per example, shaped as the losses."""
 
     metrics: Mapping[str, jax.Array]
-    priority: jax.Array | None = None  # [N] float32, for prioritised replay
+    priority: jax.Array | None = None  # [N] float32, at least 0, for prioritised replay
 
 
 def no_core(num_envs: int) -> PyTree:
@@ -272,7 +272,7 @@ class TrainState(NamedTuple):
     updates: jax.Array  # int32 scalar, gradient steps so far
     iteration: jax.Array  # int32 scalar, rollouts consumed so far; keys derive from it
     env_step: jax.Array  # float32 scalar, nominal env steps so far, for schedules
-    skipped: jax.Array  # int32 scalar, consecutive gradients until now that were not finite
+    skipped: jax.Array  # int32 scalar, consecutive updates until now whose loss or gradient was not finite
     memory: PyTree = ()  # [B, ...], sharded over the mesh: replayed experience; () if none
 
     def context(self, keys: jax.Array | None = None) -> Context:

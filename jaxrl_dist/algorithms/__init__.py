@@ -146,10 +146,10 @@ def from_file(path: str) -> type:
     ]
     if len(found) != 1:
         several = f"several: {', '.join(kind.__name__ for kind in found)}" if found else "none"
-        raise ConfigError(f"{path} must hold one algorithm, a dataclass with make and preset, but there is {several}")
+        raise ConfigError(f"{path} must hold one algorithm, a dataclass with make, but there is {several}")
     (kind,) = found
-    if not (dataclasses.is_dataclass(kind) and callable(getattr(kind, "preset", None))):
-        raise ConfigError(f"{path}: {kind.__name__} must be a dataclass with a static method preset")
+    if not dataclasses.is_dataclass(kind):
+        raise ConfigError(f"{path}: {kind.__name__} must be a dataclass")
     if kind.__name__ in {**ALGORITHMS, **PRESETS}:
         raise ConfigError(f"{path}: {kind.__name__} is the name of one of ours; call the class otherwise")
     for field in dataclasses.fields(kind):

@@ -55,7 +55,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1, *, pac
         grads, metrics, priority = sgd.gradient(algorithm, state, batch, loss_keys, weight)
         state = sgd.apply(algorithm, state, grads)
         if replay.priority_exponent is not None:
-            assert priority is not None, "prioritised replay needs a loss that returns Aux.priority"
+            assert priority is not None
             powered = powered_priority(replay, priority)
             state = state._replace(memory=ring.set_priority(state.memory, index, powered))
         return state, metrics
@@ -112,10 +112,11 @@ PRIORITY_EPSILON = 1e-6
 def powered_priority(replay: Replay, priority: jax.Array) -> jax.Array:
     """Returns ``p^alpha`` (Schaul et al. 2016, equation 1).
 
-    A window without a finite priority, as when the loss overflows, gets the smallest: it can still be drawn.
+    A window without a finite priority, as when the loss overflows, gets the smallest: it can still be drawn. A negative
+    priority counts as its absolute value, as of an error with a sign.
     """
     assert replay.priority_exponent is not None
-    return (jnp.where(jnp.isfinite(priority), priority, 0.0) + PRIORITY_EPSILON) ** replay.priority_exponent
+    return (jnp.where(jnp.isfinite(priority), jnp.abs(priority), 0.0) + PRIORITY_EPSILON) ** replay.priority_exponent
 
 
 def initial_priority(
@@ -136,8 +137,8 @@ def initial_priority(
     key, examples = jax.random.fold_in(key, number), mesh.global_index(pieces.reward.shape[1])
     postprocess_keys, loss_keys = (rng.per_index(jax.random.fold_in(key, use), examples) for use in range(2))
     batch = algorithm.postprocess(state.variables, pieces, state.context(postprocess_keys))
-    _, _, aux = algorithm.loss(state.variables, batch, state.context(loss_keys))
-    assert aux.priority is not None, "prioritised replay needs a loss that returns Aux.priority"
+    _, _, aux = sgd.losses_of(algorithm, state.variables, batch, state.context(loss_keys))
+    assert aux.priority is not None
     return jnp.concatenate([unknown, powered_priority(replay, aux.priority).reshape(-1, num_envs)])
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl_dist import mesh, packing
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.types import Algorithm, PyTree, TrainState
+from jaxrl_dist.types import Algorithm, Aux, Context, PyTree, TrainState, Variables
 
 MICROBATCH = 4096
 """Losses that a CPU differentiates at a time: activations of more do not fit its caches (docs/speed.md)."""
@@ -58,31 +59,27 @@ def gradient(
       weight: ``[N]``, importance weights of the losses; None: all 1. Metrics are not weighted.
 
     Returns:
-      The gradient with respect to ``params``; the means of the loss and of its metrics, and the gradient's norm; the
-      priorities ``[N]``, or None if the loss has none. Gradient and metrics are equal on all devices.
+      The gradient with respect to ``params``, which is not finite if the loss is not; the means of the loss and of its
+      metrics, and the gradient's norm; the priorities ``[N]``, or None if the loss has none. Gradient and metrics are
+      equal on all devices.
 
     Raises:
-      ConfigError: losses or mask do not have an entry for each example.
+      ConfigError: as ``losses_of``.
     """
 
-    def losses_of(params: PyTree, examples: Any) -> tuple[dict[str, jax.Array], jax.Array, jax.Array | None]:
+    def per_example(params: PyTree, examples: Any) -> tuple[dict[str, jax.Array], jax.Array, jax.Array | None]:
         batch, keys, weight = examples
-        losses, mask, aux = algorithm.loss(state.variables._replace(params=params), batch, state.context(keys))
-        if not losses.shape == mask.shape or losses.shape[:1] != (len(keys),):
-            raise ConfigError(
-                f"the algorithm's loss has returned losses {losses.shape} with a mask {mask.shape}; both need an entry "
-                f"for each of {len(keys)} examples, and no mean"
-            )
+        losses, mask, aux = losses_of(algorithm, state.variables._replace(params=params), batch, state.context(keys))
         weighted = losses if weight is None else losses * weight.reshape(-1, *(1,) * (losses.ndim - 1))
         return {"loss/total": weighted, **aux.metrics}, mask, aux.priority
 
     def summed_loss(params: PyTree, examples: Any) -> tuple[jax.Array, Any]:
-        per_example, mask, priority = losses_of(params, examples)
-        per_example = {name: x if name == "loss/total" else jax.lax.stop_gradient(x) for name, x in per_example.items()}
-        masked = [_masked(x, mask) for x in per_example.values()]
+        values, mask, priority = per_example(params, examples)
+        values = {name: x if name == "loss/total" else jax.lax.stop_gradient(x) for name, x in values.items()}
+        masked = [_masked(x, mask) for x in values.values()]
         arrays = mesh.vary([*masked, mask.astype(jnp.float32)])
         *totals, count = packing.sums(mesh.vary_as(arrays, arrays))  # a mask may be a constant
-        sums = dict(zip(per_example, totals, strict=True))
+        sums = dict(zip(values, totals, strict=True))
         return sums["loss/total"], (sums, count, priority)
 
     def differentiate(params: PyTree, examples: Any) -> tuple[PyTree, jax.Array | None]:
@@ -90,7 +87,7 @@ def gradient(
         return (grads, sums, count), priority
 
     params, examples = mesh.vary(state.variables.params), (batch, keys, weight)
-    _, mask, _ = jax.eval_shape(losses_of, params, examples)
+    _, mask, _ = jax.eval_shape(per_example, params, examples)
     ways = {}
     if (parts := num_parts(_microbatch(params, batch, mask.size), *mask.shape)) > 1:
         ways["cpu"] = partial(_in_turn, differentiate, parts)
@@ -103,8 +100,41 @@ def gradient(
     grads, sums, count = mesh.global_sum(sums)
     # Taken once before the loop, the divisor would change the last bits of results: XLA fuses it otherwise.
     grads, metrics = jax.tree.map(lambda x: x / _divisor(count, mask), (grads, sums))
+    # A loss of NaN may have a finite gradient, as that of an index out of range does. One array of NaN says so to
+    # ``apply``; in all of them, it would cost a GPU another kernel.
+    leaves, treedef = jax.tree.flatten(grads)
+    leaves[:1] = [jnp.where(jnp.isfinite(metrics["loss/total"]), x, jnp.nan) for x in leaves[:1]]
+    grads = jax.tree.unflatten(treedef, leaves)
     norm = packing.global_norm(grads)
     return grads, metrics | {"gradient/norm": norm, "gradient/skipped": 1.0 - jnp.isfinite(norm)}, priority
+
+
+def losses_of(
+    algorithm: Algorithm, variables: Variables, batch: PyTree, context: Context
+) -> tuple[jax.Array, jax.Array, Aux]:
+    """Returns the losses, mask and ``Aux`` of ``N`` examples, of which ``context`` has a key each.
+
+    Raises:
+      ConfigError: the algorithm's loss returns something else, or arrays without an entry for each example.
+    """
+    returned: Any = algorithm.loss(variables, batch, context)
+    parts = returned if isinstance(returned, tuple | list) else [returned]
+    if len(parts) != 3 or parts[1] is None or not isinstance(parts[2], Aux):
+        kinds = ", ".join("array" if hasattr(x, "shape") else type(x).__name__ for x in parts)
+        raise ConfigError(f"the algorithm's loss must return losses, a mask and Aux(metrics), not ({kinds})")
+    losses, mask, aux = parts
+    shape, said = np.shape(losses), "the algorithm's loss has returned"
+    each = f"an entry for each of {len(context.keys)} examples, and no mean"
+    if shape != np.shape(mask) or shape[:1] != (len(context.keys),):
+        raise ConfigError(f"{said} losses {shape} with a mask {np.shape(mask)}; both need {each}")
+    for name, x in aux.metrics.items():
+        if np.shape(x) not in (shape, ()):
+            raise ConfigError(f"{said} losses {shape} with a metric {name!r} {np.shape(x)}; it needs the losses' shape")
+    if aux.priority is None and algorithm.replay and algorithm.replay.priority_exponent is not None:
+        raise ConfigError(f"{said} no Aux.priority, which prioritised replay needs; it has {each}")
+    if aux.priority is not None and np.shape(aux.priority) != (len(context.keys),):
+        raise ConfigError(f"{said} an Aux.priority {np.shape(aux.priority)}; it needs {each}")
+    return losses, mask, aux
 
 
 def _masked(x: jax.Array, mask: jax.Array) -> jax.Array:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
@@ -19,7 +20,7 @@ from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.training.policies import alone, naming
 from jaxrl_dist.training.still import Copy
-from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Learner, Replay, Rollout
+from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, Learner, Replay, Rollout
 
 
 def make_learner(
@@ -68,13 +69,15 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
     """Checks that sizes divide over the devices, and that the run's counts fit 32 bits.
 
     Raises:
-      ConfigError: they do not; the message names sizes that do.
+      ConfigError: they do not; the message names sizes that do. Or an algorithm with replay has no window.
     """
     if isinstance(algorithm, dict):
         for name in algorithm:
             with naming(name):
                 check_sizes(alone(config, name), algorithm[name], spec.policies[name], num_devices)
         return
+    if algorithm.replay is not None and algorithm.window is None:
+        raise ConfigError("an algorithm with replay needs windows of a fixed length, such as window=1 for transitions")
     check_divides("num_envs", config.num_envs, (1 if config.plan == "gradients" else num_devices, "devices"))
     num_envs = config.num_envs * spec.num_agents
     sizes = algorithm, num_envs, config.rollout_length, num_devices
@@ -85,6 +88,35 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
     else:
         off_policy.check_sizes(*sizes, spec.frame_stack)
     check_counts(config, algorithm, num_envs)
+
+
+def check_greedy(algorithm: Algorithms, spec: EnvSpec) -> None:
+    """Checks that policies that train act without keys, as in evaluations: the first may come after hours of training.
+
+    Raises:
+      ConfigError: a policy does not.
+    """
+    if isinstance(algorithm, dict):
+        for name in algorithm:
+            with naming(name):
+                check_greedy(algorithm[name], spec.policies[name])
+        return
+    if algorithm.num_epochs == 0:  # it does not train, and may only sample
+        return
+
+    def act(key: jax.Array, keys: jax.Array | None) -> Acted:
+        obs, core = spaces.zeros(spec.observation, spec.num_agents), algorithm.initial_core(spec.num_agents)
+        return algorithm.policy(algorithm.init(key), obs, core, Context(keys, jnp.float32(0)))
+
+    key = jax.random.key(0)
+    try:
+        jax.eval_shape(act, key, None)
+    except Exception as error:
+        jax.eval_shape(act, key, jax.random.split(key, spec.num_agents))  # fails if keys make no difference
+        raise ConfigError(
+            "the policy must act greedily where context.keys is None, as in evaluations (--evaluation-policy sampled "
+            f"gives them keys): {one_line(error)}"
+        ) from error
 
 
 MAX_COUNT = 2**31 - 1

@@ -63,8 +63,9 @@ def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], en
             break
         if report.diverged:
             ending.error = DivergedError(
-                f"{DIVERGED} by environment step {report.env_steps:,}: too many gradients in a row were not "
-                "finite; start a new run with a smaller --learning-rate, or with smaller rewards and observations"
+                f"{DIVERGED} by environment step {report.env_steps:,}: too many losses or gradients in a row "
+                "were not finite; start a new run with a smaller --learning-rate, or with smaller rewards and "
+                "observations"
             )
         yield report
     if report is not None:

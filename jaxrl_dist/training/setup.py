@@ -27,7 +27,7 @@ from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import initial
 from jaxrl_dist.training.compile_cache import keep_programs
-from jaxrl_dist.training.learner import check_sizes, make_learner
+from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
 from jaxrl_dist.training.members import Member, is_population, kinds, members, programs
 from jaxrl_dist.training.policies import Policies, alone, naming
 from jaxrl_dist.training.population import PopulationRun
@@ -104,6 +104,10 @@ def _same(config: Train[Any]) -> Train[Any]:
 def _run(config: Train[Any], job: Job) -> Run:
     if config.evaluation_policy == "sampled":
         check_samples(job.algorithm)
+    elif config.evaluation_episodes:
+        parts = getattr(config.algorithm, "parts", {"": config}).values()
+        if any(not type(part.algorithm).__module__.startswith("jaxrl_dist.") for part in parts):
+            check_greedy(job.algorithm, job.source.spec)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
     config = dataclasses.replace(config, checkpoint_replay=replay)
@@ -188,9 +192,11 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:
+        name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
-            name = algorithms.name_of(config.algorithm)
             raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: leave it out")
+        if not hasattr(config.algorithm, "discount"):
+            raise ConfigError(f"--scale-rewards needs a field 'discount', which {name} does not have: leave it out")
         algorithm = wrappers.scale_rewards(algorithm, config.algorithm.discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -14,8 +16,12 @@ from test_docs import blocks
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import from_file, name_of
+from jaxrl_dist.algorithms.pg import PG
+from jaxrl_dist.config import RUN_DEFAULTS
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.training.setup import prepare
+from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, Replay, Variables
 
 OWN = blocks("docs/adding-an-algorithm.md")[0]
 CONFIG_CLASS = """
@@ -139,6 +145,50 @@ def test_its_class_stands_for_its_preset(file: Path) -> None:
         jaxrl_dist.preset(type(config.algorithm), "CartPole-v1", temprature=2.0)
 
 
+def test_a_preset_may_be_left_out(tmp_path: Path) -> None:
+    text = CONFIG_CLASS.replace("    @staticmethod\n    def preset(spec):\n        return {}\n\n", "")
+    assert "preset" not in text
+    (tmp_path / "mine.py").write_text(text)
+    config = jaxrl_dist.preset(from_file(str(tmp_path / "mine.py")), "CartPole-v1")
+    assert (config.num_envs, config.plan, config.algorithm.x) == (RUN_DEFAULTS["num_envs"], "on_device", 3)
+
+
+def prepared(fields: dict[str, Any], **parts: Any) -> Any:
+    """PG with other parts, as a config without fields, prepared to train."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own:
+        def make(self, spec: EnvSpec) -> Algorithm:
+            return dataclasses.replace(PG(hidden_sizes=(4,)).make(spec), **parts)
+
+    sizes = {"num_devices": 1, "num_envs": 8, "rollout_length": 4}
+    return prepare(jaxrl_dist.preset(Own, "CartPole-v1", **sizes, **fields))
+
+
+def test_rewards_are_not_scaled_without_a_discount() -> None:
+    with pytest.raises(ConfigError, match="scale_rewards needs a field 'discount', which Own does not have: leave it"):
+        prepared({"scale_rewards": True})
+
+
+@pytest.mark.parametrize("plan", ["on_device", "gradients"])
+def test_replay_needs_a_window(plan: str) -> None:
+    with pytest.raises(ConfigError, match="replay needs windows of a fixed length, such as window=1 for transitions"):
+        prepared({"plan": plan}, replay=Replay(64, 8, 1.0, 0), window=None)
+
+
+def test_a_policy_that_needs_keys_is_refused_before_it_trains_if_evaluations_give_none() -> None:
+    def policy(variables: Variables, obs: Any, core: Any, context: Context) -> Acted:
+        return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(context.keys), core, {}
+
+    with pytest.raises(ConfigError, match=r"act greedily where context.keys is None.*: ValueError: vmap") as caught:
+        prepared({}, policy=policy)
+    assert "\n" not in str(caught.value)
+    for fields in ({"evaluation_policy": "sampled"}, {"evaluation_episodes": 0}):
+        prepared(fields, policy=policy)
+    with pytest.raises(ZeroDivisionError):  # which keys do not help
+        prepared({}, policy=lambda *args: 1 / 0)
+
+
 MY_PPO = """
 import dataclasses
 
@@ -172,10 +222,9 @@ BAD = {
     "x = 1\n\ny = 1 / 0": "line 3: ZeroDivisionError: division by zero",
     "import sys\nsys.exit(0)": "line 2: SystemExit: 0",
     "import sys\n\nsys.exit('enough')": "line 3: SystemExit: enough",
-    "x = 1": "must hold one algorithm, a dataclass with make and preset, but there is none",
+    "x = 1": "must hold one algorithm, a dataclass with make, but there is none",
     CONFIG_CLASS + CONFIG_CLASS.replace("Mine", "Yours"): "but there is several: Mine, Yours",
     CONFIG_CLASS.replace("@dataclasses.dataclass(frozen=True)\n", ""): "Mine must be a dataclass",
-    CONFIG_CLASS.replace("def preset", "def presets"): "Mine must be a dataclass with a static method preset",
     CONFIG_CLASS.replace("Mine", "ppo"): "ppo is the name of one of ours; call the class otherwise",
     CONFIG_CLASS.replace("x: int = 3", "x: int"): "Mine.x needs a default",
     "from jaxrl_dist.algorithms.ppo import PPO": "but there is none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 
 import hypothesis
@@ -35,7 +36,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import gradients, off_policy, sgd
 from jaxrl_dist.learners.on_policy import check_sizes, envs_per_group
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Rollout, TrainState, Variables
+from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, Replay, Rollout, TrainState, Variables
 
 DISCRETE, CONTINUOUS = spec(), spec(action=box(2, bound=1.0))
 NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
@@ -277,7 +278,8 @@ def test_the_gradient_of_parts_is_that_of_the_whole(
             - batch["y"]
             + jax.vmap(jax.random.normal)(context.keys).reshape(-1, *(1,) * len(each))
         )
-        return jnp.square(error), batch["mask"], Aux({"error": error}, jnp.abs(error))
+        priority = jnp.abs(error).reshape(len(error), -1).sum(axis=1)
+        return jnp.square(error), batch["mask"], Aux({"error": error}, priority)
 
     in_bytes = constant == "MICROBATCH_BYTES"  # for parameters that are a kernel of a convolution
     params = {"w": jnp.full((1, 1, 1, 1) if in_bytes else (), 0.7)}
@@ -534,6 +536,29 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(algorithm:
     assert metrics["gradient/skipped"] == 0.0
 
 
+def test_a_loss_that_is_not_finite_is_skipped_although_its_gradient_is_finite() -> None:
+    """An index out of range gives NaN, whose gradient is 0."""
+
+    def loss(variables: Variables, batch: Any, context: Context) -> Any:
+        return jnp.take_along_axis(variables.params, batch, axis=0), jnp.ones(batch.shape, bool), Aux({})
+
+    template = with_sgd(PG(**NET).make(DISCRETE), 1.0)
+    algorithm = dataclasses.replace(template, init=lambda key: Variables(jnp.zeros(3), ()), loss=loss)
+
+    @jax.jit
+    @meshes.by_hand
+    def update(state: TrainState, batch: jax.Array) -> Any:
+        grads, metrics, _ = sgd.gradient(algorithm, state, batch, jax.random.split(jax.random.key(0), len(batch)))
+        return sgd.apply(algorithm, state, grads), metrics
+
+    state, metrics = update(sgd.init(algorithm, jax.random.key(0)), jnp.array([0, 3]))
+    assert metrics["gradient/skipped"] == state.skipped == 1
+    np.testing.assert_array_equal(state.variables.params, np.zeros(3))
+    state, metrics = update(state, jnp.array([0, 2]))
+    assert metrics["gradient/skipped"] == state.skipped == 0
+    np.testing.assert_array_equal(state.variables.params, [-0.5, 0, -0.5])
+
+
 def test_ten_in_a_row_are_the_end() -> None:
     made = PG(**NET).make(DISCRETE)
     good = random_rollout(made, DISCRETE, NUM_STEPS, NUM_ENVS, seed=0)
@@ -545,6 +570,41 @@ def test_ten_in_a_row_are_the_end() -> None:
     initial, _ = compiled(made, 1, DISCRETE)
     for old, new in zip(*(jax.tree.leaves(state.variables) for state in (initial, ten)), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+# --- What a loss returns ------------------------------------------------------------------------------
+
+X = np.ones(4)
+RETURNED: dict[str, tuple[Any, str]] = {
+    "no aux": ((X, X), "must return losses, a mask and Aux(metrics), not (array, array)"),
+    "losses alone": (X, "not (array)"),
+    "no mask": ((X, None, Aux({})), "not (array, NoneType, Aux)"),
+    "a dict": ((X, X, {"x": X}), "not (array, array, dict)"),
+    "a mean": ((X.mean(), X, Aux({})), "has returned losses () with a mask (4,); both need an entry for each of 4"),
+    "a number": ((1.0, X, Aux({})), "has returned losses () with a mask (4,)"),
+    "a column": ((X[:, None], X[:, None], Aux({"x": X})), "has returned losses (4, 1) with a metric 'x' (4,)"),
+    "a table": ((X, X, Aux({"x": np.ones((4, 7))})), "has returned losses (4,) with a metric 'x' (4, 7)"),
+    "a mean priority": ((X, X, Aux({}, X.mean())), "has returned an Aux.priority (); it needs an entry for each of 4"),
+    "a column of priorities": ((X, X, Aux({}, X[:, None])), "has returned an Aux.priority (4, 1)"),
+    "no priority": ((X, X, Aux({})), "has returned no Aux.priority, which prioritised replay needs"),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_loss_that_returns_something_else_is_refused(name: str) -> None:
+    returned, message = RETURNED[name]
+    replay = Replay(64, 4, 1.0, 0, priority_exponent=0.6 if "priorit" in name else None)
+    template = dataclasses.replace(PG(**NET).make(DISCRETE), window=1, replay=replay)
+    algorithm = dataclasses.replace(template, loss=lambda variables, batch, context: returned)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        sgd.losses_of(algorithm, Variables((), ()), (), Context(jax.random.split(jax.random.key(0), 4)))
+
+
+def test_priorities_have_no_sign_and_are_finite() -> None:
+    """One that is NaN would poison the sums from which windows are drawn."""
+    replay = Replay(64, 4, 1.0, 0, priority_exponent=0.5)
+    powered = off_policy.powered_priority(replay, jnp.array([4.0, -4.0, 0.0, jnp.nan, jnp.inf, -jnp.inf]))
+    np.testing.assert_allclose(powered, [2, 2, 1e-3, 1e-3, 1e-3, 1e-3], rtol=1e-6)
 
 
 # --- Random numbers -----------------------------------------------------------------------------------
