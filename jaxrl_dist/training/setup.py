@@ -106,7 +106,7 @@ def _run(config: Train[Any], job: Job) -> Run:
         check_samples(job.algorithm)
     elif config.evaluation_episodes:
         parts = getattr(config.algorithm, "parts", {"": config}).values()
-        if any(not type(part.algorithm).__module__.startswith("jaxrl_dist.") for part in parts):
+        if any(not type(part.algorithm).__module__.startswith("jaxrl_dist.") for part in parts):  # ours are tested
             check_greedy(job.algorithm, job.source.spec)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
