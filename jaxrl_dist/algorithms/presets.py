@@ -93,8 +93,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "mujoco/continuous": {
             # Andrychowicz et al. (2021), section 3.3: normalised observations. They begin with a standard deviation of
             # 0.5 (section 3.2), with which Walker2d returned 2170 in the mean of three seeds; 0.7 returned 3630 and 1
-            # returned 3750. HalfCheetah returned 6090, 5240 and 2120 with these. The newest parameters swing: averages
-            # over 100k steps returned 3557, 915 and 3208 on Hopper, where the newest ones returned 2090, 836 and 3069.
+            # returned 3750. HalfCheetah returned 6090, 5240 and 2120 with these. Of averages over 10k, 30k and
+            # 100k steps, the last did best: 3557, 915 and 3208 on Hopper; the newest parameters 2090, 836 and 3069.
             "num_envs": 64, "rollout_length": 32, "num_minibatches": 32,
             "normalize_observations": True, "initial_std": 0.7, "ema_steps": 100_000,
         },
@@ -269,8 +269,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "evaluation_episodes": 10,
         },
         "minatar": {
-            # Atari's. Asterix returned 47 after 400k steps; with returns of 3 steps, the same step sizes forgot what
-            # they had learnt, and a third of them returned 8.7 (one seed each).
+            # Atari's. Asterix returned 47 after 400k steps. With returns of 3 steps it rose to 2.7 and fell again, and
+            # with batches of 32 and a third of the step sizes it returned 8.7 (one seed each).
             "batch_size": 64, "learning_starts": 20_000, "learning_rate": 3e-4, "n_step": 1, "target_rate": 0.005,
         },
         "classic_control/continuous": {
