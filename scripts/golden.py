@@ -6,11 +6,12 @@
     python scripts/golden.py compare /tmp/before /tmp/after --tolerance 1e-5 --first-update --only 'gymnax|envpool'
 
 ``PYTHONPATH`` is the root of a source tree, such as a git worktree of the commit before. ``record`` makes the runs of
-``RUNS`` in a few minutes. It keeps each run's reports without times (``metrics.jsonl``) and its variables after the
-first and the last report (``.npz``); ``manifest.json`` has the commands and the errors of failed runs. With the same
-versions and machine, all of this is reproducible bit for bit. ``compare`` prints for each run whether it is equal bit
-for bit, or where it differs first and by how much. The exit code is 1 if a run has failed or differs (with
-``--tolerance X``, by more than X), and 2 if files or flags are wrong.
+``RUNS`` in some ten minutes; those of several agents need the extras jaxmarl and pgx. It keeps each run's reports
+without times (``metrics.jsonl``) and its variables after the first and the last report (``.npz``), of a session of
+commands the last ones; ``manifest.json`` has the commands and the errors of failed runs. With the same versions and
+machine, all of this is reproducible bit for bit. ``compare`` prints for each run whether it is equal bit for bit, or
+where it differs first and by how much. The exit code is 1 if a run has failed or differs (with ``--tolerance X``, by
+more than X), and 2 if files or flags are wrong.
 
 A difference is relative to the largest number of its array, or to ``FLOOR``. ``--first-update`` compares only first
 reports, where rounding differences have not yet led to different actions.
@@ -26,6 +27,7 @@ import pathlib
 import platform
 import re
 import sys
+import tempfile
 import time
 import warnings
 import zipfile
@@ -36,6 +38,7 @@ import jax
 import numpy as np
 
 import jaxrl_dist
+import jaxrl_dist.cli
 
 FLOOR = 1e-2
 """Differences of smaller numbers are relative to this, because sums that cancel have few significant digits."""
@@ -157,7 +160,75 @@ sac gradients gymnasium:Pendulum-v1 1
 a3c gradients gymnax:CartPole-v1 1
 async-dqn gradients envpool:CartPole-v1 8
 """
-RUNS = [Run(*line.split(maxsplit=4)) for line in TABLE.splitlines()]
+
+
+class Session(NamedTuple):
+    """Commands that train and resume in one run directory, for what a single run of one policy does not show."""
+
+    title: str
+    env: str
+    devices: str
+    flags: str
+
+    @property
+    def name(self) -> str:
+        return f"session-{self.title}"
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The arguments of ``jaxrl-dist`` for each command, without the run directory."""
+        flags, *resumed = self.flags.split(" then ")
+        common = COMMON.replace("--evaluation-episodes 0", "--evaluation-episodes 2")
+        if "--policy" in flags:
+            common = common.replace("--hidden-sizes 16 ", "")
+        train = f"train {flags} --env {self.env} --num-devices {self.devices} {common}"
+        return [command.split() for command in (train, *resumed)]
+
+    @property
+    def command(self) -> str:
+        return "; ".join(f"JAX_NUM_CPU_DEVICES=8 jaxrl-dist {' '.join(command)}" for command in self.commands)
+
+
+WORDS = {
+    "PPO": f"ppo {MINIBATCHES}",
+    "DQN": f"dqn {REPLAY}",
+    "MORE": "then resume --total-env-steps 600",
+    "TAG": (
+        "--policy prey=ppo:agent_0 --policy hunter=dqn:adversary_* --prey.hidden-sizes 16 --hunter.hidden-sizes 16 "
+        "--prey.num-epochs 2 --prey.num-minibatches 2 --hunter.batch-size 16 --hunter.replay-capacity 1920 "
+        "--hunter.replay-ratio 0.03125 --hunter.learning-starts 96"
+    ),
+    "GAME": "--policy new=ppo:player_0 --new.hidden-sizes 16 --new.num-epochs 2 --new.num-minibatches 2",
+}
+"""What stands for the words in capitals in ``SESSIONS``."""
+SESSIONS = """\
+ppo gymnax:CartPole-v1 8 PPO --normalize-observations MORE
+dqn gymnax:CartPole-v1 1 DQN --priority-exponent 0.6 --n-step 3 MORE
+r2d2 gymnax:CartPole-v1 1 r2d2 --batch-size 16 --burn-in 1 --sequence-length 3 --n-step 2 --learning-starts 32 MORE
+host gymnasium:CartPole-v1 1 a2c --plan synchronous MORE
+seeds gymnax:CartPole-v1 8 PPO --seeds 3 --evaluation-interval 128 MORE
+vary gymnax:CartPole-v1 1 DQN --vary learning-rate=1e-3,1e-4 n-step=1,2 MORE
+vary-host envpool:CartPole-v1 1 PPO --vary learning-rate=1e-3,1e-4
+seeds-in-turn gymnax:CartPole-v1 1 impala --plan asynchronous --lockstep --seeds 2
+pbt gymnax:CartPole-v1 1 DQN --vary learning-rate=1e-3,1e-4 --seeds 3 --evolve pbt --evolve-interval 64 MORE
+halving gymnax:CartPole-v1 8 PPO --seeds 4 --evolve halving --evolve-interval 64 MORE
+average gymnax:CartPole-v1 1 PPO --seeds 2 --average-every 2
+team jaxmarl:MPE_simple_spread_v3 8 vdn --batch-size 16 --replay-capacity 1920 --learning-starts 32 MORE
+policies jaxmarl:MPE_simple_tag_v3 1 TAG MORE
+policies-host jaxmarl:MPE_simple_tag_v3 8 TAG --plan synchronous
+policies-threads jaxmarl:MPE_simple_tag_v3 1 TAG --plan asynchronous --lockstep
+self-play pgx:tic_tac_toe 1 GAME --policy old=copy(new,4,2):player_1 MORE
+random pgx:tic_tac_toe 8 GAME --policy old=random:player_1 --seeds 2
+"""
+
+
+def session(line: str) -> Session:
+    """Reads a line of ``SESSIONS``."""
+    words = " ".join(WORDS.get(word, word) for word in line.split())
+    return Session(*words.split(maxsplit=3))
+
+
+RUNS = [*(Run(*line.split(maxsplit=4)) for line in TABLE.splitlines()), *map(session, SESSIONS.splitlines())]
 
 # --- Recording ----------------------------------------------------------------------------------------
 
@@ -201,6 +272,35 @@ def record_run(run: Run, folder: pathlib.Path) -> int:
     return len(lines)
 
 
+def record_session(session: Session, folder: pathlib.Path) -> int:
+    """Runs a session's commands, and keeps the reports and trained variables of all runs that it leaves."""
+    folder.mkdir()
+    reports: list[str] = []
+    variables: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as made:
+        where = pathlib.Path(made) / "run"
+        for name, *flags in session.commands:
+            arguments = [str(where), *flags] if name == "resume" else [*flags, "--run-dir", str(where)]
+            if code := jaxrl_dist.cli.main([name, *arguments, "--quiet"]):
+                raise RuntimeError(f"{name} has ended with {code}")
+        for file in sorted(where.rglob("metrics.jsonl")):
+            run = file.parent.relative_to(where).as_posix()
+            for line in file.read_text(encoding="utf-8").splitlines():
+                kept = {
+                    name: x
+                    for name, x in json.loads(line).items()
+                    if name != "wall_time_s" and not name.startswith(TIMED)
+                }
+                reports.append(json.dumps({f"{run}: {name}": x for name, x in kept.items()}) + "\n")
+            if (file.parent / "checkpoints" / "final").exists():
+                named = leaves(jaxrl_dist.load_policy(file.parent).variables)
+                variables |= {f"{run}: {name}": x for name, x in named.items()}
+    np.savez(folder / "first.npz")
+    np.savez(folder / "final.npz", **variables)
+    (folder / "metrics.jsonl").write_text("".join(reports), encoding="utf-8")
+    return len(reports)
+
+
 def record(directory: pathlib.Path, only: str) -> int:
     """Makes the runs, writes ``manifest.json`` after each, and returns 1 if one has failed."""
     directory.mkdir(parents=True)
@@ -215,7 +315,8 @@ def record(directory: pathlib.Path, only: str) -> int:
         entry = {"command": run.command}
         try:
             with warnings.catch_warnings(action="ignore"):
-                outcome = f"{record_run(run, directory / run.name)} reports"
+                make = record_run if isinstance(run, Run) else record_session
+                outcome = f"{make(run, directory / run.name)} reports"
         except Exception as error:
             outcome = entry["error"] = " ".join(f"{type(error).__name__}: {error}".split())
         entries[run.name] = entry

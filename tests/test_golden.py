@@ -121,7 +121,7 @@ def test_another_command_is_seen(recordings):
 def test_the_runs_cover_every_algorithm_under_every_plan():
     runs = GOLDEN["RUNS"]
     assert len({run.name for run in runs}) == len(runs)
-    covered = {(run.algorithm, run.plan) for run in runs}
+    covered = {(run.algorithm, run.plan) for run in runs if isinstance(run, GOLDEN["Run"])}
     episodic = {"es", "ars"}  # which actor threads do not serve
     plans = "on_device", "synchronous", "asynchronous"
     assert covered >= {(name, plan) for name in ALGORITHMS for plan in plans[: 2 if name in episodic else 3]}
@@ -164,3 +164,14 @@ def test_a_run_is_recorded_and_one_that_fails_too(tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit, match="2"):
         GOLDEN["main"](["record", str(there)])
     assert "File exists" in capsys.readouterr().err
+
+
+def test_a_session_keeps_the_reports_and_variables_of_each_run_that_its_commands_leave(tmp_path, monkeypatch):
+    line = "seeds gymnax:CartPole-v1 1 pg --seeds 2 then resume --total-env-steps 400"
+    monkeypatch.setitem(GOLDEN["record"].__globals__, "RUNS", [GOLDEN["session"](line)])
+    assert GOLDEN["main"](["record", str(tmp_path / "recorded")]) == 0
+    places = GOLDEN["places"](tmp_path / "recorded" / "session-seeds", False)
+    steps = [float(x) for place, x in places.items() if place.endswith(" members/001: env_steps")]
+    assert steps == sorted(steps) and 300 <= steps[-2] and 400 <= steps[-1] < 464
+    variables = {place.split(": ")[0] for place in places if ": params/" in place}
+    assert variables == {"final variables, members/000", "final variables, members/001"}
