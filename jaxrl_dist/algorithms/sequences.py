@@ -13,11 +13,11 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 def recurrence(config: ReplayConfig, spec: EnvSpec) -> Any:
-    """Returns the ``nn.views.Recurrence`` of a config; None if it has no core."""
+    """Returns the ``nn.cores.Recurrence`` of a config; None if it has no core."""
     if config.core == "none":
         return None
     core = cores.make_core(config, jnp.dtype(config.precision))
-    return views.Recurrence(core, config.burn_in, CoreInputs.of(config, spec).size)
+    return cores.Recurrence(core, config.burn_in, CoreInputs.of(config, spec).size)
 
 
 def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxrl_dist.nn.torsos import LayerNorm
+from jaxrl_dist.nn.layers import LayerNorm
 from jaxrl_dist.types import PyTree
 
 

@@ -32,6 +32,16 @@ class Core(NamedTuple):
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode."""
 
 
+class Recurrence(NamedTuple):
+    """Settings of a network with a core that reads sequences."""
+
+    core: Core
+    burn_in: int
+    """Steps that only bring the stored core up to date."""
+    core_inputs: int
+    """Number of values that the core reads beside the features."""
+
+
 NO_CORE = Core(
     init=lambda key, features: ({}, features),
     step=lambda params, features, core: (features, core),

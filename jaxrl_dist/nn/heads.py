@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxrl_dist.nn.config import TorsoConfig
-from jaxrl_dist.nn.torsos import dense, make_mlp
+from jaxrl_dist.nn.layers import dense
+from jaxrl_dist.nn.torsos import make_mlp
 from jaxrl_dist.types import PyTree
 
 

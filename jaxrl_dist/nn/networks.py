@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from jaxrl_dist import spaces
 from jaxrl_dist.nn.config import CoreConfig, NetworkConfig, TorsoConfig
-from jaxrl_dist.nn.cores import NO_CORE, Core, beside, make_core
+from jaxrl_dist.nn.cores import NO_CORE, Core, Recurrence, beside, make_core
 from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, mixing_heads, q_heads
 from jaxrl_dist.nn.observations import preprocess, side_by_side
 from jaxrl_dist.nn.torsos import choose_torso, make_torso
-from jaxrl_dist.nn.views import Recurrence, View, take_rows, unroll_late
+from jaxrl_dist.nn.views import View, take_rows, unroll_late
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.types import PyTree, no_core
 

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_dist.types import PyTree
-
-if TYPE_CHECKING:  # observations, which torsos and cores import, know views
-    from jaxrl_dist.nn.cores import Core
-
-
-class Recurrence(NamedTuple):
-    """Settings of a network with a core that reads sequences."""
-
-    core: Core
-    burn_in: int
-    """Steps that only bring the stored core up to date."""
-    core_inputs: int
-    """Number of values that the core reads beside the features."""
 
 
 class View(NamedTuple):
