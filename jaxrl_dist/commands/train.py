@@ -48,7 +48,7 @@ class Asked(NamedTuple):
             from jaxrl_dist.training.stored import CLOCK, check_clock, file_of, stored_content
 
             path = file_of(pathlib.Path(self.config))
-            instead = f'divide its numbers of env steps by the agents of a policy, and add "clock": "{CLOCK}" to it'
+            instead = f'divide its numbers of env steps by the agents that they count, and add "clock": "{CLOCK}" to it'
             check_clock(stored_content(path), source.spec, path, instead)
         return config, source
 

@@ -198,7 +198,7 @@ def test_a_team_learns_to_meet() -> None:
 def test_only_a_critic_that_sees_the_state_solves_what_no_agent_sees(critic: str | None, seed: int) -> None:
     """MAPPO, and IPPO, whose agents agree by chance, one time in four; see ``team.Echo`` for the critic's error."""
     *_, last = train(
-        team.Echo(critic is not None), num_envs=32, total_env_steps=12_000 if critic else 40_000, report_interval=4_000,
+        team.Echo(critic is not None), num_envs=32, total_env_steps=6_000 if critic else 20_000, report_interval=2_000,
         evaluation_episodes=0, hidden_sizes=(16,), num_epochs=4, learning_rate=1e-2, gae_lambda=0.0,
         normalize_advantages=False, critic_sees=critic, seed=seed,
     )  # fmt: skip
