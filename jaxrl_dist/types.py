@@ -1,8 +1,9 @@
 """The vocabulary of the package, on one page.
 
 Axes: ``T`` steps of a rollout, ``B`` environments, ``N`` independent examples that a loss sees.
-Terms: one *env step* is one transition, one *update* is one gradient step, one *iteration* is one
-rollout and the updates made from it.
+Terms: one *env step* is one step of one environment, however many agents act in it; one *agent step* is one agent's
+transition, a valid row of the batch; one *update* is one gradient step; one *iteration* is one rollout and the updates
+made from it. Steps in which an environment resets are neither.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class EpisodeStats(NamedTuple):
 
     episodes: Array
     return_sum: Array  # of raw returns: before clipping and scaling
-    length_sum: Array  # in env steps
+    length_sum: Array  # in env steps, of several agents those in which the episode's agent takes part
     return_min: Array  # +inf if no episode ended
     return_max: Array  # -inf if no episode ended
     info: Mapping[str, tuple[Array, Array]] = {}  # sum of each metric of the info, and the episodes that reported it
@@ -192,11 +193,11 @@ class Replay:
     """The replay settings of an algorithm; sizes are totals over all devices."""
 
     capacity: int
-    """Env steps that the memory holds."""
+    """Agent steps that the memory holds: its rows."""
     batch_size: int
     """Windows per update."""
     ratio: float
-    """Updates per env step."""
+    """Updates per agent step, a row of each rollout."""
     learning_starts: int
     """Env steps before the first update."""
     priority_exponent: float | None = None
@@ -311,7 +312,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def env_steps(self) -> int:
-        """Valid transitions so far."""
+        """Env steps so far."""
         return self.progress["env_steps"]
 
 
@@ -320,7 +321,7 @@ class Report:
     """``train`` yields one per report interval; its numbers are on the host."""
 
     env_steps: int
-    """Valid transitions so far, counted exactly."""
+    """Env steps so far, counted exactly: of an environment one, in which any of its agents takes part."""
     updates: int
     iteration: int
     wall_time_s: float
@@ -342,6 +343,9 @@ class Report:
     """Adds the caller's numbers to this report's line in ``metrics.jsonl`` and to the run's trackers; must be called
     before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
     line already has, and for values that are not numbers."""
+    agent_steps: int | None = None
+    """Transitions of all agents so far, counted exactly; None if each environment has one agent, or a team that counts
+    as one, whose agent steps are the env steps."""
     members: tuple[Report, ...] = ()
     """For a population, the newest report of each member that has one. The population's own counts are sums, its
     metrics means over the members, and its variables those of the member with the highest return."""

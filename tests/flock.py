@@ -106,6 +106,14 @@ class Silent(Flock):
         return obs, rewards, {}, {}, infos
 
 
+class Counting(Flock):
+    acted: ClassVar[list[int]] = []  # the number of agents in each step of an environment
+
+    def step(self, actions: Any) -> Any:
+        self.acted.append(len(actions))
+        return super().step(actions)
+
+
 class Late(Flock):
     joins = 4
 

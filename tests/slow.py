@@ -155,6 +155,9 @@ CASES = {
         "asynchronous-impala, on_device by learning"
     ),
     "envs/test_agents.py::test_rows_are_the_agents_of_each_environment[500]": "13",
+    "envs/test_agents.py::test_env_steps_count_environments_and_agent_steps_count_agents[synchronous]": "on_device",
+    "envs/test_agents.py::test_env_steps_count_environments_and_agent_steps_count_agents[gradients]": "asynchronous",
+    "envs/test_agents.py::test_env_steps_count_environments_and_agent_steps_count_agents[own_pace]": "asynchronous",
     "algorithms/test_sequences.py::test_a_run_on_two_devices[ddpg-Pendulum-v1-fields2]": "sac",
     "algorithms/test_sequences.py::test_a_run_on_two_devices[dqn-CartPole-v1-fields0]": "sac",
     "algorithms/test_sequences.py::test_without_memory_the_losses_are_those_of_transitions[c51]": "dqn",

@@ -18,6 +18,7 @@ from jaxrl_dist.actors.step import (
     after_step,
     behave,
     by_parts,
+    count_steps,
     env_of,
     indices,
     initial_core,
@@ -148,6 +149,11 @@ def _experience(algorithm: Algorithm, last: PyTree, observations: PyTree, *other
     )
 
 
+def steps_of(spec: EnvSpec, experience: Rollout | dict[str, Rollout]) -> jax.Array:
+    """Returns the env steps and the agent steps of a rollout, int32 ``[2]``."""
+    return count_steps(spec, over_policies(lambda rollout: rollout.valid)(experience)).sum(axis=0)
+
+
 NO_FAULT = np.uint32(2**32 - 1)
 
 
@@ -210,9 +216,10 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
 def compile_rollout(
     algorithm: Algorithms, env: DeviceEnv, on: Mesh, rollout_length: int, act_key: jax.Array, env_key: jax.Array
 ) -> mesh.Program:
-    """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, valid_steps, fault)``.
+    """``(variables, actor_state, iteration, env_step, first) -> (actor_state, rollout, episodes, steps, fault)``.
 
-    The last three have an entry for each device, ``[devices]``; ``fault`` is from ``find_fault``.
+    The last three have an entry for each device, ``[devices]``; ``steps`` are from ``count_steps``, and ``fault`` is
+    from ``find_fault``.
     """
     rollout = make_rollout(algorithm, env, rollout_length, packed=packing.pays_on(on.devices.flat[0]))
 
@@ -220,14 +227,14 @@ def compile_rollout(
         variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array
     ) -> tuple[ActorState, Rollout, EpisodeStats, jax.Array, jax.Array]:
         actor, experience, episodes = rollout(variables, actor, act_key, env_key, iteration, env_step, first)
-        experience, steps = over_policies(sent, 2)(experience)
-        counts = episodes, sum(jax.tree.leaves(steps)), find_fault(experience)
+        experience = over_policies(sent)(experience)
+        counts = episodes, steps_of(env.spec, experience), find_fault(experience)
         return actor, experience, *jax.tree.map(lambda x: x[None], counts)
 
-    def sent(experience: Rollout) -> tuple[Rollout, jax.Array]:
+    def sent(experience: Rollout) -> Rollout:
         # Copied, because the next call overwrites the state, and the sample may live longer.
         core, final_core = jax.tree.map(jnp.copy, (experience.core, experience.final_core))
-        return experience._replace(core=core, final_core=final_core), jnp.sum(experience.valid, dtype=jnp.int32)
+        return experience._replace(core=core, final_core=final_core)
 
     one, batch = mesh.REPLICATED, mesh.BATCH
     out_specs = (batch, mesh.rollout_specs(algorithm), batch, batch, batch)
@@ -254,7 +261,9 @@ class DeviceActor:
         self._state = mesh.put(jax.jit(lambda key: init(algorithm, env, share, key))(env_key), on, mesh.BATCH)
         self._stages.mark("start")
 
-    def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
+    def rollout(
+        self, variables: Variables, iteration: Array, env_step: jax.Array
+    ) -> tuple[Rollout, EpisodeStats, np.ndarray]:
         """As ``HostActor.rollout``.
 
         Raises:
@@ -266,7 +275,7 @@ class DeviceActor:
         episodes, steps, where = jax.device_get(counts)
         check_fault(self._spec, Fault(np.full_like(where, iteration), where), size, self._length, first)
         self._stages.mark("acting")
-        return rollout, over_policies(EpisodeStats.merge)(episodes), int(steps.sum())
+        return rollout, over_policies(EpisodeStats.merge)(episodes), steps.sum(axis=0)
 
     def close(self) -> None:
         """Does nothing: the environments are arrays."""

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.programs import Programs
-from jaxrl_dist.actors.step import Stages, initial_core
+from jaxrl_dist.actors.step import Stages, count_steps, initial_core
 from jaxrl_dist.envs.base import HostEnv, Share
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
@@ -77,21 +77,20 @@ class HostActor:
 
     def rollout(
         self, variables: Variables, iteration: Array, env_step: jax.Array, *who: PyTree
-    ) -> tuple[Rollout, EpisodeStats, Any]:
+    ) -> tuple[Rollout, EpisodeStats, np.ndarray]:
         """Steps the environments ``rollout_length`` times with one set of variables.
 
         Args:
           who: further arguments of members' programs; see ``compile_members``.
 
         Returns:
-          The rollout on the mesh, the statistics of the episodes that ended in it, and its count of valid steps; for
-          members, statistics and counts ``[M]``.
+          The rollout on the mesh, the statistics of the episodes that ended in it, and its env steps and agent steps,
+          ``[2]``; for members, statistics ``[M]`` and steps ``[M, 2]``.
         """
         self.stages.mark("other")
         start = variables, self._stacks, self._parted(self._obs), self._core, iteration, env_step
         buffer, own, self._core = self._programs.allocate(*who, *start)
-        episodes: list[EpisodeStats] = []
-        valid_steps = np.zeros(self._lead, int)
+        episodes, valid = list[EpisodeStats](), list[PyTree]()
         for t in range(self._length):
             state = own, buffer, self._core, self._stacks, self._initial_core, *self._seen()
             given = *who, variables, *state, iteration, env_step
@@ -101,8 +100,8 @@ class HostActor:
             step, ended = self._step(action)
             self.stages.mark("env")
             episodes.append(ended)
-            self._obs, self._outcome, valid = over_policies(_divided, 3)(step)
-            valid_steps += sum(np.count_nonzero(x, axis=-1) for x in jax.tree.leaves(self._parted(valid)))
+            self._obs, self._outcome, there = over_policies(_divided, 3)(step)
+            valid.append(self._parted(there))
         last = self._stacks, self._initial_core, *self._seen()
         rollout, self._core = self._programs.close_rollout(*who, buffer, self._core, *last)
         self.stages.mark("acting")
@@ -110,10 +109,11 @@ class HostActor:
             self._obs = self._of_rows(self._env.reset())
             self.stages.mark("env")
         ended = EpisodeStats.stack(episodes)
+        steps = count_steps(self._env.spec, jax.tree.map(lambda *x: np.stack(x), *valid)).sum(axis=0)
         if not self._lead:
-            return rollout, over_policies(EpisodeStats.merge)(ended), int(valid_steps)
+            return rollout, over_policies(EpisodeStats.merge)(ended), steps
         in_rows = jax.tree.map(lambda x: np.moveaxis(self._parted(x, 1), 1, 0).reshape(*self._lead, -1), ended)
-        return rollout, over_policies(lambda each: each.merge(1))(in_rows), valid_steps
+        return rollout, over_policies(lambda each: each.merge(1))(in_rows), steps
 
     def _seen(self) -> tuple[PyTree, PyTree]:
         """The programs' inputs from the environments: ``obs`` and ``outcome``."""

@@ -93,13 +93,15 @@ class Sample(NamedTuple):
     version: int  # of the policy that acted
     content: PyTree  # the result of the actor's ``Deliver``
     episodes: EpisodeStats  # of the episodes that ended in the rollout
-    env_steps: int  # valid steps of the rollout
+    steps: np.ndarray  # [2], the rollout's env steps and agent steps
 
 
 class Actor(Protocol):
     """Fills rollouts from its share of the environments, on one device."""
 
-    def rollout(self, variables: Variables, iteration: Array, env_step: jax.Array) -> tuple[Rollout, EpisodeStats, int]:
+    def rollout(
+        self, variables: Variables, iteration: Array, env_step: jax.Array
+    ) -> tuple[Rollout, EpisodeStats, np.ndarray]:
         """As ``HostActor.rollout``."""
 
     def close(self) -> None:

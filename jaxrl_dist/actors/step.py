@@ -109,6 +109,23 @@ def env_of(spec: EnvSpec, row: int, rows: int) -> int:
     return row // spec.num_agents
 
 
+def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
+    """Returns the number of env steps and of agent steps, ``[..., 2]``.
+
+    An env step is one of an environment in which any of its agents, of whatever policy, takes part.
+
+    Args:
+      valid: which of the agents take part in a step, ``[..., B * k]`` bool; with several policies, a dict by policy.
+    """
+    rows = over_policies(lambda own, valid: valid.reshape(*valid.shape[:-1], -1, own.num_agents))(
+        spec.policies or spec, valid
+    )
+    parts = jax.tree.leaves(rows)
+    xp = parts[0].__array_namespace__()
+    agents = xp.concatenate(parts, axis=-1)  # [..., B, agents]
+    return xp.stack([agents.any(axis=-1).sum(axis=-1), agents.sum(axis=(-2, -1))], axis=-1)
+
+
 def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:
     """The key of a stream; with several policies, a dict of keys."""
     if not isinstance(algorithm, dict):

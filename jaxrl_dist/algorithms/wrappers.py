@@ -247,11 +247,12 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
     return dataclasses.replace(clipping, observe=observe)
 
 
-def average_parameters(algorithm: Algorithm, steps: int) -> Algorithm:
+def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) -> Algorithm:
     """Lets greedy actions come from an exponential moving average of the parameters, over about ``steps`` env steps.
 
     Training, and whoever samples actions, uses the newest parameters. Each rollout moves the average towards the
     parameters that acted; the first ``steps`` env steps count equally, so that the initial ones are soon forgotten.
+    Of the rows of a rollout, ``num_agents`` belong to one environment.
 
     Source: Polyak and Juditsky (1992); Nikishin et al. (2018), "Improving stability in deep reinforcement learning with
     weight averaging".
@@ -265,7 +266,7 @@ def average_parameters(algorithm: Algorithm, steps: int) -> Algorithm:
 
     def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         average, others = inner.observe(variables, rollout, context)
-        new = rollout.reward.size * jax.lax.axis_size(DATA)
+        new = rollout.reward.size // num_agents * jax.lax.axis_size(DATA)
         rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
         return optax.incremental_update(variables.params, average, rate), others
 

@@ -122,7 +122,8 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     """
     config = json.loads(json.dumps(config))
     if (path / CONFIG_FILE).exists():
-        there = text.read_json(path / CONFIG_FILE)
+        # An older version stored no clock; members with several agents then refuse to go on.
+        there = {"clock": config["clock"], **text.read_json(path / CONFIG_FILE)}
         if {name: there.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
         return run_files.lock(str(path))

@@ -37,11 +37,20 @@ class Asked(NamedTuple):
     """Fields of ``Train`` and hyperparameters, including those of ``--config``."""
     stored: Collection[str] = ()
     """Names of the fields that only ``--config`` gives."""
+    config: str | None = None
+    """The file or run directory of ``--config``."""
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
         """Returns the complete config, and its environment."""
         find_modules(self.fields.get("env"))
-        return resolved(Train(self.algorithm), self.fields, self.stored)
+        config, source = resolved(Train(self.algorithm), self.fields, self.stored)
+        if self.config is not None:
+            from jaxrl_dist.training.stored import CLOCK, check_clock, file_of, stored_content
+
+            path = file_of(pathlib.Path(self.config))
+            instead = f'divide its numbers of env steps by the agents that they count, and add "clock": "{CLOCK}" to it'
+            check_clock(stored_content(path), source.spec, path, instead)
+        return config, source
 
 
 def asked(args: Sequence[str]) -> Asked | None:
@@ -79,7 +88,7 @@ def asked(args: Sequence[str]) -> Asked | None:
             changed, given = policies.changed(parts, args)
             fields = {**stored, **given}
             fields.pop("config", None)
-            return Asked(named, changed, fields)
+            return Asked(named, changed, fields, config=config_file)
         name, algorithm = named, own or named
     if algorithm is None:
         if wants_help:
@@ -91,7 +100,7 @@ def asked(args: Sequence[str]) -> Asked | None:
     placed = {} if word is None else placements.fields(word, config_class(algorithm), given)
     fields = {**stored, **placed, **given}
     fields.pop("config", None)
-    found = Asked(name, algorithm, fields, stored.keys() - placed.keys() - given.keys())
+    found = Asked(name, algorithm, fields, stored.keys() - placed.keys() - given.keys(), config_file)
     if wants_help:
         print(_help(found, everything=everything), end="")
         return None
@@ -265,8 +274,9 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
             raise stop.interrupted(f"interrupted; it is trained and saved, and `jaxrl-dist evaluate {run_dir}` works")
     seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
     rate = last.env_steps / max(seconds - compiling, 1e-9)
+    agents = "" if last.agent_steps is None else f" ({last.agent_steps:,} agent steps)"
     display.print(
-        f"{last.env_steps:,} env steps in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
+        f"{last.env_steps:,} env steps{agents} in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
         f"after {compiling:.1f} s of setting up and compiling"
     )
     if last.ended_by == "stop_at_return":

@@ -17,18 +17,21 @@ from jaxrl_dist.memory import ring
 from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
 
 
-def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1, *, packed: bool = False) -> Learner:
-    """Adds each rollout to the memory, then makes ``ratio`` updates per env step from sampled windows.
+def off_policy(
+    algorithm: Algorithm, like: Rollout, frame_stack: int = 1, num_agents: int = 1, *, packed: bool = False
+) -> Learner:
+    """Adds each rollout to the memory, then makes ``ratio`` updates per agent step from sampled windows.
 
     Args:
       like: shapes and dtypes of a rollout of all environments, which determine the memory's.
       frame_stack: frames in an observation, as in ``EnvSpec``; the memory stores each frame once.
+      num_agents: rows of a rollout that belong to one environment.
       packed: as in ``packing.scan``.
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None, "replay needs windows of a fixed length"
     rollout_length, num_envs = like.reward.shape
-    updates = updates_per_iteration(replay, num_envs * rollout_length)
+    updates, envs = updates_per_iteration(replay, num_envs * rollout_length), num_envs // num_agents
 
     def init(key: jax.Array) -> TrainState:
         prioritized = replay.priority_exponent is not None
@@ -78,7 +81,7 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1, *, pac
             variables=state.variables._replace(stats=algorithm.observe(state.variables, rollout, state.context())),
             memory=ring.add(state.memory, rollout, window, frame_stack, priority),
             iteration=state.iteration + 1,
-            env_step=sgd.nominal_env_step(state, num_envs * rollout_length),
+            env_step=sgd.nominal_env_step(state, envs * rollout_length),
         )
         shapes = jax.eval_shape(learn, state, key)[1]
 
@@ -88,8 +91,8 @@ def off_policy(algorithm: Algorithm, like: Rollout, frame_stack: int = 1, *, pac
             return state, mesh.vary_as(blank, state.updates)
 
         # Counts stored steps, because a run resumed without its memory waits until the memory has filled again.
-        stored = num_envs * jax.lax.pmax(state.memory.added[0], mesh.DATA).astype(jnp.float32)
-        ready = (stored >= replay.learning_starts) & (stored >= num_envs * window)
+        stored = envs * jax.lax.pmax(state.memory.added[0], mesh.DATA).astype(jnp.float32)
+        ready = (stored >= replay.learning_starts) & (stored >= envs * window)
         # Members of a population fill their memories together.
         return jax.lax.cond(mesh.any_member(ready), learn, wait, state, key)
 
@@ -152,7 +155,7 @@ def importance_weights(probability: jax.Array, exponent: float | jax.Array) -> j
 
 
 def updates_per_iteration(replay: Replay, steps: int) -> int:
-    """Returns the number of updates after each rollout of ``steps`` env steps over all environments.
+    """Returns the number of updates after each rollout of ``steps`` agent steps over all environments.
 
     Raises:
       ConfigError: it is not a whole number above 0.

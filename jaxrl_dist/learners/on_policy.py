@@ -17,11 +17,12 @@ from jaxrl_dist.learners import sgd
 from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
 
 
-def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
+def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False) -> Learner:
     """Postprocesses a rollout, then makes ``num_epochs`` passes over it in ``num_minibatches`` updates each.
 
     Examples are shuffled within groups of environments (see ``envs_per_group``). The keys depend on the group's global
-    index, so the minibatches hold the same examples on any number of devices. ``packed`` is as in ``packing.scan``.
+    index, so the minibatches hold the same examples on any number of devices. Of the rows of a rollout, ``num_agents``
+    belong to one environment. ``packed`` is as in ``packing.scan``.
 
     With ``Algorithm.done``, the metrics are means over the updates until it is True, and ``learner/left_out`` is the
     fraction of the rollout's updates that are left out. These are computed, but change nothing, so that the device
@@ -77,7 +78,7 @@ def on_policy(algorithm: Algorithm, *, packed: bool = False) -> Learner:
         state = state._replace(
             variables=state.variables._replace(stats=stats),
             iteration=state.iteration + 1,
-            env_step=sgd.nominal_env_step(state, num_steps * num_envs * jax.lax.axis_size(mesh.DATA)),
+            env_step=sgd.nominal_env_step(state, num_steps * (num_envs // num_agents) * jax.lax.axis_size(mesh.DATA)),
         )
         return state, _means(metrics)
 

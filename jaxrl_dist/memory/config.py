@@ -21,9 +21,9 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
     batch_size: int = 256
     """Windows per update, over all devices."""
     replay_capacity: int = 100_000
-    """Env steps that the memory holds, over all environments."""
+    """Agent steps that the memory holds, over all environments; with one agent, env steps."""
     replay_ratio: float = 1.0
-    """Updates per env step."""
+    """Updates per agent step; with one agent, per env step."""
     learning_starts: int = 1_000
     """Env steps before the first update."""
     n_step: int = 1

@@ -24,7 +24,8 @@ class Clock:
         self._compiled_before = kept.get("compile_s", 0.0)
         self._programs: tuple[meshes.Program, ...] = ()
         self._setup_began: float | None = self.wall_time()
-        self._reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
+        reported = kept.get("reported", {"iteration": 0, "env_steps": 0, "updates": 0, "seconds": 0.0})
+        self._reported = {"agent_steps": reported["env_steps"], **reported}  # an older version did not store them
 
     def ready(self, *programs: meshes.Program) -> None:
         """Ends the set-up; ``programs`` compile later, at their first call. A later call replaces the programs."""
@@ -41,20 +42,21 @@ class Clock:
     def _compile_seconds(self) -> float:
         return self._compiled_before + sum(program.compile_seconds for program in self._programs)
 
-    def rates(self, env_steps: int, updates: int) -> dict[str, float | None]:
+    def rates(self, env_steps: int, agent_steps: int, updates: int) -> dict[str, float | None]:
         """Returns a report's times and rates; rates cover the interval since the last report, without compilation."""
         compile_seconds, last = self._compile_seconds(), self._reported
-        steps, made = env_steps - last["env_steps"], updates - last["updates"]
+        seconds = self.wall_time() - compile_seconds - last["seconds"]
+        rows, made = agent_steps - last["agent_steps"], updates - last["updates"]
         return {
-            "time/env_steps_per_second": steps / max(self.wall_time() - compile_seconds - last["seconds"], 1e-9),
+            "time/env_steps_per_second": (env_steps - last["env_steps"]) / max(seconds, 1e-9),
             "time/compile_s": compile_seconds,
-            "replay/ratio": made / steps if steps else None,
+            "replay/ratio": made / rows if rows else None,
         }
 
-    def reported(self, iteration: int, env_steps: int, updates: int) -> None:
+    def reported(self, iteration: int, env_steps: int, agent_steps: int, updates: int) -> None:
         """Begins the next interval."""
-        seconds = self.wall_time() - self._compile_seconds()
-        self._reported = {"iteration": iteration, "env_steps": env_steps, "updates": updates, "seconds": seconds}
+        counts = {"iteration": iteration, "env_steps": env_steps, "agent_steps": agent_steps, "updates": updates}
+        self._reported = {**counts, "seconds": self.wall_time() - self._compile_seconds()}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the checkpoint's JSON."""

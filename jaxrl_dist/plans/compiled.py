@@ -198,8 +198,7 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
         rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length, packed=packed)
         actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
         fault = device.Fault(iteration, device.find_fault(experience))
-        steps = meshes.over_policies(lambda part: jnp.sum(part.valid, dtype=jnp.int32))(experience)
-        counts = sum(jax.tree.leaves(steps)), episodes, fault
+        counts = device.steps_of(env.spec, experience), episodes, fault
         return actor, experience, jax.tree.map(lambda x: x[None], counts)
 
     one, batch, state = meshes.REPLICATED, meshes.BATCH, meshes.STATE
@@ -261,7 +260,8 @@ def make_program(
 ) -> meshes.Program:
     """Returns ``(state, actor, since, keys, hyper, running, count) -> (state, actor, since, steps, fault)``.
 
-    The program runs ``count`` iterations, and adds their sums to ``since``; ``steps [M]`` are the members' env steps.
+    The program runs ``count`` iterations, and adds their sums to ``since``; ``steps [M, 2]`` are the
+    members' env steps and agent steps.
     If an environment of a member that is ``running [M]`` returns NaN or infinity, it stops before that iteration and
     returns each device's first ``fault``.
 
@@ -298,14 +298,14 @@ def make_program(
                 grew = jax.tree.map(operator.gt, state.updates, updates)
                 parts = meshes.over_policies(_added, 3)(grew, *since[1:], metrics, episodes)
                 since = IntervalSums(since.iterations + 1, *parts)
-                return averaging(state, running, average_every), acted, since, steps + new_steps.sum(axis=-1)
+                return averaging(state, running, average_every), acted, since, steps + new_steps.sum(axis=-2)
 
             kept = jax.lax.cond(finite(fault), learn, lambda *before: before, state, actor, since, steps)
             return *kept, done + 1, fault
 
         shape = *running.shape, job.mesh.shape[meshes.DATA]
         none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, device.NO_FAULT))
-        zeros = jnp.zeros(running.shape, jnp.int32)
+        zeros = jnp.zeros((*running.shape, 2), jnp.int32)
         begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
         with jax.named_scope("iteration"):
             state, actor, since, steps, _, fault = jax.lax.while_loop(more, body, begin)

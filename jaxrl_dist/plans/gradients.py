@@ -51,7 +51,7 @@ def gradients(job: Job) -> Iterator[Report]:
     clock, stages = Clock(job.resumed, job.away), Stages()
     # An actor continues only after its gradient has been applied (Mnih et al. 2016, algorithm S3), and acts with it.
     options = job.pool._replace(in_flight=0)
-    steps = job.num_envs // options.num_actors * job.rollout_length
+    steps = job.steps_per_iteration // options.num_actors
     apply, state = compile_apply(job.algorithm, job.mesh, steps), job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)

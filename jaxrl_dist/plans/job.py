@@ -91,6 +91,11 @@ class Job(NamedTuple):
         return self.config.rollout_length
 
     @property
+    def steps_per_iteration(self) -> int:
+        """Env steps of an iteration in which no environment resets."""
+        return self.config.num_envs * self.config.rollout_length
+
+    @property
     def total_env_steps(self) -> int:
         """Env steps to train for."""
         return self.config.total_env_steps
@@ -141,8 +146,16 @@ class Job(NamedTuple):
 
     @property
     def env_steps(self) -> int:
-        """Valid transitions before this session."""
-        return 0 if self.resumed is None else self.resumed.env_steps
+        """Env steps before this session."""
+        return self.steps[0]
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Env steps and agent steps before this session."""
+        if self.resumed is None:
+            return 0, 0
+        done = self.resumed.env_steps
+        return done, self.resumed.progress.get("agent_steps", done)  # an older version did not store them
 
     @property
     def updates(self) -> int:
@@ -178,7 +191,7 @@ class Job(NamedTuple):
     @property
     def iterations_per_report(self) -> int:
         """Rollouts between two reports."""
-        return max(1, self.config.report_interval // (self.num_envs * self.rollout_length))
+        return max(1, self.config.report_interval // self.steps_per_iteration)
 
 
 def ended_by(config: Train[Any], env_steps: int, score: float) -> str | None:

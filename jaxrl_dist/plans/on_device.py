@@ -69,9 +69,9 @@ class Compiled(Population):
 
     def _iterate(self, running: Sequence[int]) -> int:
         job, program = self._jobs[0], self.program
-        rollout = job.num_envs * job.rollout_length
         # No member reaches its end before the last of these iterations.
-        left = min(-(-(self._jobs[member].total_env_steps - self._env_steps[member]) // rollout) for member in running)
+        left = min(self._jobs[member].total_env_steps - self._env_steps(member) for member in running)
+        left = -(-left // job.steps_per_iteration)
         count = min(self._per_dispatch, max(1, job.iterations_per_report - self._iterations), left)
         began = time.perf_counter() - program.compile_seconds
         self._state, self._actor, self._since, *outputs = program(*self.inputs(count))

@@ -3,7 +3,9 @@
 Source: RLlib Flow's workflow with two trainers (Liang et al. 2021, https://arxiv.org/abs/2011.12719): PPO learns from
 each rollout, while DQN stores it and learns from its replay memory. The trainers take turns on the devices that learn.
 While no rollout has arrived, those that replay go on. A policy acts with its new parameters as soon as its trainer's
-turn is over.
+turn is over. Schedules and warm-up of a policy follow its own ``env_step``: the nominal env steps of the rollouts that
+its trainer has learned from or stored. All trainers get the same rollouts, so it is that of the others once all have
+had their turn.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Population(abc.ABC):
         jobs = self._jobs
         self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
-        self._env_steps = [job.env_steps for job in jobs]
+        self._steps = np.array([job.steps for job in jobs])
         since = [IntervalSums.of(self._jobs[member].resumed) for member in self._running()]
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
@@ -158,10 +158,13 @@ class Population(abc.ABC):
         self._iterations += self._iterate(running)
         self._report(running)
 
-    def _count(self, steps: Sequence[int] | np.ndarray) -> None:
-        """Adds the env steps of each row to those of its member."""
+    def _count(self, steps: np.ndarray) -> None:
+        """Adds the env steps and agent steps of each row, ``[M, 2]``, to those of its member."""
         for row, member in enumerate(self._rows):
-            self._env_steps[member] += 0 if self._done[member] else int(steps[row])
+            self._steps[member] += 0 if self._done[member] else steps[row]
+
+    def _env_steps(self, member: int) -> int:
+        return int(self._steps[member, 0])
 
     def _report(self, running: Sequence[int]) -> None:
         """Makes the reports of members that are done, and of all members after an interval."""
@@ -172,7 +175,7 @@ class Population(abc.ABC):
             if numbers is not None:
                 episodes = self._part(numbers[0].episodes, self._rows.index(member))
                 self._scores[member] = mean_return(episodes, self._scores[member])
-            self._done[member] = job.ended_by(self._env_steps[member], self._scores[member]) is not None
+            self._done[member] = job.ended_by(self._env_steps(member), self._scores[member]) is not None
         stopped = self._stopped(running)
         due = [member for member in running if interval_over or self._done[member] or member in stopped]
         if not due:
@@ -264,7 +267,7 @@ class Population(abc.ABC):
         return report(
             job,
             state,
-            self._env_steps[member],
+            self._steps[member],
             self._clocks[member],
             since,
             due=since.iterations >= job.iterations_per_report,

@@ -80,6 +80,7 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     IntervalSums.from_json(progress["since"])
     counts = progress["reported"]
     numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
+    numbers += [x.get("agent_steps", 0) for x in (progress, counts)]  # an older version did not store them
     numbers += [progress.get("evaluated", 0), progress.get("restarts", 0)]
     seconds = [progress["wall_time_s"], progress["compile_s"], counts["seconds"]]
     seconds += [*progress.get("hyper", {}).values(), float.fromhex(progress.get("score", "0"))]
@@ -171,12 +172,12 @@ def updates_of(state: TrainState) -> Any:
     return jax.tree.map(int, state.updates)
 
 
-def of_all(env_steps: int, episodes: EpisodeStats) -> list[tuple[int, EpisodeStats]]:
-    """Returns the env steps and the finished episodes of one rollout per process."""
+def of_all(steps: np.ndarray, episodes: EpisodeStats) -> list[tuple[np.ndarray, EpisodeStats]]:
+    """Returns the env steps and agent steps, ``[2]``, and the finished episodes of one rollout per process."""
     values, structure = jax.tree.flatten(episodes)
-    here = [env_steps, [value.tolist() for value in values]]
+    here = [steps.tolist(), [value.tolist() for value in values]]
     return [
-        (steps, jax.tree.unflatten(structure, [np.array(value, np.float32) for value in values]))
+        (np.array(steps), jax.tree.unflatten(structure, [np.array(value, np.float32) for value in values]))
         for steps, values in peers.gather(here, "a rollout")
     ]
 
@@ -220,7 +221,7 @@ def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
 def report(
     job: Job,
     state: TrainState,
-    env_steps: int,
+    steps: np.ndarray,
     clock: Clock,
     since: IntervalSums,
     *,
@@ -234,6 +235,7 @@ def report(
     """Fetches an interval's numbers to the host.
 
     Args:
+      steps: env steps and agent steps of the run so far, ``[2]``.
       due: True if the interval is complete; otherwise a resumed run repeats the report.
       score: mean return of the newest complete interval in which episodes ended.
       extra_metrics: metrics in addition to the learner's.
@@ -245,13 +247,15 @@ def report(
     failed = diverged(state.skipped)
     since, iteration = arrays.fetch(since), int(state.iteration)
     updates = sum(map(int, jax.tree.leaves(state.updates)))  # of all policies
-    rates = clock.rates(env_steps, updates)
+    env_steps, agent_steps = map(int, steps)
+    rates = clock.rates(env_steps, agent_steps, updates)
     if not jax.tree.leaves(state.memory):
         del rates["replay/ratio"]  # the algorithm has no replay
     if due:
-        clock.reported(iteration, env_steps, updates)
+        clock.reported(iteration, env_steps, agent_steps, updates)
     progress = {
         "env_steps": env_steps,
+        "agent_steps": agent_steps,
         "iteration": iteration,
         **clock.to_json(),
         "since": None if due else since.to_json(),
@@ -268,6 +272,7 @@ def report(
         checkpoint=lambda: copy(saved(job, state, actor), "checkpoint", arrays.pieces)._replace(progress=progress),
         ended_by=None if failed else job.ended_by(env_steps, score),
         diverged=failed,
+        agent_steps=agent_steps if job.source.spec.num_agents > 1 else None,
     )
 
 

@@ -110,10 +110,10 @@ class Hosted(Population):
         self._update_seconds += time.perf_counter() - began
         grew = jax.tree.map(operator.gt, self._state.updates, updates)
         metrics, grew = arrays.fetch((metrics, grew))
-        counts = np.atleast_1d(steps)
+        counts = np.zeros((len(self._intervals), 2), int)
         for row, interval in enumerate(self._intervals):
             count, ended, learned, grown = self._part((steps, episodes, metrics, grew), row)
-            rollouts = of_all(int(count), ended)
+            rollouts = of_all(count, ended)
             counts[row] = sum(count for count, _ in rollouts)
             interval.iterations += 1
             for _, ended in rollouts:

@@ -227,11 +227,16 @@ class Tally(reports.HostInterval):
 
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore, length: int) -> None:
         super().__init__(job, length)
-        self.env_steps = job.env_steps  # of samples learned from or dropped as too old
+        self._steps = np.array(job.steps)  # of samples learned from or dropped as too old
         self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
         self._trained = 0
         self._restarts_before = 0 if job.resumed is None else job.resumed.progress.get("restarts", 0)
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of the run so far."""
+        return int(self._steps[0])
 
     def fresh(self, sample: Sample) -> bool:
         """Returns True if a sample's policy is recent enough to learn from; otherwise counts its steps and episodes."""
@@ -243,8 +248,8 @@ class Tally(reports.HostInterval):
     def _count(self, samples: Sequence[Sample]) -> None:
         """Counts the samples of each process's first actor, then of each one's next actor, and so on."""
         for sample in samples:
-            for steps, episodes in reports.of_all(sample.env_steps, sample.episodes):
-                self.env_steps += steps
+            for steps, episodes in reports.of_all(sample.steps, sample.episodes):
+                self._steps += steps
                 self.ended(episodes)
 
     def _lag(self, sample: Sample) -> int:
@@ -297,7 +302,7 @@ class Tally(reports.HostInterval):
         }
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
         extra_metrics, kept = {**metrics, **times}, {"restarts": restarts}
-        numbers = self._job, state, self.env_steps, clock, self.since()
+        numbers = self._job, state, self._steps, clock, self.since()
         report = reports.report(*numbers, due=self.due, score=self.score, extra_metrics=extra_metrics, kept=kept)
         self.restart()
         self._lags.clear()

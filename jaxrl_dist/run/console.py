@@ -160,12 +160,14 @@ class Display:
         metrics = report.metrics
         rate = metrics.get("time/env_steps_per_second") or 0.0
         cells = {"env steps": f"{report.env_steps:,}"}
+        if report.agent_steps is not None:
+            cells["agent steps"] = f"{report.agent_steps:,}"
         cells |= {title: _number(metrics[name]) for name, title in COLUMNS.items() if name in metrics}
         cells |= {policy: _number(metrics[f"{policy}{_RETURN}"]) for policy in _policies(metrics, _RETURN)}
         steps = max(total_env_steps - report.env_steps, 0)
         seconds = 0.0 if not steps else steps / rate if rate else None
         cells |= {"steps/s": f"{rate:,.0f}", "left": _duration(seconds)}
-        widths = [max(len(title), len(f"{total_env_steps:,}") if title == "env steps" else 9) for title in cells]
+        widths = [max(len(title), len(f"{total_env_steps:,}") if title.endswith(" steps") else 9) for title in cells]
         if self._rows % HEAD_ROWS == 0:
             self.print("  ".join(title.rjust(width) for title, width in zip(cells, widths, strict=True)))
         self._rows += 1

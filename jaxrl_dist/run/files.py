@@ -190,6 +190,7 @@ class RunFiles:
         evaluation = {f"evaluation/{name}": value for name, value in (report.evaluation or {}).items()}
         line = {
             "env_steps": report.env_steps,
+            **_agent_steps(report),
             "updates": report.updates,
             "iteration": report.iteration,
             "wall_time_s": report.wall_time_s,
@@ -287,6 +288,7 @@ class RunFiles:
             {
                 "ended_by": last.ended_by,
                 "env_steps": last.env_steps,
+                **_agent_steps(last),
                 "updates": last.updates,
                 "wall_time_s": last.wall_time_s,
                 "compile_time_s": compile_seconds,
@@ -304,6 +306,11 @@ class RunFiles:
         """
         with contextlib.closing(self._metrics), naming(self.path / METRICS):
             self._write()
+
+
+def _agent_steps(report: Report) -> dict[str, int]:
+    """Returns the count of agent steps by its name; with one agent, it would repeat the env steps, and is left out."""
+    return {} if report.agent_steps is None else {"agent_steps": report.agent_steps}
 
 
 def _number(name: str, value: Any) -> float | None:

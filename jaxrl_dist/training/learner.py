@@ -54,7 +54,7 @@ def make_learner(
     num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
     packed = packing.pays_on(devices[0])
     if config.plan == "gradients" or algorithm.replay is None:  # that plan splits each update, and replays nothing
-        return on_policy.on_policy(algorithm, packed=packed)
+        return on_policy.on_policy(algorithm, spec.num_agents, packed=packed)
 
     def shapes(key: jax.Array) -> Rollout:
         obs = spaces.zeros(spec.observation, num_envs)
@@ -62,7 +62,7 @@ def make_learner(
 
     like = jax.eval_shape(shapes, jax.random.key(0))
     check_memory(algorithm.replay, like, devices, spec.frame_stack, members)
-    return off_policy.off_policy(algorithm, like, spec.frame_stack, packed=packed)
+    return off_policy.off_policy(algorithm, like, spec.frame_stack, spec.num_agents, packed=packed)
 
 
 def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_devices: int) -> None:
@@ -127,18 +127,18 @@ def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> Non
     """Checks that devices can count the run's updates, iterations and steps of each environment to its end.
 
     Args:
-      num_envs: number of environments, times the agents of each.
+      num_envs: number of environments, times the agents of each, which share a policy.
 
     Raises:
       ConfigError: they cannot; the message names the total that works.
     """
-    steps = num_envs * config.rollout_length
+    steps, length = config.num_envs * config.rollout_length, config.rollout_length
     if config.plan == "gradients":
         most = config.num_actors or 1  # each actor's gradient is an update and an iteration
     elif algorithm.replay is None:
         most = max(1, algorithm.num_epochs * algorithm.num_minibatches)
     else:
-        most = max(off_policy.updates_per_iteration(algorithm.replay, steps), config.rollout_length)
+        most = max(off_policy.updates_per_iteration(algorithm.replay, num_envs * length), length)
     works = (MAX_COUNT // most - 1) * steps
     if config.total_env_steps > works:
         raise ConfigError(

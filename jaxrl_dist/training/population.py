@@ -236,8 +236,8 @@ def selection(config: Train[Any], num_members: int, job: Job) -> Selection | Non
     """Returns the selection that a resolved config asks for."""
     if config.evolve is None:
         return None
-    iteration, report = job.num_envs * config.rollout_length, job.iterations_per_report
+    report = job.iterations_per_report
     rungs = 2 ** math.ceil(math.log2(num_members)) if config.evolve == "halving" else 20
-    interval = (config.evolve_interval or config.total_env_steps / rungs) / iteration
+    interval = (config.evolve_interval or config.total_env_steps / rungs) / job.steps_per_iteration
     evolve = {"pbt": pbt, "halving": halving}[config.evolve]
     return Selection(evolve, config.seed, max(1, round(interval / report)) * report, config.evolve == "halving")

@@ -101,9 +101,10 @@ def _report(line: Mapping[str, Any]) -> Report:
     env_steps, updates, iteration = (int(line[name]) for name in _COUNTS)
     evaluation = {name.removeprefix(_EVALUATION): x for name, x in line.items() if name.startswith(_EVALUATION)}
     others = {name: finite(line[name]) for name in line if not name.startswith(_EVALUATION) and name not in _COUNTS}
-    seconds = others.pop("wall_time_s") or 0.0
+    seconds, agent_steps = others.pop("wall_time_s") or 0.0, others.pop("agent_steps", None)
     metrics = {**dict.fromkeys(("episode/return", "time/compile_s", "time/env_steps_per_second")), **others}
-    return Report(env_steps, updates, iteration, seconds, metrics, _past, _past, _known(evaluation))
+    report = Report(env_steps, updates, iteration, seconds, metrics, _past, _past, _known(evaluation))
+    return dataclasses.replace(report, agent_steps=None if agent_steps is None else int(agent_steps))
 
 
 def _known(evaluation: Mapping[str, Any]) -> Mapping[str, float] | None:
@@ -132,6 +133,7 @@ def together(
     names = dict.fromkeys(name for report in reports for name in report.metrics)
     metrics = {name: mean([report.metrics.get(name) for report in reports]) for name in names}
     returns = [row.episode_return for row in rows if row.episode_return is not None]
+    agent_steps = [report.agent_steps for report in reports if report.agent_steps is not None]
     going = [number for number, row in enumerate(rows) if row.status != "diverged"]
     evaluations = [x for number in going if number in newest and (x := newest[number].evaluation) is not None]
     over = all(row.status != "training" for row in rows)
@@ -158,6 +160,7 @@ def together(
         evaluation=_evaluation(evaluations) if len(evaluations) == len(going) else None,
         ended_by=max(ended_by, default=None) if over else None,
         members=tuple(reports),
+        agent_steps=sum(agent_steps) if agent_steps else None,
     )
 
 

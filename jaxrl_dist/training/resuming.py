@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import shlex
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO, Any
@@ -30,8 +31,8 @@ from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.results import read_rows, write_results
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
-from jaxrl_dist.training.stored import SPACES, differences, stored_content, to_json
-from jaxrl_dist.types import Checkpoint
+from jaxrl_dist.training.stored import SPACES, check_clock, differences, stored_content, to_json
+from jaxrl_dist.types import Checkpoint, EnvSpec
 
 
 def prepare_resume(
@@ -49,8 +50,8 @@ def prepare_resume(
         config = dataclasses.replace(config, run_dir=str(run_dir))
         initial: dict[str, Any] = {name: getattr(config, name) for name in ("init_from", "init_parts")}
         new, source = resolved(dataclasses.replace(config, init_from=None, init_parts=None), changes)
-        here = to_json(dataclasses.replace(new, **initial), source.spec)
-        _check_config(new, here, stored_content(run_dir / CONFIG_FILE), allowed)
+        stored = stored_content(run_dir / CONFIG_FILE)
+        _check_config(dataclasses.replace(new, **initial), source.spec, stored, allowed)
         if not is_population(new):
             _check_devices(new, source)
         run = prepare(new, source)
@@ -95,8 +96,8 @@ def _resumed(
     config = dataclasses.replace(run.config, **initial)
     assert config.run_dir is not None
     run_dir, spec = pathlib.Path(config.run_dir), run.job.source.spec
-    shapes, here = _checkpoint_shapes(run.job, config.plan), to_json(config, spec)
-    resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, here, about, allowed), iteration)
+    shapes = _checkpoint_shapes(run.job, config.plan)
+    resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, spec, about, allowed), iteration)
     done, score = resumed.env_steps, score_of(resumed.progress)
     field = ended_by(config, done, score)
     ends = {"total_env_steps", "stop_at_return"}
@@ -242,15 +243,13 @@ def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
     return Checkpoint(state, actor, {})
 
 
-def _check_same(
-    config: Train[Any], here: Mapping[str, Any], about: Mapping[str, Any], allowed: Collection[str]
-) -> bool:
+def _check_same(config: Train[Any], spec: EnvSpec, about: Mapping[str, Any], allowed: Collection[str]) -> bool:
     """As ``_check_config``, for a checkpoint; returns True if the checkpoint holds a replay memory.
 
     ``about`` is the contents of its ``run.json``.
     """
     check_progress(about["progress"])
-    _check_config(config, here, about["config"], allowed)
+    _check_config(config, spec, about["config"], allowed)
     changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
     if changed:
         text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
@@ -258,21 +257,21 @@ def _check_same(
     return bool(about["config"]["run"]["checkpoint_replay"])
 
 
-def _check_config(
-    config: Train[Any], here: Mapping[str, Any], there: Mapping[str, Any], allowed: Collection[str]
-) -> None:
-    """Checks that a run has this config.
+def _check_config(config: Train[Any], spec: EnvSpec, there: Mapping[str, Any], allowed: Collection[str]) -> None:
+    """Checks that a run has this config and this environment.
 
     Args:
-      here: the config and its environment's spaces, as a file would store them.
       there: the config of the run to be resumed, as a file stores it.
       allowed: fields that may differ.
 
     Raises:
-      ConfigError: a field differs; the message names it.
+      ConfigError: a field differs; the message names it. Or its numbers of steps count something else.
       LookupError, TypeError, ValueError: ``there`` is damaged.
     """
-    here = json.loads(json.dumps(here))
+    run_dir = pathlib.Path(str(config.run_dir))
+    instead = f"it cannot go on, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from its variables"
+    check_clock(there, spec, run_dir, instead)
+    here = json.loads(json.dumps(to_json(config, spec)))
     plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))
     filled = {part: {**plain[part], **there[part]} for part in ("hyperparameters", "run")}  # of an older version
     for name, old, new in differences({**there, **filled}, here):

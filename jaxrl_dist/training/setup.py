@@ -188,7 +188,7 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
         return {name: _of_policy(config, name, spec) for name in config.algorithm.parts}
     algorithm = config.algorithm.make(spec)
     if config.ema_steps:
-        algorithm = wrappers.average_parameters(algorithm, config.ema_steps)
+        algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents)
     if config.normalize_observations:
         algorithm = wrappers.normalize_observations(algorithm, spec)
     if config.scale_rewards:

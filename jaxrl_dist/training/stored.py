@@ -30,6 +30,8 @@ RETIRED = {"anneal_updates": None}
 """Hyperparameters of earlier versions, with the value that changed nothing: a run with that value can be read."""
 FORMAT = 1
 """Format number of ``config.json``; a reader refuses unknown numbers."""
+CLOCK = "env_steps"
+"""What numbers of steps in ``config.json`` count; files of versions that counted each agent's steps do not say it."""
 SPACES = ("observation", "action")
 """Spaces of the environment that are stored: they must not change between two sessions of a run."""
 _NOT_KEPT = ("algorithm", "run_dir", *LAUNCH)
@@ -42,6 +44,7 @@ def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
 
     return {
         "format": FORMAT,
+        "clock": CLOCK,
         "algorithm": name_of(config.algorithm),
         "hyperparameters": _hyperparameters(config.algorithm),
         "run": {**run, "env": env_name(config.env)},
@@ -133,8 +136,7 @@ def stored_fields(
       ConfigError: the file is missing or damaged, has unknown names, names a module to import, which no file may, or
         needs an object, which no file can hold.
     """
-    # A link that the user names is followed; one in a run directory is not.
-    path = path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
+    path = file_of(path)
     content = stored_content(path)
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
     with _naming(path):
@@ -170,6 +172,14 @@ def stored_fields(
         return algorithm, {**values, **{name: getattr(known.algorithm, name) for name in hyperparameters}, "env": named}
 
 
+def file_of(path: pathlib.Path) -> pathlib.Path:
+    """Returns the ``config.json`` that the user names by itself or by its run directory.
+
+    A link that the user names is followed; one in a run directory is not.
+    """
+    return path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
+
+
 def stored_content(path: pathlib.Path) -> dict[str, Any]:
     """Reads a ``config.json`` as it is: its parts are there, and their contents unchecked.
 
@@ -185,6 +195,16 @@ def stored_content(path: pathlib.Path) -> dict[str, Any]:
         if not all(isinstance(content.get(name), kind) for name, kind in _PARTS.items()):
             raise ConfigError("algorithm, hyperparameters or run is missing")
     return content
+
+
+def check_clock(content: Mapping[str, Any], spec: EnvSpec, path: pathlib.Path, instead: str) -> None:
+    """Checks that a ``config.json`` counts steps as this version does; of environments with one agent, all do.
+
+    Raises:
+      ConfigError: it counts the steps of each agent; the message ends with what to do ``instead``.
+    """
+    if spec.num_agents > 1 and content.get("clock") != CLOCK:
+        raise ConfigError(f"{path} is of a version that counted each agent's steps as env steps: {instead}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from typing import Any
 
@@ -19,7 +20,7 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.actors.evaluate import Evaluator, evaluate
 from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import Stages, keys_of
+from jaxrl_dist.actors.step import Stages, count_steps, keys_of
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
@@ -112,9 +113,9 @@ def act_on_host(
         actor = HostActor(algorithm, env, job.mesh, length, programs)
         for iteration in range(2):
             numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)
-            experience, episodes, valid = actor.rollout(place(start, num_devices), *numbers)
+            experience, episodes, steps = actor.rollout(place(start, num_devices), *numbers)
             results.append(jax.device_get((experience, episodes)))
-            assert valid == results[-1][0].valid.sum()
+            assert steps.tolist() == [results[-1][0].valid.sum()] * 2
     return results
 
 
@@ -191,6 +192,26 @@ def test_policies_of_one_environment_have_different_keys() -> None:
     algorithm, key = make("discrete")[0], rng.stream(0, Stream.ACT)
     keys = keys_of({"b": algorithm, "a": algorithm, "c": algorithm}, key)
     assert keys["b"] == key and len({tuple(jax.random.key_data(x).tolist()) for x in keys.values()}) == 3
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("agents", [{"": 3}, {"b": 2, "a": 1, "c": 2}])
+def test_steps_are_those_of_a_loop_over_environments(xp: Any, agents: dict[str, int]) -> None:
+    """Of two members with four environments each."""
+    rng, spec = np.random.default_rng(0), make("discrete")[1].spec
+    own = {name: dataclasses.replace(spec, num_agents=size) for name, size in agents.items()}
+    valid = {name: rng.random((5, 2, 4 * size)) < 0.2 for name, size in agents.items()}
+    expected = np.zeros((5, 2, 2), int)
+    for at in np.ndindex(5, 2):
+        for env in range(4):
+            there = sum(
+                int(valid[name][at][env * size + agent]) for name, size in agents.items() for agent in range(size)
+            )
+            expected[at] += [there > 0, there]
+    given: Any = (own[""], xp.asarray(valid[""])) if "" in agents else (
+        dataclasses.replace(spec, num_agents=5, policies=own), {name: xp.asarray(x) for name, x in valid.items()},
+    )  # fmt: skip
+    np.testing.assert_array_equal(count_steps(*given), expected)
 
 
 # --- Separate parameters ------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def test_a_team_beside_another_policy(tmp_path: Path) -> None:
     small = {"replay_capacity": 1024, "batch_size": 8, "learning_starts": 64, "replay_ratio": 1 / 32}
     config = jaxrl_dist.Train(
         {"team": dataclasses.replace(SMALL, **small), "other": "random"}, env=team.CartPoles(3),
-        policies={"team": "pole_0,pole_2", "other": "pole_1"}, num_envs=8, rollout_length=8, total_env_steps=1000,
+        policies={"team": "pole_0,pole_2", "other": "pole_1"}, num_envs=8, rollout_length=8, total_env_steps=500,
         num_devices=1, evaluation_episodes=4, run_dir=str(tmp_path / "run"),
     )  # fmt: skip
     *_, last = jaxrl_dist.train(config)
@@ -236,7 +236,7 @@ TWO_STEPS: dict[str, Any] = {
 @pytest.mark.parametrize("seed", range(3))
 def test_only_a_mixing_network_solves_the_two_step_game(name: str, seed: int) -> None:
     """Rashid et al. (2018), section 5 and figure 4: VDN, and learning apart, take the 7 that is safe."""
-    own = {"agent_ids": True, "n_step": 1, "total_env_steps": 80_000} if name == "dqn" else {}
+    own = {"agent_ids": True, "n_step": 1} if name == "dqn" else {}
     *_, last = jaxrl_dist.train(jaxrl_dist.preset(name, team.TwoSteps(), **{**TWO_STEPS, **own}, seed=seed))
     value = last.evaluation["return_mean"]
     assert value >= 7.5 if name == "qmix" else value == pytest.approx(7.0, abs=0.3)

@@ -12,6 +12,7 @@ import pytest
 import team
 
 import jaxrl_dist
+from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
@@ -52,16 +53,22 @@ def test_training_one_agent_is_training_the_environment_itself() -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_agents_that_share_a_policy_train_it_as_so_many_environments_do(name: str) -> None:
-    """Nothing in these environments is random."""
-    memory = {"replay_capacity": 2048, "batch_size": 16, "learning_starts": 64, "replay_ratio": 1 / 32}
-    own = {} if name == "ppo" else {"num_minibatches": None, "num_epochs": None, **memory}
-    fields = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
-    sizes = {"num_envs": 16, "evaluation_episodes": 0}
-    two, one = (
-        list(jaxrl_dist.train(jaxrl_dist.preset(name, env, **{**fields, **sizes, "num_envs": count})))
-        for env, count in ((team.Unlike("long_1", "long_2"), 8), (team.Unlike("long_1"), 16))
-    )
+    """Nothing in these environments is random. Of one agent, each environment makes as many env steps as of two."""
+    memory = {"replay_capacity": 2048, "batch_size": 16, "replay_ratio": 1 / 32}
+    fields = {**SIZES, "evaluation_episodes": 0}
+    if name == "dqn":
+        fields = {**{x: y for x, y in fields.items() if x not in ("num_minibatches", "num_epochs")}, **memory}
+    found = []
+    for agents, count in ((("long_1", "long_2"), 8), (("long_1",), 16)):
+        counted = {"num_envs": count, "total_env_steps": 32 * count, "report_interval": 16 * count}
+        warm_up = {"learning_starts": 20 * count, "epsilon_steps": 40 * count} if name == "dqn" else {}
+        config = jaxrl_dist.preset(
+            name, team.Unlike(*agents), **{**fields, **counted, **warm_up, "ema_steps": 8 * count}
+        )
+        found.append(list(jaxrl_dist.train(config)))
+    two, one = found
     for ours, theirs in zip(two, one, strict=True):
+        assert (2 * ours.env_steps, ours.agent_steps, theirs.agent_steps) == (theirs.env_steps, theirs.env_steps, None)
         for metric, value in theirs.metrics.items():
             if not metric.startswith("time/"):
                 assert ours.metrics[metric] == (value and pytest.approx(value, rel=1e-5, abs=1e-6)), metric
@@ -156,8 +163,30 @@ def test_every_plan_takes_several_agents(plan: str, name: str) -> None:
     assert last.evaluation["episodes"] == 3 and last.env_steps >= 512
 
 
+@pytest.mark.parametrize("plan", ["on_device", "synchronous", "asynchronous", "gradients", "own_pace"])
+def test_env_steps_count_environments_and_agent_steps_count_agents(plan: str) -> None:
+    """Against a loop over an environment, whose first agent acts in two steps of five; the sixth is a reset."""
+    policies = {"a": "long_1,long_3", "b": "long_2"} if plan in ("on_device", "own_pace") else {}
+    algorithm, threads = IMPALA(hidden_sizes=(8,)), {} if plan in ("on_device", "synchronous") else {"num_actors": 1}
+    config = jaxrl_dist.Train(
+        {name: algorithm for name in policies} or algorithm, env=team.Outlived("long_1", "long_2", "long_3"),
+        policies=policies, plan=plan, time_limit=5, num_envs=8, rollout_length=16, total_env_steps=512,
+        report_interval=128, evaluation_episodes=0, num_devices=1, scale_rewards=False, **threads,
+    )  # fmt: skip
+    for report in jaxrl_dist.train(config):
+        env_steps = agent_steps = time = 0
+        for _ in range(16 * report.iteration):
+            time = 0 if time == 5 else time + 1
+            env_steps += 8 * (time > 0)
+            agent_steps += 8 * (0, 3, 3, 2, 2, 2)[time]
+        assert (report.env_steps, report.agent_steps) == (env_steps, agent_steps)
+    assert report.iteration == 5 and report.ended_by == "total_env_steps"
+    env_step = report.checkpoint().state.env_step  # nominal: with resets
+    assert jax.tree.leaves(env_step) == [5 * 8 * 16] * max(1, len(policies))
+
+
 def test_a_team_learns_to_meet() -> None:
-    *_, last = train(team.Meeting(), total_env_steps=6000, num_minibatches=4, hidden_sizes=(32,), learning_rate=3e-3)
+    *_, last = train(team.Meeting(), total_env_steps=3000, num_minibatches=4, hidden_sizes=(32,), learning_rate=3e-3)
     assert last.evaluation is not None
     assert last.evaluation["return_mean"] == pytest.approx(0.9)
 
@@ -169,7 +198,7 @@ def test_a_team_learns_to_meet() -> None:
 def test_only_a_critic_that_sees_the_state_solves_what_no_agent_sees(critic: str | None, seed: int) -> None:
     """MAPPO, and IPPO, whose agents agree by chance, one time in four; see ``team.Echo`` for the critic's error."""
     *_, last = train(
-        team.Echo(critic is not None), num_envs=32, total_env_steps=12_000 if critic else 40_000, report_interval=4_000,
+        team.Echo(critic is not None), num_envs=32, total_env_steps=6_000 if critic else 20_000, report_interval=2_000,
         evaluation_episodes=0, hidden_sizes=(16,), num_epochs=4, learning_rate=1e-2, gae_lambda=0.0,
         normalize_advantages=False, critic_sees=critic, seed=seed,
     )  # fmt: skip

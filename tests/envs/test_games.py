@@ -192,9 +192,9 @@ def test_perfect_players_draw() -> None:
     assert -1 in results(lambda own, other: free(own, other)[-1], none, none, False)
 
 
-TIC_TAC_TOE = "--env pgx:tic_tac_toe --total-env-steps 4000000 --num-devices 1 --evaluation-episodes 0"
+TIC_TAC_TOE = "--env pgx:tic_tac_toe --total-env-steps 2000000 --num-devices 1 --evaluation-episodes 0"
 SELF_PLAY = {
-    "shared": ("ppo --learning-rate-schedule linear --learning-rate-steps 4000000", None),
+    "shared": ("ppo --learning-rate-schedule linear --learning-rate-steps 2000000", None),
     "copy": (
         "--policy new=ppo:player_0 --policy old=copy(new,100):player_1 --new.learning-rate-schedule linear "
         "--new.learning-rate-steps 2000000",
@@ -253,7 +253,7 @@ def test_self_play_wins_connect_four(seed: int, tmp_path: Path) -> None:
     needs("pgx")
     import pgx
 
-    flags = "--torso minatar --num-epochs 2 --total-env-steps 4000000 --num-devices 1 --evaluation-episodes 0"
+    flags = "--torso minatar --num-epochs 2 --total-env-steps 2000000 --num-devices 1 --evaluation-episodes 0"
     policy = load_policy(runs.train(f"ppo --env pgx:connect_four {flags} --seed {seed}", tmp_path / "run"))
     for opponent in (at_random, search):
         with libraries.theirs():

@@ -15,8 +15,9 @@ import pytest
 import runs
 from PIL import Image
 
-from jaxrl_dist import cli, load_policy
+from jaxrl_dist import Train, cli, load_policy, train
 from jaxrl_dist.actors.evaluate import evaluate
+from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.config import split_env
 from jaxrl_dist.envs.base import Wrappers
@@ -259,7 +260,22 @@ def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
         find("pettingzoo:butterfly/pistonbowl_v6")
 
 
-TINY = "--num-envs 4 --rollout-length 16 --total-env-steps 600 --report-interval 200 --hidden-sizes 8 --num-devices 1"
+@pytest.mark.parametrize("policies", [{}, {"a": "bird_*", "b": "late"}])
+def test_env_steps_and_agent_steps_are_those_of_the_environments_themselves(policies: dict[str, str]) -> None:
+    """Birds leave at different times, and one joins late; the environments count the agents of each of their steps."""
+    algorithm = A2C(hidden_sizes=(8,))
+    config = Train(
+        {name: algorithm for name in policies} or algorithm, env="flock:Counting", policies=policies, num_envs=4,
+        rollout_length=16, total_env_steps=150, report_interval=64, evaluation_episodes=0, num_devices=1,
+    )  # fmt: skip
+    reports, acted = train(config), flock.Counting.acted
+    acted.clear()
+    for report in reports:
+        assert (report.env_steps, report.agent_steps) == (len(acted), sum(acted))
+    assert 150 <= report.env_steps < 214 and report.iteration == 3
+
+
+TINY = "--num-envs 4 --rollout-length 16 --total-env-steps 300 --report-interval 100 --hidden-sizes 8 --num-devices 1"
 
 
 TEAM = "qmix --learning-starts 32 --batch-size 8 --replay-capacity 1024 --replay-ratio 0.0625"
@@ -272,8 +288,8 @@ def test_a_run_trains_is_evaluated_and_resumed(how: str, tmp_path: Path) -> None
     run = runs.train(f"{how} --env flock:Flock {TINY} --evaluation-episodes 6", tmp_path / "run")
     assert runs.read_json(run / "summary.json")["evaluation"]["episodes"] == 6
     steps = runs.read_metrics(run)[-1]["env_steps"]
-    assert cli.main(["resume", str(run), "--env", "flock:Flock", "--total-env-steps", "900", "--quiet"]) == 0
-    assert runs.read_metrics(run)[-1]["env_steps"] >= 900 > steps
+    assert cli.main(["resume", str(run), "--env", "flock:Flock", "--total-env-steps", "450", "--quiet"]) == 0
+    assert runs.read_metrics(run)[-1]["env_steps"] >= 450 > steps
     film = tmp_path / "film.gif"
     assert cli.main(["video", str(run), str(film), "--env", "flock:Flock", "--episodes", "2"]) == 0
     with Image.open(film) as pictures:
@@ -283,16 +299,16 @@ def test_a_run_trains_is_evaluated_and_resumed(how: str, tmp_path: Path) -> None
 def test_several_policies_train_are_evaluated_and_resumed(tmp_path: Path) -> None:
     own = "--a.num-minibatches 2 --a.num-epochs 2 --a.hidden-sizes 8 --b.hidden-sizes 8 --b.learning-starts 64 "
     own += "--b.batch-size 8 --b.replay-capacity 1024 --b.replay-ratio 0.0625 --b.epsilon-steps 200"
-    sizes = "--num-envs 4 --rollout-length 16 --total-env-steps 600 --report-interval 200 --num-devices 1"
+    sizes = "--num-envs 4 --rollout-length 16 --total-env-steps 300 --report-interval 100 --num-devices 1"
     command = f"--policy a=ppo:bird_* --policy b=dqn:late --env flock:Unequal {sizes} {own} --evaluation-episodes 6"
     run = runs.train(command, tmp_path / "run")
     evaluation = runs.read_json(run / "summary.json")["evaluation"]
     assert evaluation["episodes"] == 6 and evaluation["a/episodes"] == 4 and evaluation["b/episodes"] == 2
     last = runs.read_metrics(run)[-1]
-    assert last["a/loss/policy"] is not None and last["b/loss/q"] is not None and last["env_steps"] >= 600
+    assert last["a/loss/policy"] is not None and last["b/loss/q"] is not None and last["env_steps"] >= 300
     assert runs.read_json(run / "config.json")["run"]["plan"] == "synchronous"
-    assert cli.main(["resume", str(run), "--env", "flock:Unequal", "--total-env-steps", "900", "--quiet"]) == 0
-    assert runs.read_metrics(run)[-1]["env_steps"] >= 900
+    assert cli.main(["resume", str(run), "--env", "flock:Unequal", "--total-env-steps", "450", "--quiet"]) == 0
+    assert runs.read_metrics(run)[-1]["env_steps"] >= 450
     film = tmp_path / "film.gif"
     assert cli.main(["video", str(run), str(film), "--env", "flock:Unequal", "--episodes", "2"]) == 0
     with Image.open(film) as pictures:

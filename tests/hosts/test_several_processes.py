@@ -43,7 +43,8 @@ COMMANDS = {
     "impala-asynchronous": f"impala --env envpool:CartPole-v1 {SIZES} --plan asynchronous --lockstep --num-actors 4",
     "es": f"es --env CartPole-v1 {SIZES} --plan on_device",
     "policies": "--policy a=ppo:pole_0 --policy b=dqn:pole_1 --env team:CartPoles "
-    f"{SIZES.replace('--hidden-sizes 8 ', '')} --a.hidden-sizes 8 --a.num-epochs 2 --a.num-minibatches 2 "
+    f"{SIZES.replace('--hidden-sizes 8 --total-env-steps 640', '--total-env-steps 320')} "
+    "--a.hidden-sizes 8 --a.num-epochs 2 --a.num-minibatches 2 "
     "--b.hidden-sizes 8 --b.batch-size 16 --b.replay-capacity 512 --b.replay-ratio 0.03125 --b.learning-starts 128",
     "population": f"ppo --env CartPole-v1 {SIZES} --num-epochs 1 --num-minibatches 2 --seeds 2",
 }

@@ -515,7 +515,8 @@ def test_a_rollout_that_did_not_come_changes_nothing(name: str) -> None:
     job = base(name, 1)
     algorithm, key = with_sgd(job.algorithm), jax.random.key(5)
     none = EpisodeStats(*np.zeros(5))
-    samples = [Sample(i, 0, [random_rollout(algorithm, job.source.spec, LENGTH, SIZE, i)], none, 0) for i in range(2)]
+    contents = [random_rollout(algorithm, job.source.spec, LENGTH, SIZE, seed) for seed in range(2)]
+    samples = [Sample(actor, 0, [content], none, np.zeros(2)) for actor, content in enumerate(contents)]
     updated = []
     for there in ((samples[0], None, samples[1]), samples):
         (rollout,) = joiner(job.mesh, len(there), [meshes.ROLLOUT])(there)
@@ -534,7 +535,7 @@ def test_rollouts_go_straight_to_the_devices_of_their_environments(actors: int, 
     mesh, none = make_mesh(devices), EpisodeStats(*np.zeros(5))
     rollouts = [random_rollout(job.algorithm, job.source.spec, LENGTH, 4, seed) for seed in range(actors)]
     samples = [
-        Sample(actor, 0, sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)), none, 0)
+        Sample(actor, 0, sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)), none, np.zeros(2))
         for actor, (home, rollout) in enumerate(zip(homes(mesh, actors), rollouts, strict=True))
     ]
     join = joiner(mesh, actors, [meshes.ROLLOUT])
@@ -560,7 +561,8 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
         version = 3
 
     def samples(actor: int) -> list[Sample]:
-        return [Sample(actor, version, (), EpisodeStats(*np.zeros(5)), 7) for version in (0, 0, actor + 2)]
+        none, steps = EpisodeStats(*np.zeros(5)), np.array([7, 9])
+        return [Sample(actor, version, (), none, steps) for version in (0, 0, actor + 2)]
 
     job = make(num_actors=2, max_lag=0, gather=2)
     fake: Any = type("Pool", (), {"streams": flow.Parallel([samples(0), samples(1)], in_flight=3)})
@@ -689,12 +691,12 @@ def test_a_restart_is_a_step_that_is_not_valid() -> None:
     actor = host.HostActor(job.algorithm, env, on, LENGTH, programs)
     variables = meshes.put(jax.jit(job.algorithm.init)(jax.random.key(0)), on, meshes.REPLICATED)
     zero = np.int32(0), jax.numpy.zeros(())
-    rollout, episodes, valid = actor.rollout(variables, *zero)
+    rollout, episodes, steps = actor.rollout(variables, *zero)
     actor.close()
     expected = np.ones((LENGTH, SIZE), bool)
     expected[3] = False
     np.testing.assert_array_equal(rollout.valid, expected)
-    assert valid == (LENGTH - 1) * SIZE and episodes.episodes == 0
+    assert steps.tolist() == [(LENGTH - 1) * SIZE] * 2 and episodes.episodes == 0
     assert not (np.asarray(rollout.terminated) | np.asarray(rollout.truncated)).any()
     np.testing.assert_array_equal(rollout.reward[:, 0], [1, 1, 1, 0, 1, 1, 1, 1])
     fresh = find("envpool:CartPole-v1").host(SIZE, 1)

@@ -471,13 +471,14 @@ def test_a_clock_adds_up_programs_that_replace_each_other(monkeypatch: pytest.Mo
     timed.ready(first)
     now[0] += 5
     first.compile_seconds = 3.0
-    assert timed.rates(100, 1)["time/env_steps_per_second"] == 100 / 2
-    timed.reported(1, 100, 1)
+    assert timed.rates(100, 300, 1)["time/env_steps_per_second"] == 100 / 2
+    timed.reported(1, 100, 300, 1)
     timed.ready(second)
     now[0] += 10
     second.compile_seconds = 6.0
-    rates = timed.rates(300, 2)
+    rates = timed.rates(300, 900, 4)
     assert (rates["time/env_steps_per_second"], rates["time/compile_s"]) == (200 / 4, 1 + 3 + 6)
+    assert rates["replay/ratio"] == 3 / 600  # updates of an agent step
 
 
 def test_both_tables_of_plans_name_the_same() -> None:

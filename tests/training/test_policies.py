@@ -42,7 +42,7 @@ DQN_ = DQN(
     epsilon_steps=200, priority_exponent=0.6, importance_exponent=0.4,
 )  # fmt: skip
 SIZES: dict[str, Any] = {
-    "num_envs": 8, "rollout_length": 8, "total_env_steps": 960, "report_interval": 192, "evaluation_episodes": 6,
+    "num_envs": 8, "rollout_length": 8, "total_env_steps": 320, "report_interval": 64, "evaluation_episodes": 6,
     "num_devices": 1,
 }  # fmt: skip
 BOTH = {"a": "short", "b": "long_*"}
@@ -83,15 +83,12 @@ def test_each_policy_learns_what_it_learns_alone(policy: str) -> None:
     if policy == "b":
         *_, last = reports = train({name: THREE[name] for name in "bac"}, policies=OF_THREE)
         variables = last.variables()
-    alone = train(
-        {"a": PPO_, "b": DQN_}[policy], team.Unlike(agent), total_env_steps=320, report_interval=64,
-        normalize_observations=policy == "a",
-    )  # fmt: skip
+    alone = train({"a": PPO_, "b": DQN_}[policy], team.Unlike(agent), normalize_observations=policy == "a")
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)  # XLA fuses a larger program differently
     jax.tree.map(close, variables[policy], alone[-1].variables())
     for ours, theirs in zip(reports, alone, strict=True):
         for name, value in timeless(theirs).items():
-            if name != "replay/ratio":
+            if name != "replay/ratio":  # of all policies
                 expected = value if value is None else pytest.approx(value, rel=1e-4, abs=1e-5)
                 assert ours.metrics[f"{policy}/{name}"] == expected, name
 
@@ -122,15 +119,15 @@ def test_a_run_on_the_host_is_resumed(plan: str, tmp_path: Path) -> None:
     )  # fmt: skip
     first = list(itertools.islice(jaxrl_dist.train(config), 2))
     *_, last = jaxrl_dist.resume(tmp_path / "run", env=team.CartPoles(3))
-    assert last.env_steps >= 960 > first[-1].env_steps and last.iteration > first[-1].iteration
+    assert last.env_steps >= 320 > first[-1].env_steps and last.iteration > first[-1].iteration
     assert last.metrics["b/elo"] is not None and last.metrics["a/loss/policy"] is not None
 
 
 def test_counts_and_returns_are_of_all_policies() -> None:
     reports, _, _ = three()
     last = reports[-1]
-    # A warm-up of 100 env steps of its agent: a third of the run's.
-    assert last.env_steps == 960 and reports[0].metrics["b/loss/q"] is None and last.metrics["b/loss/q"] is not None
+    assert (last.env_steps, last.agent_steps) == (320, 960)
+    assert reports[0].metrics["b/loss/q"] is None and last.metrics["b/loss/q"] is not None
     counts = {name: last.metrics[f"{name}episode/count"] for name in ("", "a/", "b/", "c/")}
     parts = ("a/", "b/", "c/")
     assert counts[""] == sum(counts[name] for name in parts) and counts["b/"] == counts["a/"] > 0
@@ -182,7 +179,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
 def test_a_fixed_policy_is_that_of_its_run(tmp_path: Path) -> None:
     *_, before = train(THREE, policies=OF_THREE, run_dir=str(tmp_path / "run"))
     fixed = f"fixed({tmp_path / 'run'},b)"
-    *_, last = train({"x": PPO_, "y": fixed}, policies={"x": "short", "y": "long_*"}, total_env_steps=384)
+    *_, last = train({"x": PPO_, "y": fixed}, policies={"x": "short", "y": "long_*"}, total_env_steps=128)
     jax.tree.map(np.testing.assert_array_equal, last.variables()["y"], before.variables()["b"])
     assert not any(name.startswith("y/loss") for name in last.metrics)
 
@@ -202,8 +199,10 @@ def test_eight_devices_give_what_one_gives(other: str) -> None:
 def test_members_of_a_population_are_their_lone_runs() -> None:
     algorithms = {"a": PPO_, "b": DQN_}
     *_, both = train(algorithms, policies=BOTH, seeds=2)
+    assert (both.env_steps, both.agent_steps) == (2 * 320, 2 * 960)
     for seed, member in enumerate(both.members):
         *_, alone = train(algorithms, policies=BOTH, seed=seed)
+        assert (member.env_steps, member.agent_steps) == (alone.env_steps, alone.agent_steps)
         for name, value in timeless(alone).items():
             assert member.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
@@ -275,7 +274,7 @@ def test_self_play_is_resumed_and_loaded(copies: str, episodes: int, tmp_path: P
 def test_ppo_and_dqn_learn_side_by_side(seed: int) -> None:
     config = Train(
         {"a": "ppo", "b": "dqn"}, env=team.CartPoles(4), policies={"a": "pole_0,pole_1", "b": "pole_[23]"}, seed=seed,
-        num_envs=8, rollout_length=32, num_devices=1, total_env_steps=500_000, evaluation_interval=100_000,
+        num_envs=8, rollout_length=32, num_devices=1, total_env_steps=125_000, evaluation_interval=25_000,
     )  # fmt: skip
     found = [report.evaluation for report in jaxrl_dist.train(config) if report.evaluation]
     for policy in ("a", "b"):
@@ -403,7 +402,7 @@ def test_in_python_the_message_names_fields() -> None:
 
 
 def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = "--num-envs 8 --rollout-length 8 --total-env-steps 384 --report-interval 192 --evaluation-episodes 6"
+    sizes = "--num-envs 8 --rollout-length 8 --total-env-steps 128 --report-interval 64 --evaluation-episodes 6"
     own = "--a.hidden-sizes 8 --a.num-minibatches 2 --a.num-epochs 2 --a.normalize-observations --num-devices 1 "
     own += (
         "--b.hidden-sizes 8 --b.replay-capacity 1024 --b.batch-size 8 --b.learning-starts 100 --b.replay-ratio=0.03125 "
@@ -435,9 +434,11 @@ def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: p
     assert "is of ppo+dqn+random, not of ppo" in capsys.readouterr().err
     assert cli.main(["train", *stored, "--help"]) == 0
     assert "--NAME.FLAG" in capsys.readouterr().out
-    more = ["resume", str(run), "--env", "team:Unlike", "--total-env-steps", "768", "--quiet"]
+    more = ["resume", str(run), "--env", "team:Unlike", "--total-env-steps", "256", "--quiet"]
     assert cli.main(more) == 0
-    assert runs.read_metrics(run)[-1]["env_steps"] >= 768
+    last, summary = runs.read_metrics(run)[-1], runs.read_json(run / "summary.json")
+    assert last["env_steps"] == summary["env_steps"] >= 256
+    assert last["agent_steps"] == summary["agent_steps"] == 3 * last["env_steps"]
     assert cli.main(["evaluate", str(run), "--env", "team:Unlike", "--episodes", "3"]) == 0
     assert "b/return_mean" in runs.read_json(run / "summary.json")["evaluation"]
     assert cli.main(["train", "--policy", "a=ppo:b", "--help"]) == 0

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_dist.actors.step import count_steps
 from jaxrl_dist.commands.check_env.findings import STEPS, Check
 from jaxrl_dist.commands.check_env.gymnax import an_action
 from jaxrl_dist.envs.base import DeviceEnv
@@ -25,7 +26,7 @@ def check_team(check: Check, make: Callable[[], DeviceEnv]) -> None:
     if pure.spec.unread_mask:
         check.notes.append(pure.spec.unread_mask)
     steps, episodes = check.call("a compiled loop of steps", lambda: jax.device_get(jax.jit(_play(pure))()))
-    check.steps = int(steps.valid.sum())
+    check.steps = int(count_steps(pure.spec, steps.valid).sum(axis=0)[0])
     for path, part in leaves(pure.spec.observation).items():
         seen = leaves(steps.obs)[path][steps.valid]  # nothing is learnt from an agent that is gone
         where = f"the observation of step_env{path and f' at {path}'}"
