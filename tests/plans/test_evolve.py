@@ -151,6 +151,25 @@ def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve:
     assert whole == parts and any(row["lineage"] or row["status"] == "halved" for row in whole)
 
 
+def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> None:
+    """Neither in the lineage nor in the members' metrics, before and after the resume."""
+    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "report_interval": 128}
+    asked |= {"evolve": "pbt", "evolve_interval": 128, "plan": "synchronous"}
+    metrics = tmp_path / "members" / "000" / "metrics.jsonl"
+    run = prepare(config(tmp_path, **asked)).stopped_by(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    *_, stopped = run.reports()
+    assert [member.iteration for member in stopped.members] == [3] * 4  # a selection comes after every second one
+    list(jaxrl_dist.resume(tmp_path))
+    rows = read_json(tmp_path / "population.json")["members"]
+    copies = [copy["iteration"] for row in rows for copy in row["lineage"]]
+    assert 2 in copies and all(iteration % 2 == 0 for iteration in copies)
+    for row in rows:
+        written = lines(tmp_path / "members" / row["member"])
+        parents = {line["iteration"]: line["population/parent"] for line in written}
+        copied = [iteration for iteration, parent in parents.items() if parent != int(row["member"])]
+        assert copied == [copy["iteration"] for copy in row["lineage"]]
+
+
 def test_a_member_keeps_its_hyperparameters_where_it_may_not_have_the_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def evolve(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.ndarray, Hyper]:
         return np.zeros(4, int), {"learning_rate": np.array([-1.0, 0.25, 0.5, 0.75])}
