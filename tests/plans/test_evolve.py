@@ -16,9 +16,12 @@ from jaxrl_dist import Train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans.evolve import Hyper, Selection, halving, pbt, perturbed
-from jaxrl_dist.run.text import read_json
+from jaxrl_dist.run.text import read_json, write_json
 from jaxrl_dist.training import population
+from jaxrl_dist.training.population import PopulationRun
+from jaxrl_dist.training.resuming import prepare_resume
 from jaxrl_dist.training.setup import prepare
+from jaxrl_dist.training.stored import stored_config, to_json
 
 
 def config(run_dir: pathlib.Path | None = None, *, total: int = 640, **values: Any) -> Train[Any]:
@@ -139,6 +142,41 @@ def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib
         copies = [line for line in written if line["population/parent"] != int(row["member"])]
         assert [line["iteration"] for line in copies] == [x["iteration"] for x in row["lineage"]]
         assert len(set(rates)) <= 1 + len(copies)
+
+
+def test_when_members_are_selected_does_not_depend_on_the_total() -> None:
+    for evolve, interval in (("pbt", 20_000), ("halving", 40_000)):
+        for total in (10**5, 10**6):
+            run = prepare(config(seeds=2, evolve=evolve, total=total))
+            assert isinstance(run, PopulationRun) and run.config.evolve_interval == interval
+            assert population.selection(run.config, run.runs[0].job).interval == round(interval / 64)
+
+
+@pytest.mark.parametrize(
+    "asked, interval",
+    [
+        ({"seeds": 2, "evolve": "pbt"}, 640 // 20),
+        ({"seeds": 3, "vary": {"discount": "0.9,0.99"}, "evolve": "halving"}, 640 // 8),
+        ({"vary": {"discount": "0.9,0.99", "gae_lambda": "0.9,1"}, "zip": True, "evolve": "halving"}, 640 // 2),
+    ],
+)
+def test_a_run_of_an_earlier_version_keeps_its_interval(asked: Any, interval: int, tmp_path: pathlib.Path) -> None:
+    """Which was a share of the total that it was begun with."""
+    kept = to_json(dataclasses.replace(config(**asked).checked(), evolve_interval=None))
+    write_json(tmp_path / "config.json", kept)
+    assert stored_config(tmp_path).evolve_interval == interval
+
+
+def test_a_resumed_run_of_an_earlier_version_keeps_its_interval(tmp_path: pathlib.Path) -> None:
+    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "evolve": "pbt"}
+    next(jaxrl_dist.train(config(tmp_path, **asked)))
+    kept = read_json(tmp_path / "config.json")
+    assert kept["run"]["evolve_interval"] == 20_000
+    write_json(tmp_path / "config.json", {**kept, "run": {**kept["run"], "evolve_interval": None}})
+    with pytest.raises(ConfigError, match=r"evolve_interval is 20000, and the run to be resumed has 32; it cannot"):
+        prepare_resume(config(tmp_path, **asked), tmp_path, {})  # as `--resume-or-start` does
+    next(jaxrl_dist.resume(tmp_path, total_env_steps=100_000))
+    assert read_json(tmp_path / "config.json")["run"]["evolve_interval"] == 640 // 20
 
 
 @pytest.mark.parametrize("evolve", ["pbt", "halving"])
