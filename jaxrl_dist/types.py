@@ -333,7 +333,9 @@ class Report:
     """Copies the state that a resumed run starts from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
     """In the last report, and in those at the evaluation interval: number of episodes played, mean and standard
-    deviation of their returns, mean length, and how many were cut off before they ended."""
+    deviation of their returns, mean length, and how many were cut off before they ended. A population's is of all its
+    members' episodes together, with the number of ``members`` and, as ``members_return_std``, the standard deviation of
+    their mean returns."""
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: ``total_env_steps`` or ``stop_at_return``."""
     diverged: bool = False
@@ -343,5 +345,17 @@ class Report:
     before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
     line already has, and for values that are not numbers."""
     members: tuple[Report, ...] = ()
-    """For a population, the newest report of each member that has one. The population's own counts are sums, its
-    metrics means over the members, and its variables those of the member with the highest return."""
+    """For a population, the newest report of each member that has one. The population's own counts are sums, its least
+    and greatest returns those of all members, its other metrics means over the members that have not diverged, and its
+    variables those of the member with the highest return."""
+
+
+def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str, float | int]]:
+    """Divides an evaluation: what is of all episodes goes under "", and of each of several policies under its name."""
+    names = [name.removesuffix("/cut") for name in evaluation if name.endswith("/cut") and name.count("/") == 1]
+    policies = [name for name in names if f"{name}/episodes" in evaluation]
+    parts: dict[str, dict[str, float | int]] = {policy: {} for policy in ("", *policies)}
+    for name, value in evaluation.items():
+        policy, _, own = name.partition("/")
+        parts[policy if policy in policies else ""][own if policy in policies else name] = value
+    return parts
