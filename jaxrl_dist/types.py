@@ -348,14 +348,3 @@ class Report:
     """For a population, the newest report of each member that has one. The population's own counts are sums, its least
     and greatest returns those of all members, its other metrics means over the members that have not diverged, and its
     variables those of the member with the highest return."""
-
-
-def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str, float | int]]:
-    """Divides an evaluation: what is of all episodes goes under "", and of each of several policies under its name."""
-    names = [name.removesuffix("/cut") for name in evaluation if name.endswith("/cut") and name.count("/") == 1]
-    policies = [name for name in names if f"{name}/episodes" in evaluation]
-    parts: dict[str, dict[str, float | int]] = {policy: {} for policy in ("", *policies)}
-    for name, value in evaluation.items():
-        policy, _, own = name.partition("/")
-        parts[policy if policy in policies else ""][own if policy in policies else name] = value
-    return parts

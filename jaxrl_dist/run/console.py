@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from jaxrl_dist.checks import counted
 from jaxrl_dist.errors import ConfigWarning, EnvWarning, FileWarning
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.types import Report, of_each_policy
+from jaxrl_dist.types import Report
 
 ROW_SECONDS = 2.0
 """Minimum seconds between two rows of the table."""
@@ -68,6 +68,17 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
             warnings.simplefilter("always", kind)
         warnings.showwarning = one_line
         yield
+
+
+def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str, float | int]]:
+    """Divides an evaluation: what is of all episodes goes under "", and of each of several policies under its name."""
+    names = [name.removesuffix("/cut") for name in evaluation if name.endswith("/cut") and name.count("/") == 1]
+    policies = [name for name in names if f"{name}/episodes" in evaluation]
+    parts: dict[str, dict[str, float | int]] = {policy: {} for policy in ("", *policies)}
+    for name, value in evaluation.items():
+        policy, _, own = name.partition("/")
+        parts[policy if policy in policies else ""][own if policy in policies else name] = value
+    return parts
 
 
 def played(evaluation: Mapping[str, float | int]) -> str:

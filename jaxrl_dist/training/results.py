@@ -18,8 +18,9 @@ import numpy as np
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import text
 from jaxrl_dist.run.checkpoint import finite
+from jaxrl_dist.run.console import of_each_policy
 from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
-from jaxrl_dist.types import Report, of_each_policy
+from jaxrl_dist.types import Report
 
 _FORMAT = 1
 ENDED = "done", "halved"
