@@ -98,6 +98,9 @@ RUN_DEFAULTS: dict[str, Any] = {
     "ema_steps": 0,
 }
 
+EVOLVE_INTERVALS = {"pbt": 20_000, "halving": 40_000}
+"""Defaults of ``evolve_interval``, for runs of 1e5 to 1e6 env steps."""
+
 PLANS = {
     "on_device": "environment, acting and learning compiled into one program (gymnax)",
     "synchronous": "environments stepped from the host; act, update, act ... (any backend)",
@@ -175,7 +178,7 @@ class Train(Named, Launch, Generic[Config]):
     """Select among the members: population-based training, or successive halving; see --evolve-interval."""
     evolve_interval: int | None = None
     """Env steps of a member between two selections; with halving up to the first one, and each rung then takes twice as
-    many. None: 20 selections, or with halving as many as leave one member."""
+    many. None: 20,000, or 40,000 with halving."""
     average_every: int | None = None
     """Rollouts between two averagings of all members' networks (local SGD); all begin with the first one's network."""
     plan: PlanName = PRESET
@@ -252,12 +255,16 @@ class Train(Named, Launch, Generic[Config]):
     def checked(self) -> Train[Config]:
         """Converts the config's values by ``values.plain``, and validates all that needs no environment.
 
+        A selection without an interval gets its default.
+
         Raises:
           ConfigError: a value has a wrong type or is out of range; the message names the first such flag.
         """
         config = plain(dataclasses.replace(self, vary=_texts(self.vary)))
         if dataclasses.is_dataclass(config.algorithm) and not isinstance(config.algorithm, type):
             config = dataclasses.replace(config, algorithm=plain(config.algorithm))
+        if config.evolve is not None and config.evolve_interval is None:
+            config = dataclasses.replace(config, evolve_interval=EVOLVE_INTERVALS[config.evolve])
         config.validate()
         return config
 

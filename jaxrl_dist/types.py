@@ -334,7 +334,9 @@ class Report:
     """Copies the state that a resumed run starts from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
     """In the last report, and in those at the evaluation interval: number of episodes played, mean and standard
-    deviation of their returns, mean length, and how many were cut off before they ended."""
+    deviation of their returns, mean length, and how many were cut off before they ended. A population's is of all its
+    members' episodes together, with the number of ``members`` and, as ``members_return_std``, the standard deviation of
+    their mean returns."""
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: ``total_env_steps`` or ``stop_at_return``."""
     diverged: bool = False
@@ -347,5 +349,6 @@ class Report:
     """Transitions of all agents so far, counted exactly; None if each environment has one agent, or a team that counts
     as one, whose agent steps are the env steps."""
     members: tuple[Report, ...] = ()
-    """For a population, the newest report of each member that has one. The population's own counts are sums, its
-    metrics means over the members, and its variables those of the member with the highest return."""
+    """For a population, the newest report of each member that has one. The population's own counts are sums, its least
+    and greatest returns those of all members, its other metrics means over the members that have not diverged, and its
+    variables those of the member with the highest return."""

@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 
 import jaxrl_dist
 from jaxrl_dist.training.population import PopulationRun
+from jaxrl_dist.training.results import scored
 from jaxrl_dist.training.setup import prepare
 
 LEARNING_RATES, ENTROPIES = (1e-5, 1e-1), (1e-4, 1e-1)
@@ -50,8 +51,7 @@ def sweep(storage: str, trials: int, members: int, **fields: Any) -> optuna.Stud
         assert isinstance(population, PopulationRun)
         for _ in population.reports():
             pass
-        for trial, row in zip(batch, population.rows, strict=True):
-            value = row.score if row.status == "done" else None  # other members have diverged
+        for trial, value in zip(batch, scored(population.rows)[1], strict=True):  # None: the member has diverged
             study.tell(trial, value, state=TrialState.FAIL if value is None else TrialState.COMPLETE)
         print(f"{done + len(batch)} trials, best return {study.best_value:.4g} with {study.best_params}", flush=True)
     return study

@@ -124,12 +124,14 @@ def lines(found: Profile) -> list[str]:
 
 
 def _reached(found: Profile, stage: str) -> str:
-    """Returns a stage's shares of the peaks of matrix products and of memory."""
-    products, moved = found.matmul_rates.get(stage), found.memory_rates.get(stage)
-    parts = [] if products is None else [f"{products / found.matmul_ceiling:.0%} of the peak of matrix products"]
-    if moved is not None:
-        parts.append(f"{moved / found.memory_ceiling:.0%} of memory's")
-    return f"  {', '.join(parts)}"
+    """Returns a stage's shares of the peaks of matrix products and of memory, where it does not surpass them.
+
+    A stage whose arrays stay in caches is faster than memory, and then its peak is not known.
+    """
+    peaks = {"matrix products": (found.matmul_rates, found.matmul_ceiling)}
+    peaks["memory"] = found.memory_rates, found.memory_ceiling
+    shares = {what: rates.get(stage, math.inf) / ceiling for what, (rates, ceiling) in peaks.items()}
+    return "  " + ", ".join(f"{share:.0%} of the peak of {what}" for what, share in shares.items() if share <= 1)
 
 
 def _draw(found: Profile, out: pathlib.Path) -> None:

@@ -66,7 +66,7 @@ def run(args: Sequence[str]) -> int:
         config, source = found.resolved()
 
         from jaxrl_dist.training.members import is_population, members
-        from jaxrl_dist.training.results import Row, refill, table, write_results
+        from jaxrl_dist.training.results import Row, refill, score_name, scored, table, write_results
         from jaxrl_dist.training.stored import to_json
 
         if not is_population(config) or config.evolve is not None:
@@ -89,7 +89,9 @@ def run(args: Sequence[str]) -> int:
             write_results(path, rows)
             done = sum(row.status == "done" for row in rows)
             if not output["quiet"]:
-                print(f"member {row.member}: return {row.score}, {done} of {len(rows)} done", flush=True)
+                field, (score,) = scored([row])
+                shown = status if score is None else f"{score_name(field, config.evaluation_policy)} {score:.6g}"
+                print(f"member {row.member}: {shown}, {done} of {len(rows)} done", flush=True)
 
         def failed(number: int, why: str) -> None:
             status = "diverged" if why.startswith(DIVERGED) else "failed"
@@ -108,7 +110,7 @@ def run(args: Sequence[str]) -> int:
         if stop():
             raise stop.interrupted(f"interrupted; the same command with --run-dir {path} goes on")
         if not output["quiet"]:
-            print(table(rows))
+            print(table(rows, config.evaluation_policy))
     return int(any(row.status in ("diverged", "failed") for row in rows))
 
 

@@ -284,4 +284,4 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
     if last.evaluation:
         display.print(played(last.evaluation))
     if isinstance(run, PopulationRun):
-        display.print(table(run.rows))
+        display.print(table(run.rows, config.evaluation_policy))

@@ -70,7 +70,7 @@ class Population(abc.ABC):
         self._names = range(len(jobs)) if numbers is None else numbers
         self._jobs, self._selection, self._average_every = list(jobs), selection, average_every
         self._rows = list(range(len(jobs)))  # the members of the program's arrays
-        self._parents = list(range(len(jobs)))  # whose parameters each member had after the last selection
+        self._parents = list(range(len(jobs)))  # whose parameters each member has since its last report
         self._scores = [job.score for job in jobs]
         self.halved: set[int] = set()
         """The members that a selection has ended."""
@@ -188,6 +188,7 @@ class Population(abc.ABC):
         for member in due:
             last = self._done[member] and any(not done for done in self._done)
             self._due[member] = self._now(member, (since, counts), keep=last)
+        self._parents = list(range(len(self._jobs)))
         if self.halved.intersection(due) and not all(self._done):
             self._shrink()
         if interval_over:
@@ -212,7 +213,6 @@ class Population(abc.ABC):
         rows, selection = self._rows, self._selection
         members = [x for x in self._running() if not diverged(self._part(counts.skipped, rows.index(x)))]
         iteration = int(self._part(counts.iteration, rows.index(members[0]))) if members else 0
-        self._parents = list(range(len(self._jobs)))
         if selection is None or len(members) < 2 or not selection.due(iteration - self._iterations, iteration):
             return counts
         jobs = self._jobs

@@ -70,29 +70,39 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
         yield
 
 
+def of_each_policy(evaluation: Mapping[str, float | int]) -> dict[str, dict[str, float | int]]:
+    """Divides an evaluation: what is of all episodes goes under "", and of each of several policies under its name."""
+    names = [name.removesuffix("/cut") for name in evaluation if name.endswith("/cut") and name.count("/") == 1]
+    policies = [name for name in names if f"{name}/episodes" in evaluation]
+    parts: dict[str, dict[str, float | int]] = {policy: {} for policy in ("", *policies)}
+    for name, value in evaluation.items():
+        policy, _, own = name.partition("/")
+        parts[policy if policy in policies else ""][own if policy in policies else name] = value
+    return parts
+
+
 def played(evaluation: Mapping[str, float | int]) -> str:
     """Formats an evaluation as one line, or with several policies as one line each."""
-    if policies := _policies(evaluation, "/episodes"):
-        own = {policy: _of_policy(evaluation, f"{policy}/") for policy in policies}
-        return "\n".join(f"{policy}: {played(numbers)}" for policy, numbers in own.items())
-    if not evaluation["episodes"]:
+    whole, *policies = of_each_policy(evaluation).items()
+    return "\n".join(f"{policy}: {_played(numbers)}" for policy, numbers in policies) or _played(whole[1])
+
+
+def _played(numbers: Mapping[str, float | int]) -> str:
+    """Formats the evaluation of one policy."""
+    count, cut = numbers["episodes"], numbers["cut"]
+    if not count:
         return "no episode has begun"
-    kind = "sampled" if evaluation.get("sampled") else "greedy"
-    cut = f", {evaluation['cut']} of them cut before they had ended" if evaluation["cut"] else ""
-    return (
-        f"return {evaluation['return_mean']:.4g} +- {evaluation['return_std']:.4g} "
-        f"(mean and standard deviation of {evaluation['episodes']} {kind} episodes{cut})"
-        + "".join(f", {name} {value:.4g}" for name, value in evaluation.items() if name.startswith("info/"))
-    )
-
-
-def _policies(numbers: Iterable[str], number: str) -> list[str]:
-    """Returns the policies that have a number of this name, such as ``/return_mean``; none in a run with one policy."""
-    return [name.removesuffix(number) for name in numbers if name.endswith(number)]
-
-
-def _of_policy(numbers: Mapping[str, float | int], prefix: str) -> dict[str, float | int]:
-    return {name.removeprefix(prefix): value for name, value in numbers.items() if name.startswith(prefix)}
+    kind = "sampled" if numbers.get("sampled") else "greedy"
+    if count == 1:
+        value, about = "", f"1 {kind} episode{', cut before it had ended' if cut else ''}"
+    else:
+        value = f" +- {numbers['return_std']:.4g}"
+        about = f"mean and standard deviation of {count} {kind} episodes"
+        about += f", {cut} of them cut before they had ended" if cut else ""
+    if "members" in numbers:
+        about += f"; {numbers['members_return_std']:.4g} between the means of the {numbers['members']} members"
+    info = "".join(f", {name} {value:.4g}" for name, value in numbers.items() if name.startswith("info/"))
+    return f"return {numbers['return_mean']:.4g}{value} ({about}){info}"
 
 
 class _Console(Console):
@@ -163,7 +173,7 @@ class Display:
         if report.agent_steps is not None:
             cells["agent steps"] = f"{report.agent_steps:,}"
         cells |= {title: _number(metrics[name]) for name, title in COLUMNS.items() if name in metrics}
-        cells |= {policy: _number(metrics[f"{policy}{_RETURN}"]) for policy in _policies(metrics, _RETURN)}
+        cells |= {name.removesuffix(_RETURN): _number(metrics[name]) for name in metrics if name.endswith(_RETURN)}
         steps = max(total_env_steps - report.env_steps, 0)
         seconds = 0.0 if not steps else steps / rate if rate else None
         cells |= {"steps/s": f"{rate:,.0f}", "left": _duration(seconds)}
@@ -196,9 +206,9 @@ class Display:
     def _extras(self, report: Report) -> str:
         """Formats what only some reports have: the newest evaluation, and restarts of environments."""
         if report.evaluation:
-            of = [f"{policy}/" for policy in _policies(report.evaluation, "/return_mean")] or [""]
-            means = ((policy, report.evaluation.get(f"{policy}return_mean")) for policy in of)
-            shown = (f"{policy.replace('/', ' ')}{x:.4g}" for policy, x in means if x is not None)
+            whole, *policies = of_each_policy(report.evaluation).items()
+            means = {policy: numbers.get("return_mean") for policy, numbers in policies or [whole]}
+            shown = (f"{policy} {x:.4g}".lstrip() for policy, x in means.items() if x is not None)
             self._evaluated = f"  evaluation {', '.join(shown) or 'without an episode'}"
         restarts = int(report.metrics.get("async/restarts") or 0)
         return self._evaluated + (f"  {counted(restarts, 'restart')}" if restarts else "")

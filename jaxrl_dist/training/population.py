@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import pathlib
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -139,7 +138,7 @@ class PopulationRun:
             group = left
         numbers = [number for number in group if self.rows[number].status == "training"]
         training = [group.index(number) for number in numbers]
-        how = training, selection(self.config, len(self.runs), self.runs[0].job), group
+        how = training, selection(self.config, self.runs[0].job), group
         jobs = [self.runs[number].job for number in group]
         together = plans.together(self.config.plan)
         program = None if together is None else together(jobs, *how, average_every=self.config.average_every)
@@ -232,12 +231,10 @@ def _stops(stop: Callable[[], bool], program: Population, place: int) -> bool:
     return stop() or place in program.halved
 
 
-def selection(config: Train[Any], num_members: int, job: Job) -> Selection | None:
+def selection(config: Train[Any], job: Job) -> Selection | None:
     """Returns the selection that a resolved config asks for."""
-    if config.evolve is None:
+    if config.evolve is None or config.evolve_interval is None:
         return None
-    report = job.iterations_per_report
-    rungs = 2 ** math.ceil(math.log2(num_members)) if config.evolve == "halving" else 20
-    interval = (config.evolve_interval or config.total_env_steps / rungs) / job.steps_per_iteration
+    interval, report = config.evolve_interval / job.steps_per_iteration, job.iterations_per_report
     evolve = {"pbt": pbt, "halving": halving}[config.evolve]
     return Selection(evolve, config.seed, max(1, round(interval / report)) * report, config.evolve == "halving")

@@ -255,7 +255,8 @@ def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: flo
     scale = min(1.0, stages.get(UPDATE, 0.0) / max(sum(alone.values()), 1e-12))
     if UPDATE in stages:
         divided |= {stage: scale * seconds for stage, seconds in alone.items()}
-    return {**divided, REST: whole - sum(divided.values())}
+    rest = whole - sum(divided.values())
+    return {**divided, REST: 0.0 if abs(rest) < 1e-9 * whole else rest}  # the sum rounds
 
 
 def _described(config: Train[Any], run: Run) -> dict[str, Any]:

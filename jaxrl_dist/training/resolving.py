@@ -66,6 +66,8 @@ def resolved(
             raise ConfigError(f"--vary {name} contradicts {flag(field)}: {why}")
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
+    if config.evolve is None and "evolve_interval" in stored:
+        config = dataclasses.replace(config, evolve_interval=None)
 
     try:
         asked = dataclasses.replace(config, algorithm=without_preset(config.algorithm, own, stored)).checked()

@@ -9,12 +9,16 @@ import io
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import text
 from jaxrl_dist.run.checkpoint import finite
+from jaxrl_dist.run.console import of_each_policy
 from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
 from jaxrl_dist.types import Report
 
@@ -44,13 +48,6 @@ class Row:
     """Mean return of the newest evaluation."""
     lineage: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """With population-based training: env steps, iteration, parent and new hyperparameters of each copy."""
-
-    @property
-    def score(self) -> float | None:
-        """The return that ranks members: of the evaluation, or else of training; None if the member has failed."""
-        if self.status in ("diverged", "failed"):
-            return None
-        return self.episode_return if self.evaluation_return is None else self.evaluation_return
 
     def take(self, report: Report) -> None:
         """Takes the returns of the member's newest report."""
@@ -120,7 +117,7 @@ def _past() -> Any:
 def together(
     newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row], groups: Sequence[Sequence[int]]
 ) -> Report:
-    """Joins the members' newest reports: counts are sums, metrics means over the members.
+    """Joins the members' newest reports: counts are sums, metrics as ``JOINED`` says, evaluations as in ``_joined``.
 
     Variables and checkpoint are those of the member with the highest return.
 
@@ -129,46 +126,114 @@ def together(
       groups: members that train at the same time; times are sums over the groups, which train one after another.
     """
     reports = [newest[number] for number in sorted(newest)]
-    by_group = [found for group in groups if (found := [newest[number] for number in group if number in newest])]
-    names = dict.fromkeys(name for report in reports for name in report.metrics)
-    metrics = {name: mean([report.metrics.get(name) for report in reports]) for name in names}
-    returns = [row.episode_return for row in rows if row.episode_return is not None]
+    by_group = [reported for group in groups if (reported := [newest[number] for number in group if number in newest])]
+    best = _best(newest, new, rows)
+    ended_by = max((report.ended_by for report in reports if report.ended_by), default=None)
     agent_steps = [report.agent_steps for report in reports if report.agent_steps is not None]
-    going = [number for number, row in enumerate(rows) if row.status != "diverged"]
-    evaluations = [x for number in going if number in newest and (x := newest[number].evaluation) is not None]
-    over = all(row.status != "training" for row in rows)
-    ended_by = [report.ended_by for report in reports if report.ended_by]
-    there = {*new, *(number for number in newest if rows[number].status in ENDED)}  # others' arrays may be gone
-    best = max(sorted(there), key=lambda number: (rows[number].score is not None, rows[number].score))
     return Report(
         env_steps=sum(row.env_steps for row in rows),
         updates=sum(report.updates for report in reports),
         iteration=sum(row.iteration for row in rows),
         wall_time_s=sum(max(report.wall_time_s for report in group) for group in by_group),
         metrics={
-            **metrics,
-            "time/compile_s": sum(
-                max(report.metrics["time/compile_s"] or 0.0 for report in group) for group in by_group
-            ),
+            **_metrics(newest, rows),
+            **_times(by_group),
             "time/env_steps_per_second": sum(newest[x].metrics["time/env_steps_per_second"] or 0.0 for x in new),
-            "population/return_best": max(returns, default=None),
-            "population/return_iqm": iqm(returns),
-            "population/done": float(sum(row.status == "done" for row in rows)),
+            **_of_rows(rows),
         },
         variables=newest[best].variables,
         checkpoint=newest[best].checkpoint,
-        evaluation=_evaluation(evaluations) if len(evaluations) == len(going) else None,
-        ended_by=max(ended_by, default=None) if over else None,
+        evaluation=_evaluation(newest, rows),
+        ended_by=None if any(row.status == "training" for row in rows) else ended_by,
         members=tuple(reports),
         agent_steps=sum(agent_steps) if agent_steps else None,
     )
 
 
-def _evaluation(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
-    """Joins the members' evaluations: means over the members, and sums of the numbers of episodes."""
-    names = dict.fromkeys(name for x in evaluations for name in x)
-    means = {name: mean([x.get(name) for x in evaluations]) or 0.0 for name in names}
-    return means | {name: int(sum(x[name] for x in evaluations)) for name in ("episodes", "cut")}
+def _best(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row]) -> int:
+    """Returns the member with the highest score of those whose arrays are still there."""
+    there = {*new, *(number for number in newest if rows[number].status in ENDED)}
+    _, scores = scored(rows)
+    return max(sorted(there), key=lambda number: (scores[number] is not None, scores[number]))
+
+
+def _metrics(newest: Mapping[int, Report], rows: Sequence[Row]) -> dict[str, float | None]:
+    """Joins the metrics of the members that have not diverged; None where none of them has a value."""
+    joined: dict[str, float | None] = {}
+    standing = [x for number, x in newest.items() if rows[number].status != "diverged" and not x.diverged]
+    for name in dict.fromkeys(name for number in sorted(newest) for name in newest[number].metrics):
+        values = [x for report in standing if (x := report.metrics.get(name)) is not None]
+        how = next((join for pattern, join in JOINED.items() if re.fullmatch(pattern, name)), mean)
+        joined[name] = how(values) if values else None
+    joined.pop("population/parent", None)  # which only a member has
+    return joined
+
+
+JOINED: Mapping[str, Callable[[Sequence[float]], float | None]] = {
+    "(.+/)?episode/count": sum,
+    "(.+/)?episode/return_min": min,
+    "(.+/)?episode/return_max": max,
+    "(?!info/)[^/]+/updates": sum,  # of each of several policies
+    r"async/(queue|sent|trained|dropped|restarts|lag/\d+)": sum,
+    "async/lag_max": max,
+}
+"""How the members' metrics are joined, by patterns of their names; all others are means over the members."""
+
+
+def _times(groups: Sequence[Sequence[Report]]) -> dict[str, float]:
+    """Returns the seconds of each stage, which the members of a group share."""
+    names = dict.fromkeys(name for group in groups for report in group for name in report.metrics)
+    return {
+        name: sum(max(report.metrics.get(name) or 0.0 for report in group) for group in groups)
+        for name in names
+        if name.startswith("time/") and name.endswith("_s")
+    }
+
+
+def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Returns the metrics that only a population has."""
+    returns = [x for row in rows if row.status != "diverged" and (x := row.episode_return) is not None]
+    return {
+        "population/return_best": max(returns, default=None),
+        "population/return_iqm": iqm(returns),
+        "population/done": float(sum(row.status == "done" for row in rows)),
+    }
+
+
+def _evaluation(newest: Mapping[int, Report], rows: Sequence[Row]) -> Mapping[str, float | int] | None:
+    """Joins the evaluations of the members that have not ended early, policy by policy; None until all have one."""
+    going = [number for number, row in enumerate(rows) if row.status in ("training", "done")]
+    parts = [of_each_policy(x) for number in going if number in newest and (x := newest[number].evaluation) is not None]
+    if not going or len(parts) < len(going):
+        return None
+    joined = {policy: _joined([part[policy] for part in parts if policy in part]) for part in parts for policy in part}
+    return {f"{policy}/{name}" if policy else name: x for policy, own in joined.items() for name, x in own.items()}
+
+
+def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, float | int]:
+    """Joins members' evaluations of one policy into that of all their episodes together.
+
+    With several, ``members_return_std`` is the standard deviation of the means of those ``members`` that have played.
+    Numbers of the info are means over the members, weighted by episodes: how many episodes gave one is not known.
+    """
+    if len(evaluations) == 1:
+        return evaluations[0]
+    joined: dict[str, float | int] = {}
+    played = [x for x in evaluations if x["episodes"] > 0 and "return_mean" in x]
+    for name in dict.fromkeys(name for x in evaluations for name in x):
+        there = [x for x in played if name in x]
+        if name in ("episodes", "cut"):
+            joined[name] = int(sum(x[name] for x in evaluations))
+        elif there:
+            joined[name] = float(np.average([x[name] for x in there], weights=[x["episodes"] for x in there]))
+    if "sampled" in joined:
+        joined["sampled"] = True
+    if len(played) > 1:
+        means, stds = (np.array([x.get(name, 0.0) for x in played]) for name in ("return_mean", "return_std"))
+        squares = stds**2 + (means - joined["return_mean"]) ** 2  # around the mean of all
+        joined["return_std"] = float(np.average(squares, weights=[x["episodes"] for x in played]) ** 0.5)
+        joined |= {"members": len(played), "members_return_std": float(means.std())}
+    return joined
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -184,32 +249,55 @@ def iqm(values: Sequence[float]) -> float | None:
     return float(stats.trim_mean(values, 0.25)) if values else None
 
 
+def scored(rows: Sequence[Row]) -> tuple[str, list[float | None]]:
+    """Returns which return ranks the members, a field of ``Row``, and each one's; None if it has failed or has none.
+
+    It is that of the evaluation if all members that have not failed have one, otherwise that of training: the two kinds
+    do not compare.
+    """
+    standing = [row.status not in ("diverged", "failed") for row in rows]
+    unknown = any(row.evaluation_return is None for row, stands in zip(rows, standing, strict=True) if stands)
+    field = "episode_return" if unknown else "evaluation_return"
+    return field, [getattr(row, field) if stands else None for row, stands in zip(rows, standing, strict=True)]
+
+
 def settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Returns the scores of each setting over its seeds, the best interquartile mean first.
 
-    Each has the varied ``values``, the number of ``seeds`` with a score, and their ``iqm``, ``mean``, ``min`` and
-    ``max``, which are None if there is no score.
+    Each has the varied ``values``, the number of ``seeds`` with a score, the ``score``'s name, and the scores' ``iqm``,
+    ``mean``, ``min`` and ``max``, which are None if there is no score.
     """
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(repr(row.values), []).append(row)
+    groups: dict[str, list[tuple[Row, float | None]]] = {}
+    name, scores = scored(rows)
+    for row, score in zip(rows, scores, strict=True):
+        groups.setdefault(repr(row.values), []).append((row, score))
     found = []
     for group in groups.values():
-        scores = [row.score for row in group if row.score is not None]
-        extremes = {"min": min(scores, default=None), "max": max(scores, default=None)}
-        known = {"seeds": len(scores), "iqm": iqm(scores), "mean": mean(scores), **extremes}
-        found.append({"values": dict(group[0].values), **known})
+        known = [score for _, score in group if score is not None]
+        numbers = {"iqm": iqm(known), "mean": mean(known), "min": min(known, default=None)}
+        numbers |= {"max": max(known, default=None)}
+        found.append({"values": dict(group[0][0].values), "seeds": len(known), "score": name, **numbers})
     return sorted(found, key=lambda x: (x["iqm"] is not None, x["iqm"]), reverse=True)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Returns the settings and their scores as lines of text, the best first."""
+def table(rows: Sequence[Row], policy: str = "greedy") -> str:
+    """Returns the settings and their scores as lines of text, the best first; ``policy``: that of evaluations."""
     found = settings(rows)
-    header = [*found[0]["values"], "seeds", "iqm", "mean", "min", "max"]
-    lines = [[*x["values"].values(), *(x[name] for name in header[len(x["values"]) :])] for x in found]
-    shown = [header, *([_cell(x) for x in line] for line in lines)]
+    names = {"iqm": f"{score_name(found[0]['score'], policy)}, iqm", "mean": "mean", "min": "min", "max": "max"}
+    lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in found]
+    shown = [[*found[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    return "\n".join("  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown)
+    text = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
+    return "\n".join([*text, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in found) else [])])
+
+
+UNTRIMMED = "The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."
+"""What tables say below such means."""
+
+
+def score_name(field: str, policy: str) -> str:
+    """Returns what a score is in words, such as ``greedy return``."""
+    return f"{policy} return" if field == "evaluation_return" else "training return"
 
 
 def _cell(value: Any) -> str:

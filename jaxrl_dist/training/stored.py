@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from collections.abc import Collection, Iterator, Mapping
@@ -194,6 +195,10 @@ def stored_content(path: pathlib.Path) -> dict[str, Any]:
             raise ConfigError(f"format {shown(content.get('format'))} is unknown; this version reads format {FORMAT}")
         if not all(isinstance(content.get(name), kind) for name, kind in _PARTS.items()):
             raise ConfigError("algorithm, hyperparameters or run is missing")
+    run = content["run"]
+    if run.get("evolve") is not None and run.get("evolve_interval") is None:  # of an earlier version
+        with contextlib.suppress(LookupError, TypeError, AttributeError, ValueError, ArithmeticError):  # damaged
+            run["evolve_interval"] = _interval_by_total(run)
     return content
 
 
@@ -205,6 +210,13 @@ def check_clock(content: Mapping[str, Any], spec: EnvSpec, path: pathlib.Path, i
     """
     if spec.num_agents > 1 and content.get("clock") != CLOCK:
         raise ConfigError(f"{path} is of a version that counted each agent's steps as env steps: {instead}")
+
+
+def _interval_by_total(run: Mapping[str, Any]) -> int:
+    """Returns the default ``evolve_interval`` of earlier versions: 20 selections, or as many as leave one member."""
+    values = [len(text.split(",")) for text in run["vary"].values()]
+    members = run["seeds"] * (values[0] if run["zip"] else math.prod(values))
+    return max(1, round(run["total_env_steps"] / (20 if run["evolve"] == "pbt" else 1 << (members - 1).bit_length())))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -22,6 +22,7 @@ from jaxrl_dist.commands import plot
 from jaxrl_dist.commands.plot import Curve, drawing, reading, statistics
 from jaxrl_dist.config import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.training import results
 
 
 def make_run(
@@ -98,9 +99,26 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 8 <= covered <= 10
 
 
-def test_where_a_seed_has_ended_the_others_count() -> None:
-    line = plot.middle([Curve(np.array([0.0, 50.0]), np.zeros(2)), Curve(np.array([0.0, 100.0]), np.ones(2))])
-    assert line.y[0] == 0.5 and line.y[-1] == line.low[-1] == line.high[-1] == 1
+def test_where_a_seed_has_ended_the_others_count(tmp_path: Path, figures: list[Figure]) -> None:
+    """In another line, with a gap between the two, as where others have not begun."""
+    line = plot.middle([Curve(np.arange(0.0, 51.0), np.zeros(51)), Curve(np.arange(20.0, 101.0), np.ones(81))])
+    for only, value, count in ((line.x < 20, 0, 1), ((line.x > 21) & (line.x < 50), 0.5, 2), (line.x > 51, 1, 1)):
+        assert set(line.y[only]) == {value} and set(line.curves[only]) == {count}
+    assert np.isnan(line.y).sum() == np.isnan(line.low).sum() == np.isnan(line.high).sum() == 2
+    plot.plot([make_run(tmp_path, str(n), [1.0] * n, n) for n in (5, 10, 11)], tmp_path / "x.svg")
+    *_, whole, rest = ([*x.get_xdata()[~np.isnan(x.get_ydata())]] for x in figures[0].axes[0].get_lines())
+    assert (min(whole), max(rest)) == (100, 1100) and 490 < max(whole) < 500 < min(rest) < 520
+    caption = (tmp_path / "x.caption.txt").read_text()
+    assert "3 runs (seeds 10 11 5), 500 to 1,100 environment steps." in caption and "dotted where only some" in caption
+
+
+def test_seeds_that_begin_and_end_within_a_report_interval_count_whole() -> None:
+    """A mean of fewer of them would look as if it rose or fell."""
+    ends, levels = [39_712.0, 39_900.0, 40_249.0, 31_000.0, 40_000.0], np.array([0.0, 100.0, 0.0, 50.0, 20.0])
+    xs = [np.array([9_000.0 + 500 * n, 20_000.0, 30_000.0, end]) for n, end in enumerate(ends)]
+    line = plot.middle([Curve(x, np.full(4, level)) for x, level in zip(xs, levels, strict=True)])
+    assert set(line.y) == {np.sort(levels)[1:4].mean()} and set(line.curves) == {5}
+    assert (line.x[0], line.x[-1]) == (9_000, 40_249)
 
 
 def grouped(runs: Sequence[Path]) -> dict[str, list[str]]:
@@ -234,6 +252,8 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
             "--kind must be one of curve, profile, improvement, table, not 'curves' (did you",
         ),
         ("{runs}/good --kind improvement", "compares groups of runs on the same environment, and here is only one"),
+        ("{runs}/good --score evaluation", "--score does nothing without --kind table, profile or improvement"),
+        ("{runs}/good --kind table --score evaluation", "good has no evaluation at its end"),
         ("{runs}/good --width 3", "--width must be one of one, two, not '3'"),
         ("{runs}/good --smooth 0", "--smooth must be >= 1, not 0"),
     ],
@@ -336,18 +356,49 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert cli.main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [
-        "| environment | group | runs | mean | IQM | 95% interval |",
-        "|-------------|-------|------|------|-----|--------------|",
-        "| CartPole-v1 | ppo   | 3    | 3    | 3   | 1 .. 6       |",
-        "| CartPole-v1 | dqn   | 1    | 5    | 5   | 5 .. 5       |",
+        "| environment | group | runs | final episode/return, mean | final episode/return, IQM | 95% interval |",
+        "|-------------|-------|------|----------------------------|---------------------------|--------------|",
+        "| CartPole-v1 | dqn   | 1    | 5                          | 5                         | 5 .. 5       |",
+        "| CartPole-v1 | ppo   | 3    | 3                          | 3                         | 1 .. 6       |",
+    ]
+    assert lines[5:] == [
+        "Final episode/return: the mean of training over the last tenth of each run.",
+        "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean.",
     ]
     assert cli.main(["plot", str(tmp_path / "e"), *command[1:], "-o", str(tmp_path / "x.csv")]) == 0
     rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
-    assert rows[0] == ["environment", "group", "runs", "mean", "IQM", "low", "high"]
-    assert rows[1][:4] == ["Acrobot-v1", "dqn", "1", "4"]
-    assert rows[2][:5] == ["CartPole-v1", "ppo", "3", "3", "3"]
+    assert rows[0][:5] == ["environment", "group", "runs", "final episode/return, mean", "final episode/return, IQM"]
+    assert rows[0][5:] == ["low", "high"] and rows[1][:4] == ["Acrobot-v1", "dqn", "1", "4"]
+    assert rows[3][:5] == ["CartPole-v1", "ppo", "3", "3", "3"]
     assert rows[4][:4] == ["all environments, scaled", "dqn", "2", "0.4"]  # 0.8, and 0: the only one of its environment
     assert rows[5][:4] == ["all environments, scaled", "ppo", "3", "0.4"]  # 0, 0.2 and 1
+
+
+def test_a_table_of_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ranks as the end of `train` does, by the summaries of the runs."""
+    scores = {(1e-3, 0): (9.0, 20.0), (1e-3, 1): (8.0, 30.0), (1e-2, 0): (7.0, 40.0), (1e-2, 1): (6.0, 50.0)}
+    members = []
+    for number, ((rate, seed), (trained, evaluated)) in enumerate(scores.items()):
+        members.append(make_run(tmp_path, f"{number}", [trained], seed, learning_rate=rate))
+        evaluation = {"episodes": 2, "return_mean": evaluated, "a/return_mean": -evaluated, "cut": 0}
+        summary = {"env_steps": 100, "wall_time_s": 1.0, "evaluation": evaluation}
+        (members[-1] / "summary.json").write_text(json.dumps(summary))
+    rows = [results.Row("", n, {"learning_rate": rate}, "done", 1, 1, *scores[rate, n]) for rate, n in scores]
+    assert [x["iqm"] for x in results.settings(rows)] == [45, 25]
+    command = ["plot", *map(str, members), "--kind", "table", "--score", "evaluation"]
+    assert cli.main(command) == 0
+    head, _, *best, _, meaning, _ = capsys.readouterr().out.splitlines()
+    assert [x.strip() for x in head.split("|")[4:6]] == ["greedy return, mean", "greedy return, IQM"]
+    cells = [[cell.strip() for cell in row.split("|")[2:6]] for row in best]
+    assert cells == [["learning_rate=0.01", "2", "45", "45"], ["learning_rate=0.001", "2", "25", "25"]]
+    assert meaning == "Greedy return: the mean over the episodes of the evaluation that ends each run."
+    assert cli.main([*command, "--metric", "a/episode/return"]) == 0
+    assert "-25" in capsys.readouterr().out.splitlines()[2]
+    assert cli.main([*command, "--metric", "episode/length"]) == 2
+    assert "the evaluation has no length_mean; it has: a/return_mean, cut" in capsys.readouterr().err
+    (members[0] / "summary.json").write_text('{"env_steps": 5, "wall_time_s": 1, "evaluation": null}')
+    assert cli.main(command) == 0
+    assert "0 has no evaluation at its end; this run is left out" in capsys.readouterr().err
 
 
 # --- Pictures -------------------------------------------------------------------------------------------

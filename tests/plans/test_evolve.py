@@ -16,9 +16,12 @@ from jaxrl_dist import Train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans.evolve import Hyper, Selection, halving, pbt, perturbed
-from jaxrl_dist.run.text import read_json
+from jaxrl_dist.run.text import read_json, write_json
 from jaxrl_dist.training import population
+from jaxrl_dist.training.population import PopulationRun
+from jaxrl_dist.training.resuming import prepare_resume
 from jaxrl_dist.training.setup import prepare
+from jaxrl_dist.training.stored import stored_config, to_json
 
 
 def config(run_dir: pathlib.Path | None = None, *, total: int = 640, **values: Any) -> Train[Any]:
@@ -141,6 +144,41 @@ def test_population_based_training_goes_on_as_if_never_stopped(tmp_path: pathlib
         assert len(set(rates)) <= 1 + len(copies)
 
 
+def test_when_members_are_selected_does_not_depend_on_the_total() -> None:
+    for evolve, interval in (("pbt", 20_000), ("halving", 40_000)):
+        for total in (10**5, 10**6):
+            run = prepare(config(seeds=2, evolve=evolve, total=total))
+            assert isinstance(run, PopulationRun) and run.config.evolve_interval == interval
+            assert population.selection(run.config, run.runs[0].job).interval == round(interval / 64)
+
+
+@pytest.mark.parametrize(
+    "asked, interval",
+    [
+        ({"seeds": 2, "evolve": "pbt"}, 640 // 20),
+        ({"seeds": 3, "vary": {"discount": "0.9,0.99"}, "evolve": "halving"}, 640 // 8),
+        ({"vary": {"discount": "0.9,0.99", "gae_lambda": "0.9,1"}, "zip": True, "evolve": "halving"}, 640 // 2),
+    ],
+)
+def test_a_run_of_an_earlier_version_keeps_its_interval(asked: Any, interval: int, tmp_path: pathlib.Path) -> None:
+    """Which was a share of the total that it was begun with."""
+    kept = to_json(dataclasses.replace(config(**asked).checked(), evolve_interval=None))
+    write_json(tmp_path / "config.json", kept)
+    assert stored_config(tmp_path).evolve_interval == interval
+
+
+def test_a_resumed_run_of_an_earlier_version_keeps_its_interval(tmp_path: pathlib.Path) -> None:
+    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "evolve": "pbt"}
+    next(jaxrl_dist.train(config(tmp_path, **asked)))
+    kept = read_json(tmp_path / "config.json")
+    assert kept["run"]["evolve_interval"] == 20_000
+    write_json(tmp_path / "config.json", {**kept, "run": {**kept["run"], "evolve_interval": None}})
+    with pytest.raises(ConfigError, match=r"evolve_interval is 20000, and the run to be resumed has 32; it cannot"):
+        prepare_resume(config(tmp_path, **asked), tmp_path, {})  # as `--resume-or-start` does
+    next(jaxrl_dist.resume(tmp_path, total_env_steps=100_000))
+    assert read_json(tmp_path / "config.json")["run"]["evolve_interval"] == 640 // 20
+
+
 @pytest.mark.parametrize("evolve", ["pbt", "halving"])
 def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve: str, tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
@@ -149,6 +187,25 @@ def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve:
     list(jaxrl_dist.resume(tmp_path / "parts"))
     whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
     assert whole == parts and any(row["lineage"] or row["status"] == "halved" for row in whole)
+
+
+def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> None:
+    """Neither in the lineage nor in the members' metrics, before and after the resume."""
+    asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "report_interval": 128}
+    asked |= {"evolve": "pbt", "evolve_interval": 128, "plan": "synchronous"}
+    metrics = tmp_path / "members" / "000" / "metrics.jsonl"
+    run = prepare(config(tmp_path, **asked)).stopped_by(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    *_, stopped = run.reports()
+    assert [member.iteration for member in stopped.members] == [3] * 4  # a selection comes after every second one
+    list(jaxrl_dist.resume(tmp_path))
+    rows = read_json(tmp_path / "population.json")["members"]
+    copies = [copy["iteration"] for row in rows for copy in row["lineage"]]
+    assert 2 in copies and all(iteration % 2 == 0 for iteration in copies)
+    for row in rows:
+        written = lines(tmp_path / "members" / row["member"])
+        parents = {line["iteration"]: line["population/parent"] for line in written}
+        copied = [iteration for iteration, parent in parents.items() if parent != int(row["member"])]
+        assert copied == [copy["iteration"] for copy in row["lineage"]]
 
 
 def test_a_member_keeps_its_hyperparameters_where_it_may_not_have_the_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:

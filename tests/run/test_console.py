@@ -65,6 +65,14 @@ def test_each_of_several_policies_has_its_return(
         f"hunter: return 6.5 +- 1 {about}",
     ]
     assert console.played(own) == f"return 4.5 +- 1 {about}"
+    several = {**own, "episodes": 100, "members": 5, "members_return_std": 3.25, "cut": 2}
+    assert console.played(several) == (
+        "return 4.5 +- 1 (mean and standard deviation of 100 greedy episodes, 2 of them cut before they had ended; "
+        "3.25 between the means of the 5 members)"
+    )
+    single = {**own, "episodes": 1, "return_std": 0.0, "sampled": True, "info/episodes": 2.0}
+    assert console.played(single) == "return 4.5 (1 sampled episode), info/episodes 2"
+    assert console.played({**single, "cut": 1}).startswith("return 4.5 (1 sampled episode, cut before it had ended)")
     none = {"episodes": 0, "cut": 0}
     assert shown([report(10_000, none)], capsys)[-1].endswith("evaluation without an episode")
     assert console.played(none) == "no episode has begun"

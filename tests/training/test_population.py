@@ -10,6 +10,7 @@ import shutil
 import threading
 import typing
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 
 import jaxrl_dist
 from jaxrl_dist import Train, preset
+from jaxrl_dist.actors.evaluate import Evaluation
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.appo import APPO
@@ -33,7 +35,7 @@ from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.training.members import members, programs
 from jaxrl_dist.training.population import PopulationRun
-from jaxrl_dist.training.results import Row, read_rows, refill, settings, table, together
+from jaxrl_dist.training.results import Row, read_rows, refill, scored, settings, table, together
 from jaxrl_dist.training.setup import make_job, prepare
 from jaxrl_dist.types import Report
 
@@ -235,6 +237,55 @@ def test_programs_that_run_one_after_another_add_up_their_times() -> None:
     assert joined.wall_time_s == 1 + 3 and joined.metrics["time/compile_s"] == 2 + 2
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("sizes", [(5, 5, 5), (1, 7, 0)])
+def test_an_evaluation_of_members_is_that_of_all_their_episodes(sizes: Sequence[int], sampled: bool) -> None:
+    """Of a policy, too; a member that has diverged does not count."""
+    rng = np.random.default_rng(0)
+
+    def played(size: int) -> Evaluation:
+        info = {"episodes": rng.normal(size=size)}
+        return Evaluation(rng.normal(3.0, 9.0, size), rng.integers(1, 99, size), min(size, 2), sampled, info=info)
+
+    def whole(parts: Sequence[Evaluation]) -> dict[str, float | int]:
+        returns, lengths, cut, _, _, _ = zip(*parts, strict=True)
+        info = {"episodes": np.concatenate([part.info["episodes"] for part in parts])}
+        every = Evaluation(np.concatenate(returns), np.concatenate(lengths), sum(cut), sampled, info=info)
+        means = [x.mean() for x in returns if len(x)]
+        return {**every.summary(), "members": len(means), "members_return_std": float(np.std(means))}
+
+    parts = [(played(size), played(2 * size)) for size in sizes]
+    summaries = [one._replace(policies={"prey": prey}).summary() for one, prey in parts]
+    rows = [Row(f"{number:03d}", number, {}, "done") for number in range(3)] + [Row("003", 3, {}, "diverged")]
+    newest = {at: report(at, wall_time_s=1.0, evaluation=x) for at, x in enumerate([*summaries, summaries[0]])}
+    every, prey = (whole(each) for each in zip(*parts, strict=True))
+    expected = every | {f"prey/{name}": x for name, x in prey.items()}
+    assert together(newest, [0], rows, [range(4)]).evaluation == pytest.approx(expected, rel=1e-12)
+    del newest[2]
+    assert together(newest, [0], rows, [range(4)]).evaluation is None, "until all have one"
+
+
+def test_metrics_of_a_population_are_of_all_members() -> None:
+    """Without those of members that have diverged: of one, its report has just said so."""
+    rng = np.random.default_rng(0)
+    joins = dict.fromkeys(("episode/return", "loss/total", "info/updates", "hyper/discount", "async/lag"), np.mean)
+    joins |= dict.fromkeys(("episode/count", "a/episode/count", "a/updates", "async/restarts", "async/lag/2"), np.sum)
+    joins |= {"episode/return_min": np.min, "a/episode/return_max": np.max, "async/lag_max": np.max}
+    values, returns = {name: rng.normal(size=5) for name in joins}, rng.normal(size=5)
+    rows = [Row(f"{at:03d}", at, {}, "done", episode_return=float(x)) for at, x in enumerate(returns)]
+    rows[4].status, times = "diverged", {"time/env_steps_per_second": 2.0, "time/acting_s": 3.0}
+    metrics = [{**times, **{name: float(x[at]) for name, x in values.items()}} for at in range(5)]
+    metrics[0] |= {"population/parent": 2.0, "loss/total": None}
+    newest = {at: report(at, wall_time_s=1.0, metrics=x, diverged=at == 3) for at, x in enumerate(metrics)}
+    found = together(newest, [0, 1], rows, [range(2), range(2, 5)]).metrics
+    for name, join in joins.items():
+        assert found[name] == pytest.approx(join(values[name][name == "loss/total" : 3])), name
+    best = np.sort(returns[:4])
+    assert found["population/return_best"] == best[3] and found["population/return_iqm"] == best[1:3].mean()
+    assert found["population/done"] == 4 and "population/parent" not in found
+    assert found["time/env_steps_per_second"] == 2 * 2 and found["time/acting_s"] == 3 + 3
+
+
 @pytest.mark.parametrize(
     "env, devices",
     [("envpool:CartPole-v1", 1), ("gymnasium:CartPole-v1", 8), ("gymnasium:CartPole-v1", 1), ("gymnax:CartPole-v1", 2)],
@@ -358,7 +409,7 @@ def test_the_results_of_members_that_are_resumed_one_by_one(tmp_path: pathlib.Pa
 def test_damaged_reports_of_a_member_do_not_count(tmp_path: pathlib.Path) -> None:
     whole = {"env_steps": 8, "updates": 1, "iteration": 2, "wall_time_s": 1.0, "episode/return": 3.0}
     row = Row("000", 0, {}, episode_return=1.0, evaluation_return=1.0)
-    assert refill(row, tmp_path) is None and row.score == 1.0
+    assert refill(row, tmp_path) is None and scored([row]) == ("evaluation_return", [1.0])
     damaged: list[Any] = [{}, [], "x", None, {**whole, "updates": None}, {**whole, "iteration": 1e400}]
     later = {**whole, "env_steps": 16, "iteration": 4, "episode/return": "x", "evaluation/return_mean": 5.0}
     written = [json.dumps(line) for line in [*damaged, whole, later]]
@@ -529,6 +580,22 @@ def test_scores_of_settings() -> None:
     assert found[0]["iqm"] == scores[1:3].mean() and found[0]["mean"] == scores.mean()
     assert (found[0]["min"], found[0]["max"], found[0]["seeds"]) == (1.0, 10.0, 4)
     assert found[2]["iqm"] is None and table(rows).splitlines()[-1].split() == ["0.3", "0", "-", "-", "-", "-"]
+
+
+def test_a_table_says_which_returns_rank_the_settings() -> None:
+    """Greedy ones if all members that have not failed have one; where the mean is not trimmed it says so."""
+    rows = [Row(f"{n:03d}", n, {"learning_rate": n % 2}, "done", 1, 1, float(n), 9.0 - n) for n in range(6)]
+    rows[4].status, rows[4].evaluation_return = "diverged", None
+    head, best, other, *rest = table(rows).splitlines()
+    assert head.split("  ")[-5:-3] == ["seeds", "greedy return, iqm"] and "sampled return, iqm" in table(
+        rows, "sampled"
+    )
+    assert [best.split()[:3], other.split()[:3]] == [["0", "2", "8"], ["1", "3", "6"]]
+    assert rest == ["The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."]
+    rows[1].evaluation_return = None  # a member that halving has ended
+    head, best, *_ = table(rows).splitlines()
+    assert "training return, iqm" in head and best.split()[:3] == ["1", "3", "3"]
+    assert [x["score"] for x in settings(rows)] == ["episode_return"] * 2
 
 
 @pytest.mark.slow

@@ -211,6 +211,21 @@ def test_parts_are_scaled_to_their_update_and_threads_sum_to_the_whole() -> None
     assert stages == {"environment": 2.0, "postprocess": 0.5, "gradient": 1.5, "rest": 1.0}
     stages = profiling._divided({"update": 5.0}, alone, 5.0)
     assert stages == {"postprocess": 1.0, "gradient": 3.0, "rest": 1.0}
+    thirds = {name: 0.1 / 3 for name in ("policy", "postprocess", "gradient")}
+    assert [profiling._divided({"update": 0.1 * k}, thirds, 0.1 * k)["rest"] for k in (0.1, 0.3, 0.7)] == [0.0] * 3
+    assert profiling._divided({"update": 4.0}, alone, 3.9)["rest"] == pytest.approx(-0.1), "not rounding"
+
+
+def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
+    """Its arrays stay in caches: how fast these are is not measured."""
+    threads = {"device": {"gradient": 1.0, "optimizer": 1.0, "rest": 0.0}}
+    matmul, memory = {"gradient": 0.25, "optimizer": 1.25}, {"gradient": 3.05, "optimizer": 0.5}
+    run = {name: 1 for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")}
+    found = profiling.Profile(run, 1.0, 2.0, threads, matmul, {}, 1.0, memory, 1.0)
+    gradient, optimizer, rest = profile.lines(found)[4:7]
+    assert gradient.endswith("  25% of the peak of matrix products")
+    assert optimizer.endswith("  50% of the peak of memory") and "matrix" not in optimizer
+    assert rest.split() == ["rest", "0", "0.0%"]
 
 
 @pytest.mark.parametrize(

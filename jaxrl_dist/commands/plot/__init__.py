@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from jaxrl_dist.checks import check_range, did_you_mean
+from jaxrl_dist.checks import check_range, check_used, did_you_mean
 from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.plot.reading import (
     AXES,
@@ -26,6 +26,7 @@ from jaxrl_dist.commands.plot.reading import (
     middle,
     read_config,
     read_curve,
+    read_evaluation,
     with_members,
 )
 from jaxrl_dist.errors import ConfigError, ConfigWarning
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 Kind = Literal["curve", "profile", "improvement", "table"]
+Score = Literal["training", "evaluation"]
 Width = Literal["one", "two"]
 
 
@@ -61,8 +63,9 @@ class Plot:
     kind: Kind = "curve"
     """Learning curves; or of final scores the performance profile, the probability of improvement, or a table."""
     metric: str = "episode/return"
-    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's. The final score of a run is the
-    mean over its last tenth."""
+    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's."""
+    score: Score = "training"
+    """The final score of a run: the metric's mean over its last tenth, or its value in the evaluation at the end."""
     x: Literal["steps", "time"] = "steps"
     """Horizontal axis of curves: environment steps or seconds."""
     smooth: int = 1
@@ -89,6 +92,7 @@ def plot(
     *,
     kind: Kind = "curve",
     metric: str = "episode/return",
+    score: Score = "training",
     x: Literal["steps", "time"] = "steps",
     smooth: int = 1,
     width: Width = "two",
@@ -103,6 +107,7 @@ def plot(
     Args:
       out: as ``--out``; None: ``curves.png``, or for a table nothing is written.
       kind: ``curve``, ``profile``, ``improvement`` or ``table``; see ``statistics`` for sources.
+      score: of training, the mean of ``metric`` over the last tenth of a run, or of its ``evaluation`` at the end.
       x: ``steps`` or ``time``.
       smooth: number of reports in the moving average of curves.
       width: ``one`` or ``two`` columns of a page.
@@ -118,21 +123,24 @@ def plot(
     for name, value, choices in (
         ("x", x, tuple(AXES)),
         ("kind", kind, get_args(Kind)),
+        ("score", score, get_args(Score)),
         ("width", width, ("one", "two")),
     ):
         if value not in choices:
             raise ConfigError(f"--{name} {value} is none of {', '.join(choices)}{did_you_mean(value, choices)}")
     check_range(Plot(smooth=smooth), "smooth", low=1)
+    check_used(Plot(score=score), "score", there=kind != "curve", needed="--kind table, profile or improvement")
     if not run_dirs:
         raise ConfigError("which runs? Name their directories, as in: jaxrl-dist plot runs/* -o curves.png")
     curves: dict[str, Curve] = {}
     configs: dict[str, Mapping[str, Any]] = {}
     without: list[NoValueError] = []
+    read = read_curve if score == "training" else read_evaluation
     for run_dir in map(pathlib.Path, with_members(run_dirs)):
         for policy, name in metrics_of(run_dir, metric).items():
             curve = f"{run_dir}: {policy}" if policy else str(run_dir)
             try:
-                curves[curve] = read_curve(run_dir, name, x)
+                curves[curve] = read(run_dir, name, x)
             except NoValueError as error:
                 without.append(error)
             else:
@@ -151,10 +159,13 @@ def plot(
 
     from jaxrl_dist.commands.plot import drawing, tables
 
+    policies = {str(config["run"].get("evaluation_policy", "greedy")) for config in configs.values()}
+    evaluated = None if score == "training" else policies.pop() if len(policies) == 1 else "evaluated"
+    what = tables.score_name(metric, evaluated)
     written = pathlib.Path(out or "curves.png")
     caption = written.with_suffix(".caption.txt")
     if kind == "table":
-        text = tables.table(groups, curves, metric, as_csv=written.suffix == ".csv")
+        text = tables.table(groups, curves, metric, evaluated, as_csv=written.suffix == ".csv")
         if out is None:
             return text
         with replacing(written) as partial:
@@ -164,10 +175,11 @@ def plot(
         smoothed = {name: curve.smoothed(smooth) for name, curve in curves.items()}
         figure = drawing.curves(groups, smoothed, metric, AXES[x][1], width)
     elif kind == "profile":
-        figure = drawing.profiles(tables.scores(groups, curves), metric, width)
+        figure = drawing.profiles(tables.scores(groups, curves), what, width)
     else:
-        figure = drawing.improvements(tables.scores(groups, curves), metric, width)
+        figure = drawing.improvements(tables.scores(groups, curves), what, width)
     drawing.save(figure, written)
     with replacing(caption) as partial:
-        partial.write_text(tables.caption(kind, groups, curves, configs, metric, x, smooth), encoding="utf-8")
+        text = tables.caption(kind, groups, curves, configs, metric, x, smooth, evaluated)
+        partial.write_text(text, encoding="utf-8")
     return f"wrote {written} and its caption {caption}"

@@ -79,7 +79,10 @@ def curves(groups: Sequence[Group], found: Mapping[str, Curve], metric: str, axi
 
 
 def band(ax: Axes, lines: Sequence[Curve], color: str, dashes: str = "-") -> None:
-    """Draws the curves of seeds, and if there are several their interquartile mean and its interval."""
+    """Draws the curves of seeds, and if there are several their interquartile mean and its interval.
+
+    The mean is dotted where only some of the curves have values.
+    """
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if len(lines) == 1:
         ax.plot(lines[0].x, lines[0].y, color=color, linestyle=dashes, linewidth=1.4)
@@ -87,12 +90,14 @@ def band(ax: Axes, lines: Sequence[Curve], color: str, dashes: str = "-") -> Non
     for curve in lines:
         ax.plot(curve.x, curve.y, color=color, linewidth=0.5, alpha=0.4)
     line = middle(lines)
-    ax.plot(line.x, line.y, color=color, linestyle=dashes, linewidth=1.8)
+    whole = line.curves == len(lines)
+    ax.plot(line.x, np.where(whole, line.y, np.nan), color=color, linestyle=dashes, linewidth=1.8)
+    ax.plot(line.x, np.where(whole, np.nan, line.y), color=color, linestyle=(0, (1, 1)), linewidth=1.8)
     ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
 
 
-def profiles(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str, width: str) -> Figure:
-    """Draws the performance profile of each label, with its interval."""
+def profiles(scores: Mapping[str, Mapping[str, np.ndarray]], score: str, width: str) -> Figure:
+    """Draws the performance profile of each label, with its interval; ``score``: what the scores are."""
     style = styles(list(scores))
     values = np.concatenate([x for each in scores.values() for x in each.values()])
     taus = np.linspace(values.min(), values.max(), TAUS)
@@ -102,14 +107,14 @@ def profiles(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str, width:
         low, high = statistics.interval(strata, statistic)
         ax.plot(taus, statistic(strata), linewidth=1.8, **style[label])
         ax.fill_between(taus, low, high, color=style[label]["color"], alpha=0.2, linewidth=0)
-    ax.set_xlabel(_axis_of(scores, metric), parse_math=False)
+    ax.set_xlabel(_axis_of(scores, score), parse_math=False)
     ax.set_ylabel("fraction of runs above")
     ax.set_ylim(-0.03, 1.03)
     _legend(fig, style, {label: label[:_LABEL_WIDTH] for label in style}, width)
     return fig
 
 
-def improvements(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str, width: str) -> Figure:
+def improvements(scores: Mapping[str, Mapping[str, np.ndarray]], score: str, width: str) -> Figure:
     """Draws the probability of improvement of each pair of labels that share an environment, with its interval.
 
     Raises:
@@ -135,7 +140,7 @@ def improvements(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str, wi
     ax.set_yticks([])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_xlim(-0.02, 1.02)
-    ax.set_xlabel(f"probability of a higher {_axis_of(scores, metric)}", parse_math=False)
+    ax.set_xlabel(f"probability of a higher {_axis_of(scores, score)}", parse_math=False)
     return fig
 
 
@@ -154,9 +159,9 @@ def save(fig: Figure, out: pathlib.Path) -> None:
         fig.savefig(partial, format=kind, dpi=200, metadata=undated)
 
 
-def _axis_of(scores: Mapping[str, Mapping[str, np.ndarray]], metric: str) -> str:
+def _axis_of(scores: Mapping[str, Mapping[str, np.ndarray]], score: str) -> str:
     scaled = len({env for each in scores.values() for env in each}) > 1
-    return f"final {metric}{', scaled' if scaled else ''}"
+    return f"{score}{', scaled' if scaled else ''}"
 
 
 def figure(

@@ -57,12 +57,17 @@ class Curve(NamedTuple):
 
 
 class Middle(NamedTuple):
-    """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64, NaN where no curve has values."""
+    """The interquartile mean of several seeds and its interval; ``[POINTS]`` float64.
+
+    NaN where no curve has values, and at the first point of other curves than before: a line has a gap there.
+    """
 
     x: np.ndarray
     y: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    curves: np.ndarray
+    """``[POINTS]`` integers: how many curves have values."""
 
 
 class Group(NamedTuple):
@@ -132,6 +137,31 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     return Curve(*np.array(_in_whole_intervals(points), float).T)
 
 
+def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
+    """Reads a metric of a run's last evaluation from its ``summary.json``, as a curve of one point.
+
+    Raises:
+      ConfigError: the file is damaged.
+      NoValueError: the run has no evaluation at its end, or none of this metric.
+    """
+    import numpy as np
+
+    from jaxrl_dist.run.files import SUMMARY
+    from jaxrl_dist.run.text import read_json
+
+    path, (field, _) = run_dir / SUMMARY, AXES[x]
+    summary = read_json(path) if path.exists() else {field: 0}  # not of a run that goes on, or has ended early
+    if not isinstance(summary, dict) or not _can_draw(summary.get(field)):
+        raise ConfigError(f"{path} is damaged: {field} is missing")
+    evaluation: Any = summary.get("evaluation")
+    if not isinstance(evaluation, dict):
+        raise NoValueError(f"{run_dir} has no evaluation at its end")
+    name = metric.replace("episode/return", "return_mean").replace("episode/length", "length_mean")
+    if not _can_draw(evaluation.get(name)):
+        raise NoValueError(f"{path}: the evaluation has no {name}; it has: {', '.join(sorted(evaluation))}")
+    return Curve(*np.array([[summary[field]], [evaluation[name]]], float))
+
+
 def _in_whole_intervals(points: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
     """Joins a last report of less than half an interval to the one before: it may have only an episode or two."""
     if len(points) < 3 or points[-1][0] - points[-2][0] >= 0.5 * (points[-2][0] - points[-3][0]):
@@ -168,23 +198,41 @@ def middle(curves: Sequence[Curve]) -> Middle:
     """Computes the interquartile mean over seeds and its bootstrap interval, point by point.
 
     Source: Agarwal et al. (2021), https://arxiv.org/abs/2108.13264, section 4.3. Curves are interpolated linearly; each
-    point uses only the curves that reach it.
+    point uses only the curves that reach it. Those that begin, or end, within a report interval of each other do so
+    together: their first or last value is held until then.
     """
     import numpy as np
 
     from jaxrl_dist.commands.plot import statistics
 
-    x = np.linspace(min(c.x[0] for c in curves), max(c.x[-1] for c in curves), POINTS)
-    values = np.array([np.interp(x, c.x, c.y, left=np.nan, right=np.nan) for c in curves])
+    intervals = [float(np.median(np.diff(c.x, prepend=0.0))) for c in curves]  # runs begin at 0
+    begins = -_joined([-c.x[0] for c in curves], intervals)
+    ends = _joined([c.x[-1] for c in curves], intervals)
+    x = np.linspace(begins.min(), ends.max(), POINTS)
+    values = np.array([np.interp(x, c.x, c.y) for c in curves])
+    reached = (begins[:, None] <= x) & (x <= ends[:, None])
     y, low, high = (np.full(POINTS, np.nan) for _ in range(3))
-    reached, points = np.unique(~np.isnan(values), axis=1, return_inverse=True)
-    for index, seeds in enumerate(reached.T):
+    sets, points = np.unique(reached, axis=1, return_inverse=True)
+    for index, seeds in enumerate(sets.T):
         if seeds.any():
             chosen = points == index
             there = [values[seeds][:, chosen].T]
             y[chosen] = statistics.iqm(there)
             low[chosen], high[chosen] = statistics.interval(there, statistics.iqm)
-    return Middle(x, y, low, high)
+    for line in (y, low, high):
+        line[1:][np.diff(points) != 0] = np.nan
+    return Middle(x, y, low, high, reached.sum(axis=0))
+
+
+def _joined(ends: Sequence[float], intervals: Sequence[float]) -> np.ndarray:
+    """Moves each end up to the highest one of those less than its report interval above it."""
+    import numpy as np
+
+    joined, top = np.array(ends), np.inf
+    for index in np.argsort(-joined):
+        top = top if top - ends[index] < intervals[index] else ends[index]
+        joined[index] = top
+    return joined
 
 
 def group(configs: Mapping[str, Mapping[str, Any]]) -> list[Group]:

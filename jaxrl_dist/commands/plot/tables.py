@@ -12,13 +12,13 @@ import numpy as np
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands.plot import statistics
-from jaxrl_dist.commands.plot.reading import AXES, SAME_CURVE, Curve, Group
+from jaxrl_dist.commands.plot.reading import AXES, FINAL, SAME_CURVE, Curve, Group
 
 ALL = "all environments, scaled"
 """Row of a table over several environments."""
 TELLS = {
-    "curve": "Thick lines and bands: interquartile mean over the seeds of a group, and its {interval}; thin lines: "
-    "runs.",
+    "curve": "Thick lines and bands: interquartile mean over the seeds of a group, and its {interval}; dotted where "
+    "only some of them have values, as others have not begun or have ended; thin lines: runs.",
     "profile": "Fraction of runs whose final score is above the score on the axis; bands: {interval}.",
     "improvement": "Probability that a run of the first group has a higher final score than one of the second, the "
     "mean over environments; bars: {interval}. At 0.5 neither is better.",
@@ -49,16 +49,34 @@ def scores(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, di
     return found
 
 
-def table(groups: Sequence[Group], curves: Mapping[str, Curve], metric: str, *, as_csv: bool = False) -> str:
-    """Returns the mean, the interquartile mean and its interval of final scores, as Markdown or CSV."""
+def score_name(metric: str, evaluated: str | None) -> str:
+    """Returns what a final score is, in words; ``evaluated``: the policy of the evaluation that it is of, if any."""
+    return (
+        f"final {metric}" if evaluated is None else f"{evaluated} {metric.removeprefix('*/').replace('episode/', '')}"
+    )
+
+
+def table(
+    groups: Sequence[Group],
+    curves: Mapping[str, Curve],
+    metric: str,
+    evaluated: str | None = None,
+    *,
+    as_csv: bool = False,
+) -> str:
+    """Returns the mean, the interquartile mean and its interval of final scores, as Markdown or CSV.
+
+    In each environment, the highest interquartile mean comes first. ``evaluated`` is as for ``score_name``.
+    """
     rows: list[tuple[str, ...]] = []
     names = env_names(groups)
-    for group in groups:
-        final = [np.array([curves[name].final() for name in group.runs])]
-        rows.append((names[group.env], group.label, *_row(final)))
+    for env, name in names.items():
+        final = {x.label: [np.array([curves[run].final() for run in x.runs])] for x in groups if x.env == env}
+        rows += _ranked(name, final)
     if len(names) > 1:
-        rows += [(ALL, label, *_row(list(each.values()))) for label, each in scores(groups, curves).items()]
-    head = ("environment", "group", "runs", "mean", "IQM", "low", "high")
+        rows += _ranked(ALL, {label: list(each.values()) for label, each in scores(groups, curves).items()})
+    name = score_name(metric, evaluated)
+    head = ("environment", "group", "runs", f"{name}, mean", f"{name}, IQM", "low", "high")
     if as_csv:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *rows])
@@ -69,18 +87,26 @@ def table(groups: Sequence[Group], curves: Mapping[str, Curve], metric: str, *, 
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) + " |" for row in cells]
     lines.insert(1, "|" + "|".join("-" * (n + 2) for n in widths) + "|")
-    return "\n".join([*lines, "", *_meaning(metric, len(names)), "IQM: interquartile mean."])
+    trimmed = "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean."
+    return "\n".join([*lines, "", *_meaning(metric, evaluated, len(names)), trimmed])
 
 
-def _meaning(metric: str, envs: int) -> list[str]:
+def _meaning(metric: str, evaluated: str | None, envs: int) -> list[str]:
+    name = score_name(metric, evaluated)
+    trained = "the mean of training over the last tenth of each run"
+    what = trained if evaluated is None else "the mean over the episodes of the evaluation that ends each run"
     scaled = ["Over environments, scores are scaled: 0 is the lowest of all runs in an environment, 1 the highest."]
-    return [f"Final {metric}: the mean over the last tenth of each run.", *(scaled if envs > 1 else [])]
+    return [f"{name[0].upper()}{name[1:]}: {what}.", *(scaled if envs > 1 else [])]
 
 
-def _row(strata: statistics.Strata) -> tuple[str, ...]:
-    low, high = statistics.interval(strata, statistics.iqm)
-    values = statistics.mean(strata), statistics.iqm(strata), low, high
-    return (str(sum(map(len, strata))), *(f"{float(value):.4g}" for value in values))
+def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[str, ...]]:
+    """Returns a row for each label, the highest interquartile mean first."""
+    rows = []
+    for label in sorted(samples, key=lambda label: -statistics.iqm(samples[label])):
+        strata = samples[label]
+        values = statistics.mean(strata), statistics.iqm(strata), *statistics.interval(strata, statistics.iqm)
+        rows.append((env, label, str(sum(map(len, strata))), *(f"{float(value):.4g}" for value in values)))
+    return rows
 
 
 def caption(
@@ -91,6 +117,7 @@ def caption(
     metric: str,
     x: str,
     smooth: int,
+    evaluated: str | None = None,
 ) -> str:
     """Returns the text beside a picture: what it shows, and the runs and settings of each group."""
     interval = f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)"
@@ -99,12 +126,15 @@ def caption(
         average = f", as a moving average over {smooth} reports" if smooth > 1 else ""
         lines.insert(0, f"{metric} by {AXES[x][1]}{average}.")
     else:
-        lines += _meaning(metric, len({group.env for group in groups}))
+        lines += _meaning(metric, evaluated, len({group.env for group in groups}))
     for group in groups:
         config = configs[group.runs[0]]
         seeds = sorted(str(configs[name]["run"].get("seed")) for name in group.runs)
-        steps = max(float(curves[name].x[-1]) for name in group.runs)
-        until = f"{steps:,.0f} {AXES[x][1]}" if x == "steps" else f"{steps:,.1f} s"
+        ends = [float(curves[name].x[-1]) for name in group.runs]
+        number = ",.0f" if x == "steps" else ",.1f"
+        until = f"{max(ends):{number}} {AXES[x][1] if x == 'steps' else 's'}"
+        if min(ends) < (1 - FINAL) * max(ends):
+            until = f"{min(ends):{number}} to {until}"
         settings = {**config["hyperparameters"], **config["run"]}
         shown = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in {*SAME_CURVE, "env"}]
         lines += [
