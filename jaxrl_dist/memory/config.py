@@ -21,7 +21,7 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
     batch_size: int = 256
     """Windows per update, over all devices."""
     replay_capacity: int = 100_000
-    """Env steps that the memory holds, over all environments."""
+    """Env steps that the memory holds, over all environments; a default is rounded down to a multiple of them."""
     replay_ratio: float = 1.0
     """Updates per env step."""
     learning_starts: int = 1_000
