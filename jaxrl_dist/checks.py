@@ -147,6 +147,11 @@ def multiples_near(value: int, of: int) -> str:
     return " or ".join(str(m) for m in (below, below + of) if m > 0)
 
 
+def divisor_below(value: int, of: int) -> int:
+    """Returns the largest divisor of ``of`` that is not above ``value``."""
+    return next(d for d in range(value, 0, -1) if of % d == 0)
+
+
 def divisors_near(value: int, of: int) -> str:
     """Returns the divisors of ``of`` just below and just above ``value``, as ``4 or 8``."""
     pairs = ((d, of // d) for d in range(1, math.isqrt(of) + 1) if of % d == 0)

@@ -10,7 +10,9 @@ import re
 
 DIVERGED = "training has diverged"
 """How the message of a run's ``DivergedError`` begins."""
-_COMMANDS_OR_FLAGS = re.compile(r"((?:jaxrl-dist|pip|python) [^;`]*)|--(?!help\b)(no-)?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+_COMMANDS_OR_FLAGS = re.compile(
+    r"((?:jaxrl-dist|pip|python) [^;`]*)|--(?!help\b)(no-)?([A-Za-z_][\w-]*\.(?=[a-z]))?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
+)
 
 
 class _Message:
@@ -29,8 +31,8 @@ class _Message:
 
 def _field(found: re.Match[str]) -> str:
     """Returns a flag's field, such as ``double=False`` for ``--no-double``; a command line stays as it is."""
-    command, negated, name = found.groups()
-    return command or name.replace("-", "_") + ("=False" if negated else "")
+    command, negated, policy, name = found.groups()
+    return command or (policy or "") + name.replace("-", "_") + ("=False" if negated else "")
 
 
 class ConfigError(_Message, ValueError):

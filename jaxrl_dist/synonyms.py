@@ -6,7 +6,7 @@ Dopamine. They are not accepted: two spellings of one setting would be twice as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from jaxrl_dist.checks import flag, nearest
 
@@ -127,13 +127,13 @@ MEANT: dict[str, tuple[str, ...]] = {
 """Fields that another library's name may mean, in order of preference."""
 
 
-def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str]] = lambda field: ()) -> str:
+def hint(name: str, known: Collection[str], others: Callable[[str], str] = lambda field: "") -> str:
     """Returns what to use instead of an unknown setting, to be appended to a message; empty if nothing is near.
 
     Args:
       name: as given, without dashes in front.
       known: fields of the command or the algorithm, and ``no_`` forms of switches.
-      others: returns the names of the algorithms that have a field.
+      others: returns which algorithms have a field, such as ``ddpg and td3 have``; empty: none.
     """
     name = name.lower().replace("-", "_").replace(".", "_")
     plain = name.removeprefix("no_")
@@ -147,7 +147,7 @@ def hint(name: str, known: Collection[str], others: Callable[[str], Sequence[str
         )
     for field in (plain, *meant):
         if having := others(field):
-            called = "" if field == plain else f"it is {flag(field)} here, and "
-            return f"; {called}only {', '.join(having)} have it"
+            called = "" if field == plain else f"it is {flag(field)} here, and only "
+            return f"; {called}{having} it"
     near = nearest(name, known)
     return f" (did you mean {flag(near)!r}?)" if near else ""

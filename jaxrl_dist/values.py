@@ -174,7 +174,7 @@ class Named:
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:
         """Returns what to use instead of an unknown field, to be appended to a message."""
-        return hint(name, known, lambda field: [] if field == name else ["other algorithms"])
+        return hint(name, known, lambda field: "" if field == name else "other algorithms have")
 
 
 class Inherits(Named):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 import runs
+
+import jaxrl_dist
 
 SCRIPT = runs.ROOT / "scripts" / "notebooks.py"
 NAMES = runpy.run_path(str(SCRIPT))
@@ -69,6 +72,21 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     done = execute(NOTEBOOKS[name], tmp_path)
     assert done.returncode == 0, done.stderr
     assert kinds(tmp_path / NOTEBOOKS[name].name) == kinds(NOTEBOOKS[name])
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_uses_what_the_api_pages_show(name: str) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (runs.ROOT / "docs" / "api").glob("*.md")]
+    shown = {name for page in pages for name in re.findall("^::: (.*)", page, re.M)}
+    shown |= {f"jaxrl_dist.{name}" for name in jaxrl_dist.__all__}
+    nodes = [node for cell in cells(NOTEBOOKS[name]) for node in ast.walk(ast.parse("".join(cell["source"])))]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and "jaxrl_dist" in str(node.module)]
+    used = {alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    of = [(node.value.id, node.attr) for node in nodes if isinstance(node, ast.Attribute) and hasattr(node.value, "id")]
+    for alias, path in {"jaxrl_dist": "jaxrl_dist", **used}.items():
+        if not shown & {path, path.rpartition(".")[0]}:
+            parts = {f"{path}.{attribute}" for name, attribute in of if name == alias}
+            assert parts and parts <= shown, path
 
 
 def write(path: Path, *sources: str) -> Path:

@@ -101,9 +101,11 @@ def config_class(name: str | type, own: type | None = None) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
 
 
-def having(field: str) -> list[str]:
-    """Returns the names of the algorithms that have a hyperparameter of this name."""
-    return [name for name in (*ALGORITHMS, *PRESETS) if field in config_class(name).__dataclass_fields__]
+def having(field: str) -> str:
+    """Returns which algorithms have a hyperparameter of this name, such as ``ddpg and td3 have``; empty: none."""
+    names = [name for name in (*ALGORITHMS, *PRESETS) if field in config_class(name).__dataclass_fields__]
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return listed and f"{listed} {'has' if len(names) == 1 else 'have'}"
 
 
 def name_of(config: Any) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
 import tyro
@@ -76,7 +76,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     del hints["algorithm"]
     switches = [name for name, hint in hints.items() if hint in (bool, bool | None)]
     args = _merged(args, [name for name, hint in hints.items() if hint == dict[str, str]])
-    given = check_flags(args, hints, switches, algorithms.having)
+    given = check_flags(args, hints, switches, algorithm if isinstance(algorithm, str) else algorithms.name_of(kind))
     args = _spelled_out(args, [name for name in switches if hints[name] is not bool])
     command = run_tyro(Command[kind], args, default=default)  # type: ignore[valid-type]
     values = {**vars(command), **vars(command.algorithm)}
@@ -139,14 +139,14 @@ def check_flags(
     args: Sequence[str],
     names: Collection[str],
     switches: Collection[str] = (),
-    others: Callable[[str], Sequence[str]] = lambda field: (),
+    algorithm: str | None = None,
 ) -> list[str]:
     """Checks that every flag exists and is given once, and returns the names of the given fields.
 
     Args:
       names: all fields.
       switches: names of the fields that also have a ``--no-`` form.
-      others: returns the algorithms that have a field, if an algorithm's flags are checked.
+      algorithm: the name of the algorithm whose flags are checked, if it is one's.
 
     Raises:
       ConfigError: a flag is unknown or repeated; the message names the first such flag and the nearest known one.
@@ -160,8 +160,11 @@ def check_flags(
         if not given.startswith("--"):
             continue
         if name not in known:
-            instead = hint(name[2:], [each[2:].replace("-", "_") for each in known], others)
-            raise ConfigError(f"unknown flag {given}{instead or '; --help lists all'}")
+            others = algorithms.having if algorithm else lambda field: ""
+            instead = hint(name[2:], [each[2:].replace("-", "_") for each in known], others) or "; --help lists all"
+            of_others = others(name[2:].removeprefix("no-").replace("-", "_"))
+            unknown = f"{given} is not a flag of {algorithm}" if of_others else f"unknown flag {given}"
+            raise ConfigError(f"{unknown}{instead}")
         if known[name] in seen:
             earlier = seen[known[name]]
             raise ConfigError(f"{given} is given twice" if earlier == name else f"{given} contradicts {earlier}")

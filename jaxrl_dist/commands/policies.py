@@ -11,7 +11,7 @@ from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.commands import flags, placements
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.training.policies import OWN, Policies
+from jaxrl_dist.training.policies import OWN, Policies, naming
 from jaxrl_dist.training.resolving import RUN_FIELDS
 from jaxrl_dist.training.still import Still, still
 
@@ -126,10 +126,8 @@ def _own(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
         if args:
             raise ConfigError(f"{_named(policy, args[0])}: policy {policy} does not train, and has no flags")
         return {}
-    try:
+    with naming(policy):
         fields = flags.parse_train(algorithm, args)
-    except ConfigError as error:
-        raise ConfigError(f"policy {policy}: {error.with_flags}") from None
     for name in fields:
         if name in RUN_FIELDS and name not in OWN:
             raise ConfigError(f"{_named(policy, flag(name))}: all policies share {flag(name)}")

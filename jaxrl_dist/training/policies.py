@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist.algorithms import config_class, name_of
+from jaxrl_dist.algorithms import config_class, having, name_of
 from jaxrl_dist.checks import did_you_mean, flag, shown
 from jaxrl_dist.config import RUN_DEFAULTS, Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.training.resolving import RUN_FIELDS, filled, find_env, without_preset
+from jaxrl_dist.training.resolving import RUN_FIELDS, filled, find_env, rounded, without_preset
 from jaxrl_dist.training.still import Still, still
 
 if TYPE_CHECKING:
@@ -49,11 +49,17 @@ def label(algorithm: Any) -> str:
 
 @contextlib.contextmanager
 def naming(policy: str) -> Iterator[None]:
-    """Puts the policy's name before the message of an error."""
+    """Puts the policy's name before the message of an error, and into its flags: ``--hunter.replay-capacity``."""
+
+    def named(found: re.Match[str]) -> str:
+        field = found[2].replace("-", "_")
+        return f"--{found[1]}{policy}.{found[2]}" if field in OWN or having(field) else found[0]
+
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"policy {policy}: {error.with_flags}") from None
+        flags = re.sub(r"--(no-|)([a-z][a-z0-9-]*)(?!\.?[\w-])", named, error.with_flags)
+        raise ConfigError(f"policy {policy}: {flags}") from None
 
 
 def alone(config: Train[Any], policy: str) -> Train[Any]:
@@ -103,7 +109,12 @@ def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[T
     whole = {
         name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in found.items()
     }
-    return dataclasses.replace(asked, algorithm=Policies(whole), **sizes).checked(), source
+    config = dataclasses.replace(asked, algorithm=Policies(whole), **sizes).checked()
+    for name, (part, own) in parts.items():
+        alike = rounded(alone(config, name), part, own, source.spec.policies[name])
+        whole[name] = dataclasses.replace(whole[name], algorithm=alike.algorithm)
+        sizes["num_actors"] = alike.num_actors
+    return dataclasses.replace(config, algorithm=Policies(whole), **sizes), source
 
 
 def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import published
-from jaxrl_dist.checks import flag, shown
+from jaxrl_dist.checks import divisor_below, flag, shown
 from jaxrl_dist.config import RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.synonyms import hint
@@ -20,6 +20,7 @@ from jaxrl_dist.values import plain
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
+    from jaxrl_dist.types import EnvSpec
 
 RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
 
@@ -79,13 +80,13 @@ def resolved(
             ) from None
         raise
     own = {name: getattr(asked.algorithm, name) for name in own}
-    config = dataclasses.replace(asked, algorithm=config.algorithm if by_name else asked.algorithm)
+    asked = dataclasses.replace(asked, algorithm=config.algorithm if by_name else asked.algorithm)
 
-    source = find_env(config)
-    config = filled(config, own, source)
+    source = find_env(asked)
+    config = filled(asked, own, source)
     if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
         source = find_env(config)
-    return config, source
+    return rounded(config, asked, own, source.spec), source
 
 
 def several(algorithm: Any) -> bool:
@@ -104,6 +105,36 @@ def filled(config: Train[Any], own: Mapping[str, Any], source: EnvSource) -> Tra
     config = resolve(config, source, own)
     algorithm = dataclasses.replace(config.algorithm, **own)
     return dataclasses.replace(config, algorithm=without_unused(algorithm) if by_name else algorithm).checked()
+
+
+def rounded(config: Train[Any], asked: Train[Any], own: Collection[str], spec: EnvSpec) -> Train[Any]:
+    """Returns a filled-in config, the sizes that nobody gave rounded down to what divides over its environments.
+
+    What does not divide and was given, by the user or by ``--published``, stays and is refused where devices are known.
+    Their number changes nothing here: a run may be resumed on others.
+
+    Args:
+      asked: what the user gave. An algorithm's config counts as giving what differs from its class; that of a run that
+        was filled in before, such as a stored one, gives everything.
+      own: names of hyperparameters that the user gave besides.
+      spec: the environment's; of one of several policies, that of its agents.
+    """
+    algorithm, rows, sizes = config.algorithm, config.num_envs * spec.num_agents, dict[str, int]()
+    given = {*own, *(published.row(algorithms.name_of(algorithm), spec) if config.published else ())}
+    by_name = isinstance(asked.algorithm, str | type)
+    filled_in = all(getattr(asked, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
+    for name in ("replay_capacity", "num_minibatches"):
+        size, default = (getattr(each, name, None) for each in (algorithm, type(algorithm)))
+        if not isinstance(size, int) or name in given or not (by_name or (size == default and not filled_in)):
+            continue
+        if name == "replay_capacity" and size > rows:
+            sizes[name] = size - size % rows
+        elif name == "num_minibatches" and rows % size:  # else any number of examples of each row divides
+            window = algorithm.make(spec).window or config.rollout_length
+            sizes[name] = divisor_below(size, rows * (config.rollout_length // window))
+    if config.num_actors is not None and asked.num_actors is None:
+        config = dataclasses.replace(config, num_actors=divisor_below(config.num_actors, config.num_envs))
+    return dataclasses.replace(config, algorithm=dataclasses.replace(algorithm, **sizes))
 
 
 def without_preset(algorithm: Any, own: Mapping[str, Any], stored: Collection[str] = ()) -> Any:

@@ -138,12 +138,13 @@ def test_a_policy_is_told_its_reward(tmp_path: Path) -> None:
     assert last.evaluation is not None
     policy, obs = jaxrl_dist.load_policy(tmp_path / "run"), np.ones((3, 4), np.float32)
     first, core = policy(obs)
-    np.testing.assert_array_equal(core["action"], np.eye(2)[first])
-    np.testing.assert_array_equal(core["reward"], np.zeros((3, 1)))
+    _, inputs = core  # the first part is the return, by which a run with a core scales rewards
+    np.testing.assert_array_equal(inputs["action"], np.eye(2)[first])
+    np.testing.assert_array_equal(inputs["reward"], np.zeros((3, 1)))
     with pytest.raises(ValueError, match="this policy reads the reward of its last action"):
         policy(obs, core)
-    low, high = (policy(obs, core, reward=np.full(3, r))[1]["memory"] for r in (0.0, 5.0))
-    assert np.abs(low - high).max() > 1e-4
+    (_, low), (_, high) = (policy(obs, core, reward=np.full(3, r))[1] for r in (0.0, 5.0))
+    assert np.abs(low["memory"] - high["memory"]).max() > 1e-4
 
 
 # --- Cores of one's own -------------------------------------------------------------------------------
@@ -172,7 +173,8 @@ def test_a_run_with_a_core_of_ones_own(tmp_path: Path) -> None:
     policy = jaxrl_dist.load_policy(tmp_path / "run", core=Decay())
     jax.tree.map(np.testing.assert_array_equal, policy.variables, last.variables())
     assert last.variables().params["core"]["rate"].shape == (8,)
-    assert policy(np.zeros((3, 4)))[1].shape == (3, 8)
+    _, (_, state) = policy(np.zeros((3, 4)))  # beside the return, by which a run with a core scales rewards
+    assert state.shape == (3, 8)
     message = r"its core, object:Decay, was an object handed over from Python.*load_policy\(run_dir, core=...\)"
     with pytest.raises(ConfigError, match=message):
         jaxrl_dist.load_policy(tmp_path / "run")

@@ -64,7 +64,7 @@ def test_without_an_algorithm_it_lists_the_kinds(capsys: pytest.CaptureFixture[s
         (["ppoo", "--env", "CartPole-v1"], "did you mean 'ppo'"),
         (["ppo", "--env", "CartPole-v11"], "has no such environment"),
         (["ppo", "--env", "CartPole-v1", "--core", "gruu"], "must be one of none, gru, lstm"),
-        (["es", "--env", "CartPole-v1", "--core", "gru"], "unknown flag --core; only ppo"),
+        (["es", "--env", "CartPole-v1", "--core", "gru"], "--core is not a flag of es; ppo"),
     ],
 )
 def test_what_is_refused(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

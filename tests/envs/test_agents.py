@@ -45,10 +45,18 @@ def test_one_agent_is_the_environment_itself_bit_for_bit() -> None:
     assert any(step.terminated.any() for step, _ in ours[1:])
 
 
+def assert_alike(ours: list[Any], theirs: list[Any], rel: float) -> None:
+    """The metrics of runs whose programs XLA fuses in its own way: sums of losses and gradients may round otherwise."""
+    for our, their in zip(ours, theirs, strict=True):
+        for metric, value in their.metrics.items():
+            if not metric.startswith("time/"):
+                assert our.metrics[metric] == (value and pytest.approx(value, rel=rel, abs=1e-6)), metric
+
+
 def test_training_one_agent_is_training_the_environment_itself() -> None:
-    ours, theirs = (train(env)[-1] for env in (team.CartPoles(1), "gymnax:CartPole-v1"))
-    timeless = [{k: v for k, v in each.metrics.items() if not k.startswith("time/")} for each in (ours, theirs)]
-    assert timeless[0] == timeless[1] and ours.evaluation == theirs.evaluation
+    ours, theirs = (train(env) for env in (team.CartPoles(1), "gymnax:CartPole-v1"))
+    assert_alike(ours, theirs, 1e-6)
+    assert ours[-1].evaluation == theirs[-1].evaluation
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])

@@ -380,8 +380,10 @@ def test_the_copies_that_were_saved_go_back_to_the_system(tmp_path: Path, monkey
 
 # --- Signals ------------------------------------------------------------------------------------------
 
-WAITING = """
-import os, signal, sys, time
+HEARS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+"""Under `nohup`, what a test starts would ignore SIGHUP."""
+WAITING = f"""{HEARS}
+import os, sys, time
 from jaxrl_dist.run import signals
 name, gap = sys.argv[1:]
 with signals.stopping() as stop:
@@ -403,11 +405,12 @@ def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool
 
 def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
     """SIGHUP comes then, and nothing can be shown any more."""
-    command = f"-m jaxrl_dist.cli train pg --env envpool:CartPole-v1 {runs.TINY} --run-dir x"
+    program = f"{HEARS}from jaxrl_dist import cli; raise SystemExit(cli.main())"
+    command = f"train pg --env envpool:CartPole-v1 {runs.TINY} --run-dir x"
     command = command.replace("steps 384", "steps 1000000000")
     env, (ours, its) = {**os.environ, "PYTHONPATH": str(ROOT)}, pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, *command.split()], cwd=tmp_path, env=env, stdin=its, stdout=its, stderr=its
+        [sys.executable, "-c", program, *command.split()], cwd=tmp_path, env=env, stdin=its, stdout=its, stderr=its
     )
     os.close(its)
     try:

@@ -351,8 +351,10 @@ WRONG = {
     "--policy a=ppoo:short --policy b=ppo:long_*": r"policy a: unknown algorithm 'ppoo' \(did you mean 'ppo'\?\)",
     "--policy a:short": "--policy a:short is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0",
     "--policy a=ppo:short --policy a=ppo:long_*": "names the policy a twice",
-    "--policy a=ppo:short --policy b=sac:long_* --b.learning-rate -1": "policy b: --learning-rate must be > 0",
+    "--policy a=ppo:short --policy b=sac:long_* --b.learning-rate -1": "policy b: --b.learning-rate must be > 0",
     "--policy a=ppo:short --policy b=ppo:long_* --gamma 1": "unknown flag --gamma",
+    "--policy a=ppo:short --policy b=ppo:long_* --b.gamma 1": "policy b: unknown flag --gamma; it is --b.discount here",
+    "--policy a=ppo:short --policy b=dqn:long_* --num-envs 8 --b.replay-capacity 9": "b: --b.replay-capacity 9 does",
     "--policy a=ppo:short --policy b=ppo:long_* --discount 1": "--discount belongs to a policy: --a.discount",
     "--policy a=ppo:short --policy b=ppo:long_* --c.learning-rate 1": "there is no policy c",
     "--policy a=ppo:short --policy b=ppo:long_* --b.num-envs 1": "--b.num-envs: all policies share --num-envs",
@@ -368,7 +370,7 @@ WRONG = {
     "--policy a=ppo:short --policy b=ppo:long_* --vary a.learning-rat=1": "no policy .*mean 'a.learning_rate'",
     "--policy a=ppo:short --policy b=ppo:long_* --vary scale-rewards=True": "belongs to .* a.scale_rewards=",
     "--policy a=ppo:short --policy b=random:long_* --vary b.every=1": "--vary b.every: no policy that trains has such",
-    "--policy a=ppo:short --policy b=ppo:long_* --vary a.discount=0.9,2": "policy a: --discount must be",
+    "--policy a=ppo:short --policy b=ppo:long_* --vary a.discount=0.9,2": "policy a: --a.discount must be",
     "--policy a=ppo:short --policy b=copy(a):long_*": "policy b: it is a copy of a, whose agents have the observation",
     "--policy a=ppo:short --policy b=copy(d):long_*": "policy b: it is a copy of d, and there is no such policy",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,x):long_2": "'copy.b,x.' is no policy; copy.PO",
@@ -399,6 +401,15 @@ def test_in_python_the_message_names_fields() -> None:
         train(pools, team.CartPoles(3), policies={"a": "pole_0", "b": "pole_1", "c": "pole_2"})
     with pytest.raises(ConfigError, match="num_envs is the run's, and no policy's"):
         train({"a": Train(PPO_, num_envs=3), "b": DQN_}, policies=BOTH)
+    with pytest.raises(ConfigError, match=r"policy b: b\.learning_rate must be > 0"):
+        train({"a": PPO_, "b": dataclasses.replace(DQN_, learning_rate=0.0)}, policies=BOTH)
+
+
+def test_the_replay_of_a_policy_is_rounded_to_its_agents_rows() -> None:
+    agents = {"a": "pole_0", "b": "pole_1,pole_2"}
+    config = Train({"a": "dqn", "b": DQN()}, env=team.CartPoles(3), policies=agents, num_envs=12)
+    parts = resolved(config)[0].algorithm.parts
+    assert {name: part.algorithm.replay_capacity for name, part in parts.items()} == {"a": 99_996, "b": 99_984}
 
 
 def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
