@@ -188,6 +188,16 @@ class TwoSteps:
         return spaces.Discrete(2)
 
 
+class Sacrifice(TwoSteps):
+    """The first agent may die in the first step; then both are paid 10 in the second, and else 6."""
+
+    def step_env(self, key: jax.Array, state: jax.Array, actions: Any) -> Any:
+        reward, done = jnp.array([0.0, 6.0, 10.0])[state], state > 0
+        state = jnp.where(done, state, 1 + actions["first"]).astype(jnp.int32)
+        dones = {**self.over(done), "first": state == 2}
+        return self.shown(state), state, dict.fromkeys(self.agents, reward), dones, {}
+
+
 class Echo:
     """Two agents see a bit each, and must name it; a step later, where both see nothing, they are paid 1 if both did.
 

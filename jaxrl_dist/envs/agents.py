@@ -51,7 +51,8 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
     """Makes the agents of an environment the rows of a batch.
 
     With ``wrappers.policies``, actions, observations, time steps and episodes are dicts keyed by policy, and a policy's
-    rows are its agents. The agents of a policy in ``wrappers.joint`` share one row.
+    rows are its agents. The agents of a policy in ``wrappers.joint`` share one row. Its reward is the mean of what the
+    environment pays all of them, also those whose episodes have ended, until the last one's has.
 
     Raises:
       ConfigError: the agents of a policy have different spaces, or spaces that no policy supports; an agent has no
@@ -82,8 +83,18 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
 
     def of_agents(group: Group, x: jax.Array) -> jax.Array:
         """Returns the same rows by environment, ``[B, k, ...]``."""
-        places = np.array([agents.index(agent) for agent in group.agents])
-        return x.reshape(-1, count, *x.shape[1:])[:, places]
+        return x.reshape(-1, count, *x.shape[1:])[:, places(group)]
+
+    def places(group: Group) -> np.ndarray:
+        return np.array([agents.index(agent) for agent in group.agents])
+
+    def pays(valid: jax.Array) -> jax.Array:
+        """Returns whose rewards count, from who is there, both ``[B * k]``: all of a team while one of it is."""
+        each = valid.reshape(-1, count)
+        for group in groups.values():
+            if group.joint:
+                each = each.at[:, places(group)].set(each[:, places(group)].any(axis=1, keepdims=True))
+        return each.reshape(-1)
 
     def observe(obs: Mapping[Any, PyTree], state: PyTree) -> PyTree:
         """Returns the agents' observations, ``[B * k, ...]``; with several policies, a dict keyed by policy."""
@@ -157,7 +168,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
         truncated = valid & ~terminated & jnp.repeat(timed, count)
         gone = ~resetting & (state.gone | terminated | truncated)
         ended = ~state.ended & (over | timed | jnp.all(gone.reshape(-1, count), axis=1))
-        rewards = jnp.where(valid, in_rows(reward).astype(jnp.float32).reshape(valid.shape), 0.0)
+        rewards = jnp.where(pays(valid), in_rows(reward).astype(jnp.float32).reshape(valid.shape), 0.0)
         before = jnp.where(resetting, 0.0, state.episode_return), jnp.where(resetting, 0, state.episode_length)
         episode_return, episode_length = before[0] + rewards, before[1] + valid
         episodes = ended_episodes(terminated | truncated, episode_return, episode_length)

@@ -134,7 +134,7 @@ def _group(env_id: str, made: Description, agents: Sequence[str], wrappers: Wrap
 class Rows:
     """A ``HostEnv`` whose rows are agents, environment by environment: ``[B * k]``.
 
-    Agents that act as one share one row, ``[B]``, as in ``agents.from_team``; its reward is the mean over the agents.
+    Agents that act as one share one row, ``[B]``, with the reward of ``agents.from_team``.
 
     With several policies, actions, observations, time steps and episodes are dicts keyed by policy, and a policy's rows
     are its agents. ``valid`` is False for an agent that has not joined yet, or whose episode has ended before the
@@ -169,13 +169,13 @@ class Rows:
         valid = there & step.valid[:, None]
         terminated = terminated & valid
         truncated = (truncated | np.asarray(step.truncated)[:, None]) & valid & ~terminated
-        reward = np.where(valid, step.obs["reward"], 0).astype(np.float32)
         going = valid & ~terminated & ~truncated
 
         def of_group(group: Group) -> tuple[Timestep, EpisodeStats]:
             places = [self._team.agents.index(agent) for agent in group.agents]
-            paid: np.ndarray = reward[:, places]
             flags: list[Any] = [flag[:, places] for flag in (terminated, truncated, valid)]
+            pays = flags[2].any(axis=1, keepdims=True) if group.joint else flags[2]
+            paid = np.where(pays, step.obs["reward"][:, places], 0).astype(np.float32)
             if group.joint:
                 here = flags[2].any(axis=1)
                 over = here & ~going[:, places].any(axis=1)  # the last agents' episodes end, whoever may join later

@@ -169,6 +169,18 @@ def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
     assert ended > 4
 
 
+@pytest.mark.parametrize("policies", [{}, {"team": "second,first"}])
+def test_a_team_is_paid_whoever_of_it_has_died(policies: Any) -> None:
+    env = find(team.Sacrifice(), wrappers=Wrappers(policies=policies, joint=tuple(policies) or ("",))).device()
+    keys, action, (name,) = jax.random.split(jax.random.key(0), 2), np.array([[0, 0], [1, 1]]), policies or [""]
+    of = (lambda x: x[name]) if policies else (lambda x: x)
+    state, _ = env.reset(keys)
+    for paid, over, returned in (([0, 0], False, [0, 0]), ([6, 10], True, [6, 10]), ([0, 0], False, [0, 0])):
+        state, step, episodes = env.step(state, {name: action} if policies else action, keys)
+        assert of(step).reward.tolist() == paid and of(step).terminated.tolist() == [over] * 2
+        assert of(episodes).return_sum.tolist() == returned
+
+
 def test_agent_ids_say_who_sees() -> None:
     env = find(team.CartPoles(3), wrappers=Wrappers(agent_ids=True)).device()
     _, obs = env.reset(jax.random.split(jax.random.key(0), 6))
@@ -240,3 +252,9 @@ def test_only_a_mixing_network_solves_the_two_step_game(name: str, seed: int) ->
     *_, last = jaxrl_dist.train(jaxrl_dist.preset(name, team.TwoSteps(), **{**TWO_STEPS, **own}, seed=seed))
     value = last.evaluation["return_mean"]
     assert value >= 7.5 if name == "qmix" else value == pytest.approx(7.0, abs=0.3)
+
+
+@pytest.mark.slow
+def test_a_team_learns_to_sacrifice_one_of_its_agents() -> None:
+    config = jaxrl_dist.preset("vdn", team.Sacrifice(), **{**TWO_STEPS, "total_env_steps": 6_000})
+    assert list(jaxrl_dist.train(config))[-1].evaluation["return_mean"] == 10.0

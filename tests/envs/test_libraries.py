@@ -383,6 +383,20 @@ def needs(library: str) -> None:
         pytest.skip(f"{library} is not installed: pip install {library}")
 
 
+def test_a_mask_that_can_be_read_in_two_ways_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("jumanji")
+    from jumanji import registration
+    from jumanji.environments.logic.minesweeper.generator import UniformSamplingGenerator
+
+    boards = {f"Board-v{n}": UniformSamplingGenerator(num_rows=2, num_cols=n, num_mines=1) for n in (2, 3)}
+    for name, generator in boards.items():
+        board = registration.EnvSpec(name, "jumanji.environments:Minesweeper", {"generator": generator})
+        monkeypatch.setitem(registration._REGISTRY, name, board)
+    assert find("jumanji:Board-v3").spec.action.n == 6
+    with pytest.raises(ConfigError, match="Board-v2 has a mask of 2 x 2, of 4 combinations of actions or of 2 actions"):
+        find("jumanji:Board-v2")
+
+
 def test_xland_has_no_task_without_a_ruleset() -> None:
     needs("xminigrid")
     with pytest.raises(ConfigError, match=r"XLand-MiniGrid-R1-9x9 has no task without a ruleset, .* have tasks$"):
@@ -412,3 +426,16 @@ def test_the_time_limit_of_brax_s_teams_is_a_truncation() -> None:
             state, step, _ = jax.jit(env.step)(state, np.zeros((4, 2), np.float32), keys)
             ended.append((step.terminated.any(), step.truncated.all()))
     assert ended == [(False, False), (False, False), (False, True)]
+
+
+def test_the_time_limit_of_a_game_in_rounds_is_a_truncation() -> None:
+    pytest.importorskip("jaxmarl")
+    assert find("jaxmarl:coin_game").spec.max_episode_steps == 100
+    source, ended = find("jaxmarl:coin_game", {"num_inner_steps": "2", "num_outer_steps": "3"}), []
+    with jax.numpy_rank_promotion("allow"):
+        env, keys = source.device(), jax.random.split(jax.random.key(0), 2)
+        state, _ = env.reset(keys)
+        for _ in range(7):
+            state, step, _ = jax.jit(env.step)(state, np.zeros(2, int), keys)
+            ended.append((step.terminated.any(), step.truncated.all(), step.valid.all()))
+    assert ended == [(False, False, True)] * 5 + [(False, True, True), (False, False, False)]

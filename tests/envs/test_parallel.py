@@ -166,6 +166,25 @@ def test_a_team_is_a_row_that_is_paid_the_mean() -> None:
     assert ended > 10
 
 
+def test_a_team_has_what_the_environment_pays_agents_that_have_left() -> None:
+    rng, total, ended = np.random.default_rng(2), np.zeros(3), 0
+    whole, joint = find("flock:Lingering"), find("flock:Lingering", wrappers=Wrappers(joint=("",)))
+    with closing(whole.host(9, 3)) as one, closing(joint.host(3, 3)) as other:
+        one.reset(), other.reset()
+        gone = np.zeros((3, 3))  # who have left, and are paid 1 a step
+        for _ in range(40):
+            action = rng.integers(0, 3, 9)
+            step, _ = one.step(action)
+            team, episodes = other.step(action.reshape(3, 3))
+            paid = np.where(team.valid, (step.reward.reshape(3, 3) + gone).mean(axis=1), 0.0)
+            np.testing.assert_allclose(team.reward, paid, rtol=1e-6)
+            total, over = total + paid, episodes.episodes > 0
+            np.testing.assert_allclose(episodes.return_sum[over], total[over], atol=1e-5)
+            gone += (step.terminated | step.truncated).reshape(3, 3)
+            total[over], gone[over], ended = 0.0, 0.0, ended + over.sum()
+    assert ended > 10
+
+
 @pytest.mark.parametrize("name", ["Late", "Never"])
 def test_the_episode_of_a_team_ends_with_its_last_present_member(name: str) -> None:
     """Whether or not another joins later, for an episode of the rest; so no return is left when environments reset."""

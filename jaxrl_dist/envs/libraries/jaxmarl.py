@@ -16,6 +16,8 @@ from jaxrl_dist.errors import ConfigError
 
 CLOCKS: Mapping[str, Mapping[str, Any]] = {"max_steps": {}, "episode_length": {"auto_reset": False}}
 """Arguments that set a time limit, with those that go with them: MABrax would replace an episode's last observation."""
+ROUNDS = "num_inner_steps", "num_outer_steps"
+"""Arguments whose product is a time limit: so many rounds, of so many steps each (coin_game)."""
 
 
 def ids() -> list[str]:
@@ -44,6 +46,9 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
         limit = values.pop(known, clock[known])
         # The library would report its time limit as the end of the task, so its limit is one step above the one here.
         clock = {known: limit + 1, **CLOCKS[known]}
+    elif all(name in defaults for name in ROUNDS):
+        steps, rounds = (values.get(name, defaults[name]) for name in ROUNDS)
+        limit, values[ROUNDS[1]] = steps * rounds, rounds + 1
     try:
         env = jaxmarl.make(env_id, **values, **clock)
     except TypeError:  # a few have a limit that no argument sets

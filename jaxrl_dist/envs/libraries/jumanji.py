@@ -36,7 +36,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     If the mask covers combinations of an action's components, each combination is a value of one discrete action.
 
     Raises:
-      ConfigError: the environment has a reward for each of several agents.
+      ConfigError: the environment has a reward for each of several agents, or a mask that can be read in two ways.
     """
     registered = _REGISTRY[env_id]
     parameters = inspect.signature(load(registered.entry_point)).parameters
@@ -56,6 +56,11 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     masked = isinstance(seen, spaces.Dict) and MASK in seen.spaces
     shape = tuple(int(n) for n in actions.nvec) if isinstance(actions, spaces.MultiDiscrete) else ()
     joint = masked and seen[MASK].shape == shape
+    if joint and shape == (2, 2):  # the only shape of combinations that is also one of k components of n values each
+        raise ConfigError(
+            f"jumanji:{env_id} has a mask of 2 x 2, of 4 combinations of actions or of 2 actions each for 2 agents; "
+            "masks of other sizes work"
+        )
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
         state, timestep = env.reset(key)
