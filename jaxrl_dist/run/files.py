@@ -31,6 +31,7 @@ POPULATION, RESULTS = "population.json", "results.csv"
 """Files of a population's run directory: its members and their scores, as JSON and as a table."""
 MEMBERS = "members"
 """Folder of a population's run directory that holds the run directories of its members."""
+_MAX_LINE = 2**26  # bytes of metrics.jsonl: others may have written it, and a line without an end may fill the disk
 
 
 def default_run_dir(env: str, algorithm: str, seed: int) -> str:
@@ -326,15 +327,14 @@ def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
     """Returns the bytes of ``metrics.jsonl`` up to its last complete line of ``iteration`` or before, and that line's
     iteration."""
     size = last = 0
-    for line in metrics.read().splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break
-        # Damaged lines are kept.
-        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
-            if (there := json.loads(line)["iteration"]) > iteration:
-                break
-            last = there
-        size += len(line)
+    with open(metrics.fileno(), "rb", closefd=False) as file:
+        while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
+            # Damaged lines are kept.
+            with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+                if (there := json.loads(line)["iteration"]) > iteration:
+                    break
+                last = there
+            size += len(line)
     return size, last
 
 

@@ -362,6 +362,7 @@ def test_metrics_are_cut_at_the_checkpoint(tmp_path: Path) -> None:
     lines = [b'{"iteration": 1}\n', b"damaged\n", b'{"iteration": 3}\n', b'{"iteration": 4}\n', b'{"iteration": 5']
     for iteration, kept in {0: 0, 1: 2, 2: 2, 3: 3, 4: 4, 9: 4}.items():
         (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
+        os.truncate(tmp_path / "metrics.jsonl", 2**43)  # more than the memory, without the end of a line
         lost = pytest.warns(
             FileWarning, match=f"has lost the lines after iteration {1 if iteration == 2 else 4}, up to"
         )
@@ -823,7 +824,7 @@ def test_a_header_takes_no_memory_that_its_array_does_not_explain(header: dict[s
     arrays.save(tmp_path / "arrays", like)
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{tmp_path}/arrays/"}).result()
     store["x/.zarray"] = json.dumps({**json.loads(store["x/.zarray"]), **header}).encode()
-    with pytest.raises(DamageError, match="is damaged: x has chunks|cannot be read|another network: x is") as raised:
+    with pytest.raises(DamageError, match=r"is damaged: x has chunks|cannot be read|another network: x is") as raised:
         arrays.restore(tmp_path / "arrays", like)
     assert len(str(raised.value)) < 600 and "\n" not in str(raised.value)
 
