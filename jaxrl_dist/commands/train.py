@@ -40,7 +40,8 @@ class Asked(NamedTuple):
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
         """Returns the complete config, and its environment."""
-        find_modules(self.fields.get("env"))
+        if "env" not in self.stored:
+            find_modules(self.fields.get("env"))
         return resolved(Train(self.algorithm), self.fields, self.stored)
 
 
@@ -79,7 +80,7 @@ def asked(args: Sequence[str]) -> Asked | None:
             changed, given = policies.changed(parts, args)
             fields = {**stored, **given}
             fields.pop("config", None)
-            return Asked(named, changed, fields)
+            return Asked(named, changed, fields, stored.keys() - given.keys())
         name, algorithm = named, own or named
     if algorithm is None:
         if wants_help:
