@@ -35,6 +35,16 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
         raise ConfigError(f"{run_dir} is no run directory: it has no {CONFIG_FILE}")
 
 
+def check_no_link(path: pathlib.Path) -> None:
+    """Checks that a directory of a run is no link, which may lead to someone else's.
+
+    Raises:
+      ConfigError: it is.
+    """
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link; put a directory in its place")
+
+
 # --- Writing ------------------------------------------------------------------------------------------
 
 

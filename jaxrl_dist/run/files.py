@@ -94,8 +94,25 @@ def abandon(path: pathlib.Path) -> None:
 
 
 def members_of(run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the run directories of a population's members, in their order; none for a single run."""
+    """Returns the run directories of a population's members, in their order; none for a single run.
+
+    Raises:
+      ConfigError: as ``check_members``.
+    """
+    check_members(run_dir)
     return sorted(path.parent for path in (run_dir / MEMBERS).glob(f"*/{CONFIG_FILE}"))
+
+
+def check_members(run_dir: pathlib.Path) -> None:
+    """Checks that a population's members are in its own directory.
+
+    Raises:
+      ConfigError: one of them, or the folder of all, is a link.
+    """
+    folder = run_dir / MEMBERS
+    directories.check_no_link(folder)
+    for path in folder.glob("*"):
+        directories.check_no_link(path)
 
 
 def check_free(run_dir: str) -> None:
