@@ -36,13 +36,13 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
 
 
 def check_no_link(path: pathlib.Path) -> None:
-    """Checks that a directory of a run is no link, which may lead to someone else's.
+    """Checks that a file or directory of a run is not a link, which may lead to someone else's.
 
     Raises:
       ConfigError: it is.
     """
     if path.is_symlink():
-        raise ConfigError(f"{path} is a link; put a directory in its place")
+        raise ConfigError(f"{path} is a link, and a link in a run directory is not followed: put what it names there")
 
 
 # --- Writing ------------------------------------------------------------------------------------------

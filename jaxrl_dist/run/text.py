@@ -63,6 +63,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     place = pathlib.Path(os.path.realpath(path))  # a link stays a link
     partial = place.with_name(f".{place.name}.new")
     with naming(path):
+        partial.unlink(missing_ok=True)  # which may be a link of someone else's
         try:
             yield partial
             partial.replace(place)
