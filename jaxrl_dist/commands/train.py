@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_dist.algorithms import config_class, from_file
 from jaxrl_dist.commands import find_modules, flags, help, help_text, placements, policies
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import ConfigError, FinishedError
+from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.config import launch_of
 from jaxrl_dist.run import signals
@@ -94,7 +94,7 @@ def asked(args: Sequence[str]) -> Asked | None:
     fields.pop("config", None)
     found = Asked(name, algorithm, fields, stored.keys() - placed.keys() - given.keys())
     if wants_help:
-        print(_help(found, everything=everything), end="")
+        print(visible(_help(found, everything=everything)), end="")
         return None
     return found
 

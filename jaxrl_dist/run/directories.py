@@ -45,6 +45,13 @@ def check_no_link(path: pathlib.Path) -> None:
         raise ConfigError(f"{path} is a link, and a link in a run directory is not followed: put what it names there")
 
 
+def check_no_links(folder: pathlib.Path) -> None:
+    """As ``check_no_link``, for a folder and all in it."""
+    check_no_link(folder)
+    for path in folder.glob("*"):
+        check_no_link(path)
+
+
 # --- Writing ------------------------------------------------------------------------------------------
 
 

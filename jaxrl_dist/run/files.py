@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import directories
-from jaxrl_dist.run.text import naming, read_json, write_json
+from jaxrl_dist.run.text import complete_lines, naming, read_json, write_json
 
 if TYPE_CHECKING:
     from jaxrl_dist.run.trackers import Tracker
@@ -31,7 +31,6 @@ POPULATION, RESULTS = "population.json", "results.csv"
 """Files of a population's run directory: its members and their scores, as JSON and as a table."""
 MEMBERS = "members"
 """Folder of a population's run directory that holds the run directories of its members."""
-_MAX_LINE = 2**26  # bytes of metrics.jsonl: others may have written it, and a line without an end may fill the disk
 
 
 def default_run_dir(env: str, algorithm: str, seed: int) -> str:
@@ -97,22 +96,10 @@ def members_of(run_dir: pathlib.Path) -> list[pathlib.Path]:
     """Returns the run directories of a population's members, in their order; none for a single run.
 
     Raises:
-      ConfigError: as ``check_members``.
+      ConfigError: a link is in the place of one, or of the folder of all.
     """
-    check_members(run_dir)
+    directories.check_no_links(run_dir / MEMBERS)
     return sorted(path.parent for path in (run_dir / MEMBERS).glob(f"*/{CONFIG_FILE}"))
-
-
-def check_members(run_dir: pathlib.Path) -> None:
-    """Checks that a population's members are in its own directory.
-
-    Raises:
-      ConfigError: one of them, or the folder of all, is a link.
-    """
-    folder = run_dir / MEMBERS
-    directories.check_no_link(folder)
-    for path in folder.glob("*"):
-        directories.check_no_link(path)
 
 
 def check_free(run_dir: str) -> None:
@@ -344,14 +331,12 @@ def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
     """Returns the bytes of ``metrics.jsonl`` up to its last complete line of ``iteration`` or before, and that line's
     iteration."""
     size = last = 0
-    with open(metrics.fileno(), "rb", closefd=False) as file:
-        while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
-            # Damaged lines are kept.
-            with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
-                if (there := json.loads(line)["iteration"]) > iteration:
-                    break
-                last = there
-            size += len(line)
+    for line in complete_lines(metrics):
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # damaged lines are kept
+            if (there := json.loads(line)["iteration"]) > iteration:
+                break
+            last = there
+        size += len(line)
     return size, last
 
 
@@ -360,8 +345,6 @@ def versions() -> dict[str, str]:
     packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
     found = {"python": platform.python_version()}
     for package in packages:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found

@@ -12,7 +12,8 @@ from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.files import MEMBERS, check_members
+from jaxrl_dist.run.directories import check_no_links
+from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.synonyms import hint
 from jaxrl_dist.training.resolving import several, without_unused
 from jaxrl_dist.training.still import Still
@@ -49,7 +50,7 @@ def members(config: Train[Any]) -> list[Member]:
         they have no effect, there are too many members, or a link is in the place of one.
     """
     if config.run_dir is not None:
-        check_members(pathlib.Path(config.run_dir))
+        check_no_links(pathlib.Path(config.run_dir, MEMBERS))
     known, asked = kinds(config), dict[str, list[Any]]()
     for given, text in config.vary.items():
         policy, dot, field = given.rpartition(".")
