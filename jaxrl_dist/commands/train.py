@@ -16,7 +16,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.config import launch_of
-from jaxrl_dist.run import signals
+from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.resolving import resolved
 
@@ -184,6 +184,7 @@ def shown_as(fields: dict[str, Any]) -> dict[str, bool]:
 
 def _train(run: Asked, stop: signals.Stop, *, again: bool, quiet: bool, verbose: bool) -> None:
     """Trains as the command line asks; ``again``: resumes the run if it has saved a checkpoint."""
+    trackers.check_asked(bool(run.fields.get("wandb")), run.fields.keys() - {*run.stored})
     config, source = run.resolved()
 
     from jaxrl_dist.run import files
