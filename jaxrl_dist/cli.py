@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import COMMANDS, accelerators, help_text
-from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError
+from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError, visible
 from jaxrl_dist.hosts import start
 from jaxrl_dist.run.signals import Interrupted
 
@@ -46,15 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ProcessError as error:
         return _fail(str(error), error.exit_code)
     except (OSError, EnvError, DivergedError, CheckpointError) as error:
-        for note in getattr(error, "__notes__", ()):  # the author of an environment needs its traceback
-            print(note, file=sys.stderr)
+        _notes(error)  # the author of an environment needs its traceback
         if isinstance(error, OSError) and error.filename:
             return _fail(f"{error.filename}: {error.strerror}", 1)
         return _fail(str(error), 1)
     except Exception as error:
         if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
-            for note in getattr(error, "__notes__", ()):
-                print(note, file=sys.stderr)
+            _notes(error)
             return _fail(f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1)
 
         from jaxrl_dist.commands.accelerators import no_devices
@@ -66,9 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _fail(message: str, code: int) -> int:
     with contextlib.suppress(OSError):  # the terminal may be gone
-        print(f"jaxrl-dist: error: {' '.join(message.split())}", file=sys.stderr)
+        print(visible(f"jaxrl-dist: error: {' '.join(message.split())}", 2_000), file=sys.stderr)
     start.leave(code)
     return code
+
+
+def _notes(error: BaseException) -> None:
+    for note in getattr(error, "__notes__", ()):
+        print(visible(note, 20_000), file=sys.stderr)
 
 
 def _run(args: list[str]) -> int:

@@ -28,8 +28,12 @@ from jaxrl_dist.values import Named, plain
 BACKENDS = ("gymnax", "envpool", "gymnasium")
 """Sources of environments; an id without a prefix is looked up in this order."""
 
-LIBRARIES = ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx", "playground", "xminigrid")
-"""Further libraries of JAX environments: their ids need the prefix, and each is an extra of this package."""
+LIBRARIES = {
+    **{name: name for name in ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx")},
+    **{"playground": "mujoco_playground", "xminigrid": "xminigrid"},
+}
+"""Further libraries of JAX environments, with their modules: their ids need the prefix, and each is an extra of this
+package."""
 
 
 OBJECT = "object"

@@ -44,6 +44,14 @@ def one_line(error: BaseException, most: int = 300) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]
 
 
+def visible(text: str, most: int = 10**6) -> str:
+    """Returns a text for the terminal: at most so many characters, with escapes such as ``\\x1b`` for those that move
+    the cursor or change how others look. Names and messages may come from anyone's files and environments.
+    """
+    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text[:most])
+    return shown if len(text) <= most else f"{shown} ... ({len(text) - most} more characters)"
+
+
 class UnusedError(ConfigError):
     """A field has a value that has no effect, given the others; ``field`` names it."""
 

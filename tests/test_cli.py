@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import runs
 from jaxrl_dist import cli
 from jaxrl_dist.commands import COMMANDS, accelerators
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.errors import ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.run import checkpoint, console, saving
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training import run as training_run
@@ -353,6 +355,22 @@ def test_training_makes_an_environment_once_to_look_at_it(tmp_path: Path, monkey
     assert cli.main(command.split()) == 2
     made = sys.modules.pop("counted").made
     assert made == [1]
+
+
+@pytest.mark.parametrize("name", ["\x1b]0;owned\x07\x9b2J\u202ex", "x" * 10**6])
+def test_names_from_files_do_not_move_the_cursor(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = runs.read_json(runs.finished(runs.CARTPOLE) / "config.json")
+    config["run"]["env"] = name
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli.main(["evaluate", str(tmp_path)]) == 2
+    with console.one_line_warnings():
+        warnings.warn(name, FileWarning, stacklevel=1)
+    console.Display(1).print(name)
+    written = capsys.readouterr()
+    shown = r"\x1b]0;owned\x07\x9b2J\u202ex" if len(name) < 20 else "x" * 1900
+    assert shown in written.out
+    assert written.err.count(shown) == 2 and len(written.err) < 4200
+    assert (written.out + written.err).replace("\n", "").isprintable()
 
 
 def _enough(*args: object) -> None:

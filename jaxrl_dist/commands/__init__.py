@@ -5,10 +5,10 @@ They import heavy libraries late, so ``--help`` and a rejected flag are fast.
 
 from __future__ import annotations
 
-import os
+import pathlib
 import sys
 
-from jaxrl_dist.config import split_env
+from jaxrl_dist.errors import ConfigError
 
 COMMANDS = (
     "train",
@@ -60,6 +60,19 @@ def help_text() -> str:
 
 
 def find_modules(env: str | None) -> None:
-    """Puts the current directory first on the module path, as ``python -m`` does, if ``--env`` names a module."""
-    if env is not None and split_env(env)[1]:
-        sys.path.insert(0, os.getcwd())
+    """Puts the current directory last on the module path if ``--env``, as the user has typed it, names a module.
+
+    In the first place, its files would also replace what others import, such as numpy.
+
+    Raises:
+      ConfigError: the module is one of the current directory, and Python finds another one of its name.
+    """
+    from jaxrl_dist.training.stored import is_here, module_of_user
+
+    module = None if env is None else module_of_user(env)
+    if module is None:
+        return
+    name, here = module.partition(".")[0], pathlib.Path.cwd()
+    sys.path.append(str(here))
+    if any((here / file).is_file() for file in (f"{name}.py", f"{name}/__init__.py")) and not is_here(name):
+        raise ConfigError(f"--env {env}: Python has another module {name}, so rename the one in this directory")

@@ -64,7 +64,7 @@ def run(args: Sequence[str]) -> int:
     with display.live:
         how: dict[str, Any] = {"max_steps": asked.max_steps, "sampled": asked.sampled}
         result = policy.evaluate(asked.episodes, asked.seed, **how, progress=display.evaluating)
-    display.console.print(played(result.summary()))
+    display.print(played(result.summary()))
     return 0
 
 

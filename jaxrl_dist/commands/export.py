@@ -12,6 +12,7 @@ import tyro
 from jaxrl_dist.checks import MAX_SIZE, check_range
 from jaxrl_dist.commands import evaluate, flags
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.directories import check_no_link
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +49,14 @@ def run(args: Sequence[str]) -> int:
     for platform in asked.platforms:
         if platform not in known:
             raise ConfigError(f"--platforms {platform} is none of {', '.join(known)}")
+    out = pathlib.Path(asked.out or pathlib.Path(asked.run_dir, f"policy.{asked.format}"))
+    if asked.out is None:
+        check_no_link(out)
     whose = evaluate.Evaluate(asked.run_dir, env=asked.env, algorithm=asked.algorithm, checkpoint=asked.checkpoint)
     policy = evaluate.asked_policy(whose, asked.policy)
 
     from jaxrl_dist.play.export import export
 
-    out = pathlib.Path(asked.out or pathlib.Path(asked.run_dir, f"policy.{asked.format}"))
     done = export(policy, out, batch=asked.batch, platforms=asked.platforms, format=asked.format)
     print(f"wrote {out}: {done.bytes:,} bytes")
     print(f"a function of obs, core and start, {', '.join(done.inputs)}, to action and core, {', '.join(done.outputs)}")

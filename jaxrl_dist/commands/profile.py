@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import flags, train
 from jaxrl_dist.config import CONFIG_FILE
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.run.text import replacing
 
@@ -71,7 +71,7 @@ def run(args: Sequence[str]) -> int:
 
     with one_line_warnings():
         found = profiling.profile(config, source, seconds, trace)
-    print("\n".join(lines(found)))
+    print(visible("\n".join(lines(found))))
     if (file := files["--json"]) is not None:
         with replacing(pathlib.Path(file)) as partial:
             partial.write_text(json.dumps(profiling.to_json(found), indent=2) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from jaxrl_dist.commands import find_modules, flags
 from jaxrl_dist.commands.train import joined, show, shown_as
 from jaxrl_dist.config import RESUMABLE
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import signals
+from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.training.policies import label
 from jaxrl_dist.training.stored import stored_config
@@ -21,8 +21,8 @@ HELP = """\
 usage: jaxrl-dist resume RUN_DIR [FLAGS]
 
 Continues a run from its newest complete checkpoint. Stored files never name code, so name yours again: --env for an
-environment of the form my_module:make, --algorithm for the file of your own algorithm. These flags may change;
-`jaxrl-dist train ALGO --help` explains them:
+environment of the form my_module:make, --algorithm for the file of your own algorithm. Nor do they choose to send
+metrics away: say --wandb or --no-wandb again. These flags may change; `jaxrl-dist train ALGO --help` explains them:
 
   {flags}
 
@@ -55,6 +55,7 @@ def run(args: Sequence[str]) -> int:
             how = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."
             how = f"{CHANGE} allows it" if name == "env_options" else how
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {how}")
+    trackers.check_asked(before.wandb, given)
     output = shown_as(given)
     changes = {name: value for name, value in changes.items() if name in (*RESUMABLE, "env_options")}
     dataclasses.replace(before, **changes).validate()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_dist.algorithms import config_class, from_file
 from jaxrl_dist.commands import find_modules, flags, help, help_text, placements, policies
 from jaxrl_dist.config import Train
-from jaxrl_dist.errors import ConfigError, FinishedError
+from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.config import launch_of
-from jaxrl_dist.run import signals
+from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.resolving import resolved
 
@@ -42,7 +42,8 @@ class Asked(NamedTuple):
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
         """Returns the complete config, and its environment."""
-        find_modules(self.fields.get("env"))
+        if "env" not in self.stored:
+            find_modules(self.fields.get("env"))
         config, source = resolved(Train(self.algorithm), self.fields, self.stored)
         if self.config is not None:
             from jaxrl_dist.training.stored import CLOCK, check_clock, file_of, stored_content
@@ -88,7 +89,7 @@ def asked(args: Sequence[str]) -> Asked | None:
             changed, given = policies.changed(parts, args)
             fields = {**stored, **given}
             fields.pop("config", None)
-            return Asked(named, changed, fields, config=config_file)
+            return Asked(named, changed, fields, stored.keys() - given.keys(), config_file)
         name, algorithm = named, own or named
     if algorithm is None:
         if wants_help:
@@ -102,7 +103,7 @@ def asked(args: Sequence[str]) -> Asked | None:
     fields.pop("config", None)
     found = Asked(name, algorithm, fields, stored.keys() - placed.keys() - given.keys(), config_file)
     if wants_help:
-        print(_help(found, everything=everything), end="")
+        print(visible(_help(found, everything=everything)), end="")
         return None
     return found
 
@@ -192,6 +193,7 @@ def shown_as(fields: dict[str, Any]) -> dict[str, bool]:
 
 def _train(run: Asked, stop: signals.Stop, *, again: bool, quiet: bool, verbose: bool) -> None:
     """Trains as the command line asks; ``again``: resumes the run if it has saved a checkpoint."""
+    trackers.check_asked(bool(run.fields.get("wandb")), run.fields.keys() - {*run.stored})
     config, source = run.resolved()
 
     from jaxrl_dist.run import files

@@ -44,5 +44,5 @@ def run(args: Sequence[str]) -> int:
     with display.live:
         options = asked.episodes, asked.seed, asked.fps, asked.max_steps
         result, pictures = record(policy, asked.out, *options, sampled=asked.sampled, progress=display.evaluating)
-    display.console.print(f"{played(result.summary())}\nwrote {asked.out}: {pictures} pictures")
+    display.print(f"{played(result.summary())}\nwrote {asked.out}: {pictures} pictures")
     return 0

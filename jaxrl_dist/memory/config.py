@@ -21,8 +21,7 @@ class ReplayConfig(CoreConfig, OptimizerConfig):
     batch_size: int = 256
     """Windows per update, over all devices."""
     replay_capacity: int = 100_000
-    """Agent steps that the memory holds, over all environments; with one agent, env steps. A default is rounded down to a
-    multiple of the agents."""
+    """Agent steps that the memory holds, over all environments; a default is rounded down to what they divide."""
     replay_ratio: float = 1.0
     """Updates per agent step; with one agent, per env step."""
     learning_starts: int = 1_000

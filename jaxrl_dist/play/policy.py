@@ -18,6 +18,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.checkpoint import load_variables
 from jaxrl_dist.run.directories import check_run_dir
+from jaxrl_dist.run.files import members_of
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.loading import of_policy
 from jaxrl_dist.training.policies import label
@@ -203,7 +204,7 @@ def load_policy(
         environment cannot be found.
     """
     check_run_dir(pathlib.Path(run_dir))
-    if members := sorted(pathlib.Path(run_dir, "members").glob("*")):
+    if members := members_of(pathlib.Path(run_dir)):
         raise ConfigError(f"{run_dir} is a population; name one of its members, such as {members[0]}")
     config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
     config, source = resolved(config, {} if env_options is None else {"env_options": env_options})

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
-import itertools
+import json
 import logging
 import math
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -104,34 +105,15 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
       DamageError: the arrays cannot be read, or have other names, shapes or dtypes.
       ConfigError: this machine has too little memory for them.
     """
-    path = path.resolve()
     wanted = {(prefix or "") + name: _shape(leaf) for name, leaf in _named(like).items()}
     needed = nbytes(like)
     if needed > (there := memory_size()):
         raise ConfigError(f"{path} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there")
     try:
-        others = {other: _pieces(other) for other in path.parent.glob(f"{path.name}.*")}
-        entries = _entries(path)
-        found = _whole([entries, *others.values()])
-        for name in sorted(wanted if prefix is not None else wanted.keys() | found.keys()):
-            if wanted.get(name) != found.get(name):
-                raise DamageError(
-                    f"{path.parent} holds another network: {name} is {_describe(found.get(name))} there and "
-                    f"{_describe(wanted.get(name))} here"
-                )
-        arrays: dict[str, np.ndarray] = {}
-        for part, held in ((path, entries), *others.items()):
-            asked = {entry: shape for entry, shape in held.items() if _split(entry)[0] in wanted}
-            read = _read if part == path else _read_pieces
-            for entry, value in read(part, asked):
-                name, bounds = _split(entry)
-                if bounds is None:
-                    arrays[name] = value
-                else:
-                    arrays.setdefault(name, np.empty(*found[name]))[tuple(slice(*pair) for pair in bounds)] = value
+        arrays = _arrays(path.resolve(), wanted, others=prefix is not None)
     except ConfigError:
         raise
-    except Exception as error:  # orbax and tensorstore raise many kinds for a damaged file
+    except Exception as error:  # tensorstore raises many kinds for a damaged file
         raise DamageError(f"{path} cannot be read: {first_line(error)}") from error
     empty = {name: np.zeros(*_shape(leaf)) for name, leaf in _named(like, empty=True).items()}
     named = {**empty, **{name: arrays[(prefix or "") + name] for name in _named(like)}}
@@ -142,80 +124,92 @@ _PIECE = re.compile(r"(.*)@([0-9]+:[0-9]+(?:,[0-9]+:[0-9]+)*)")
 _Shape = tuple[tuple[int, ...], np.dtype]
 
 
-def _split(entry: str) -> tuple[str, list[tuple[int, int]] | None]:
+class _Entry(NamedTuple):
+    """An array in a directory of ``save`` or ``save_pieces``, or a piece of one."""
+
+    name: str
+    """The array's."""
+    bounds: tuple[slice, ...] | None
+    """Those of the piece in the array; None: this is all of it."""
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    spec: Mapping[str, Any]
+    """Tensorstore's specification, with all that the header says: tensorstore reads no header by itself."""
+
+
+def _arrays(path: pathlib.Path, wanted: Mapping[str, _Shape], *, others: bool) -> dict[str, np.ndarray]:
+    """Reads arrays by name, each from one entry or from its pieces; ``others``: ignores all others.
+
+    Raises:
+      DamageError: as ``restore``.
+      Exception: tensorstore raises many kinds for a damaged file.
+    """
+    import tensorstore
+
+    entries = [entry for part in (path, *path.parent.glob(f"{path.name}.*")) for entry in _entries(part)]
+    stored = _whole(entries)
+    for name in sorted(wanted if others else wanted.keys() | stored.keys()):
+        if wanted.get(name) != stored.get(name):
+            raise DamageError(
+                f"{path.parent} holds another network: {name} is {_describe(stored.get(name))} there and "
+                f"{_describe(wanted.get(name))} here"
+            )
+    arrays: dict[str, np.ndarray] = {}
+    for entry in entries:
+        if entry.name in wanted:
+            value = tensorstore.open(entry.spec, open=True).result().read().result()
+            if entry.bounds is None:
+                arrays[entry.name] = value
+            else:
+                arrays.setdefault(entry.name, np.empty(*wanted[entry.name]))[entry.bounds] = value
+    return arrays
+
+
+def _entries(path: pathlib.Path) -> Iterator[_Entry]:
+    """Yields the arrays in a directory of ``save`` or ``save_pieces``.
+
+    Raises:
+      DamageError: a header asks for memory that its array does not explain: tensorstore would end the process.
+    """
+    import tensorstore
+
+    files = tensorstore.KvStore.open(_store_of(path)).result()
+    for file in files.list().result():
+        entry, _, kind = file.decode().rpartition("/")
+        if kind != ".zarray":
+            continue
+        header = json.loads(files[file])
+        shape, dtype, chunk = tuple(header["shape"]), header["dtype"], math.prod(header["chunks"])
+        if not isinstance(dtype, str) or chunk > max(math.prod(shape), 1):
+            raise DamageError(f"{path} is damaged: {entry} has chunks of {chunk} elements of type {dtype!r:.40}")
+        spec = {**_store(path, entry), "metadata": header, "assume_metadata": True}
+        yield _Entry(*_split(entry), shape, np.dtype(dtype), spec)
+
+
+def _split(entry: str) -> tuple[str, tuple[slice, ...] | None]:
     """Returns the name of an array, and the bounds of the piece that the entry holds; None: it holds all of it."""
-    if (found := _PIECE.fullmatch(entry)) is None:
+    if (piece := _PIECE.fullmatch(entry)) is None:
         return entry, None
-    pairs = (pair.split(":") for pair in found[2].split(","))
-    return found[1], [(int(start), int(stop)) for start, stop in pairs]
+    return piece[1], tuple(slice(*map(int, pair.split(":"))) for pair in piece[2].split(","))
 
 
-def _whole(parts: Sequence[Mapping[str, _Shape]]) -> dict[str, _Shape]:
-    """Returns the shape and dtype of each array, given its pieces in all directories, of which none may be missing.
+def _whole(entries: Iterable[_Entry]) -> dict[str, _Shape]:
+    """Returns the shape and dtype of each array, of which no piece may be missing.
 
     Raises:
       DamageError: one is.
     """
-    found: dict[str, _Shape] = {}
-    sizes: dict[str, int] = {}
-    for entry, (shape, dtype) in itertools.chain.from_iterable(part.items() for part in parts):
-        name, bounds = _split(entry)
-        before = found[name][0] if name in found else (0,) * len(shape)
-        stops = shape if bounds is None else tuple(stop for _, stop in bounds)
-        found[name] = tuple(map(max, before, stops)), dtype
-        sizes[name] = sizes.get(name, 0) + math.prod(shape)
-    for name, (shape, _) in found.items():
+    whole: dict[str, _Shape] = {}
+    sizes = collections.Counter[str]()
+    for entry in entries:
+        stops = entry.shape if entry.bounds is None else tuple(bound.stop for bound in entry.bounds)
+        before = whole[entry.name][0] if entry.name in whole else stops
+        whole[entry.name] = tuple(map(max, before, stops)), entry.dtype
+        sizes[entry.name] += math.prod(entry.shape)
+    for name, (shape, _) in whole.items():
         if sizes[name] != math.prod(shape):
             raise DamageError(f"the pieces of {name} have {sizes[name]} of its {math.prod(shape)} elements")
-    return found
-
-
-def _entries(path: pathlib.Path) -> dict[str, _Shape]:
-    """Returns the shape and dtype of each array in a directory of ``save``."""
-    with _reader() as reader:
-        tree = reader.metadata(path).item_metadata.tree
-    return {name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in tree.items()}
-
-
-def _read(path: pathlib.Path, entries: Mapping[str, _Shape]) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads arrays of a directory of ``save``, and ignores all others in it."""
-    import orbax.checkpoint as ocp
-
-    blank = {name: np.zeros(shape, dtype) for name, (shape, dtype) in entries.items()}
-    how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in entries}
-    with _reader() as reader:
-        args = ocp.args.PyTreeRestore(blank, restore_args=how, partial_restore=True)
-        for name, value in reader.restore(path, args=args).items():
-            yield name, np.asarray(value)
-
-
-def _pieces(path: pathlib.Path) -> dict[str, _Shape]:
-    """Returns the shape and dtype of each array in a directory of ``save_pieces``."""
-    import tensorstore
-
-    files = tensorstore.KvStore.open(_store_of(path)).result().list().result()
-    found = {}
-    for name in {file.decode().rpartition("/")[0] for file in files}:
-        store = tensorstore.open(_store(path, name), open=True).result()
-        found[name] = tuple(store.shape), store.dtype.numpy_dtype
-    return found
-
-
-def _read_pieces(path: pathlib.Path, entries: Mapping[str, _Shape]) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads arrays of a directory of ``save_pieces``."""
-    import tensorstore
-
-    for name in entries:
-        yield name, tensorstore.open(_store(path, name), open=True).result().read().result()
-
-
-@contextlib.contextmanager
-def _reader() -> Iterator[Any]:
-    import orbax.checkpoint as ocp
-
-    alone = _alone()
-    with _silence(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**alone), **alone) as checkpointer:
-        yield checkpointer
+    return whole
 
 
 def names(tree: PyTree) -> list[str]:
@@ -270,8 +264,8 @@ def _ignore_late_writes() -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the error's type if it has no message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """Returns the first line of an error's message, as far as 300 characters, or the error's type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 def _describe(entry: tuple[tuple[int, ...], np.dtype] | None) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jaxrl_dist.checks import counted
-from jaxrl_dist.errors import ConfigWarning, EnvWarning, FileWarning
+from jaxrl_dist.errors import ConfigWarning, EnvWarning, FileWarning, visible
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.types import Report
 
@@ -62,7 +62,7 @@ def one_line_warnings(quiet: bool = False) -> Iterator[None]:
                 show(message, category, *where, **options)
             elif not quiet and (peers.first() or issubclass(category, EnvWarning)):
                 text = message.with_flags if isinstance(message, ConfigWarning) else message
-                print(f"jaxrl-dist: warning: {process}{text}", file=sys.stderr)
+                print(visible(f"jaxrl-dist: warning: {process}{text}", 2_000), file=sys.stderr)
 
         for kind in (ConfigWarning, EnvWarning, FileWarning):
             warnings.simplefilter("always", kind)
@@ -138,7 +138,7 @@ class Display:
     def print(self, text: str) -> None:
         """Prints lines. If the output can no longer be written, warns once and discards all later lines."""
         try:
-            self.console.print(text)
+            self.console.print(visible(text))
         except OSError as error:
             discard_output()
             text = f"the output cannot be written ({error.strerror}); this goes on without showing more"
@@ -201,7 +201,7 @@ class Display:
         value = report.metrics.get("episode/return")
         self._return = self._return if value is None else value  # the last return is shown until another episode ends
         rest = f"{_members(report)}{self._extras(report)}"
-        return f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {_number(self._return)}{rest}"
+        return visible(f"{report.env_steps:,} env steps  {rate:,.0f}/s  return {_number(self._return)}{rest}")
 
     def _extras(self, report: Report) -> str:
         """Formats what only some reports have: the newest evaluation, and restarts of environments."""

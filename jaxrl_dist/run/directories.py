@@ -35,6 +35,23 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
         raise ConfigError(f"{run_dir} is no run directory: it has no {CONFIG_FILE}")
 
 
+def check_no_link(path: pathlib.Path) -> None:
+    """Checks that a file or directory of a run is not a link, which may lead to someone else's.
+
+    Raises:
+      ConfigError: it is.
+    """
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link, and a link in a run directory is not followed: put what it names there")
+
+
+def check_no_links(folder: pathlib.Path) -> None:
+    """As ``check_no_link``, for a folder and all in it."""
+    check_no_link(folder)
+    for path in folder.glob("*"):
+        check_no_link(path)
+
+
 # --- Writing ------------------------------------------------------------------------------------------
 
 

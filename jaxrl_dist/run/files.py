@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import directories
-from jaxrl_dist.run.text import naming, read_json, write_json
+from jaxrl_dist.run.text import complete_lines, naming, read_json, write_json
 
 if TYPE_CHECKING:
     from jaxrl_dist.run.trackers import Tracker
@@ -93,7 +93,12 @@ def abandon(path: pathlib.Path) -> None:
 
 
 def members_of(run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the run directories of a population's members, in their order; none for a single run."""
+    """Returns the run directories of a population's members, in their order; none for a single run.
+
+    Raises:
+      ConfigError: a link is in the place of one, or of the folder of all.
+    """
+    directories.check_no_links(run_dir / MEMBERS)
     return sorted(path.parent for path in (run_dir / MEMBERS).glob(f"*/{CONFIG_FILE}"))
 
 
@@ -333,11 +338,8 @@ def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
     """Returns the bytes of ``metrics.jsonl`` up to its last complete line of ``iteration`` or before, and that line's
     iteration."""
     size = last = 0
-    for line in metrics.read().splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break
-        # Damaged lines are kept.
-        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+    for line in complete_lines(metrics):
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # damaged lines are kept
             if (there := json.loads(line)["iteration"]) > iteration:
                 break
             last = there
@@ -350,8 +352,6 @@ def versions() -> dict[str, str]:
     packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
     found = {"python": platform.python_version()}
     for package in packages:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found

@@ -10,6 +10,7 @@ from typing import Any
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import arrays, directories
 from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.run.text import read_json
 from jaxrl_dist.types import PyTree
 
@@ -35,17 +36,20 @@ def verify(path: pathlib.Path, like: PyTree) -> None:
     """Checks that a checkpoint holds exactly the files that were written, unchanged.
 
     Args:
-      like: shapes and dtypes of its arrays, which bound its size; None: no bound.
+      like: shapes and dtypes of its arrays, which bound its size; None: only this machine's memory bounds each file.
 
     Raises:
-      ConfigError: a file is missing, changed or added, or is not a plain file.
+      ConfigError: a file is missing, changed or added, is not a plain file, or is too large.
     """
     files = directories.plain_files(path)
-    room = None if like is None else 2 * arrays.nbytes(like) + 2**26
     with directories.reading(path):
-        size = sum(file.stat().st_size for file in files)
-    if room is not None and size > room:
+        sizes = {file: file.stat().st_size for file in files}
+    room = None if like is None else 2 * arrays.nbytes(like) + 2**26
+    if room is not None and (size := sum(sizes.values())) > room:
         raise DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
+    for file, size in sizes.items():
+        if size > memory_size():  # an array may claim all of it
+            raise DamageError(f"{file} cannot be read: it has {size} bytes, which is more than the memory here")
     manifest = read_object(path / NAME)
     digests = manifest.get("sha256")
     if manifest.get("format") != FORMAT or not isinstance(digests, dict):

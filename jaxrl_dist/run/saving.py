@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_dist.errors import ConfigError, FileWarning, ProcessError
+from jaxrl_dist.errors import FileWarning, ProcessError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import arrays, directories, manifest
 from jaxrl_dist.run.arrays import first_line
@@ -163,8 +163,7 @@ def _own_folder(run_dir: str | pathlib.Path) -> pathlib.Path:
       OSError: the directory cannot be created.
     """
     folder = pathlib.Path(run_dir, CHECKPOINTS)
-    if folder.is_symlink():
-        raise ConfigError(f"{folder} is a link; put a directory in its place")
+    directories.check_no_link(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

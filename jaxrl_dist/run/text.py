@@ -10,12 +10,12 @@ import os
 import pathlib
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import sync
 
-_MAX_JSON = 2**26
+_MAX_JSON = _MAX_LINE = 2**26
 
 
 @contextlib.contextmanager
@@ -63,6 +63,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     place = pathlib.Path(os.path.realpath(path))  # a link stays a link
     partial = place.with_name(f".{place.name}.new")
     with naming(path):
+        partial.unlink(missing_ok=True)  # which may be a link of someone else's
         try:
             yield partial
             partial.replace(place)
@@ -127,3 +128,10 @@ def read_plain(path: pathlib.Path, most: int) -> bytes:
         raise ConfigError(f"there is no {path}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yields the lines of an open file that others may have written, up to one that does not end within 64 MB."""
+    with open(file.fileno(), "rb", closefd=False) as buffered:
+        while (line := buffered.readline(_MAX_LINE)).endswith(b"\n"):
+            yield line

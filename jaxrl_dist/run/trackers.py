@@ -9,12 +9,13 @@ import struct
 import time
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FileWarning
+from jaxrl_dist.run.directories import check_no_link
 from jaxrl_dist.run.text import read_json, write_json
 
 WANDB_FILE = "wandb.json"
@@ -40,6 +41,23 @@ def check(config: Train[Any]) -> None:
     check_used(config, "tensorboard", "wandb", there=config.run_dir is not None, needed="--run-dir")
     if config.wandb:
         _wandb()
+
+
+def check_asked(wandb: bool, given: Collection[str]) -> None:
+    """Checks that the user asks for Weights & Biases, and not a file alone: metrics would go to the user's account.
+
+    Args:
+      wandb: ``Train.wandb`` of a stored run.
+      given: names of the fields that the user gives.
+
+    Raises:
+      ConfigError: only the file does.
+    """
+    if wandb and "wandb" not in given:
+        raise ConfigError(
+            "the stored run sends its metrics to Weights & Biases, which no file may choose for you: --wandb sends "
+            "them again, --no-wandb does not"
+        )
 
 
 def start(config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], resumed: int | None) -> list[Tracker]:
@@ -138,6 +156,8 @@ class WeightsAndBiases:
           OSError: the run directory cannot be written.
         """
         wandb = _wandb()
+        for folder in ("wandb", ".wandb"):  # it writes into one of them
+            check_no_link(run_dir / folder)
         name = uuid.uuid4().hex[:16]
         with contextlib.suppress(ConfigError, LookupError, TypeError):
             known = str(read_json(run_dir / WANDB_FILE)["id"])
@@ -150,7 +170,8 @@ class WeightsAndBiases:
                 id=name, name=run_dir.name, dir=str(run_dir), config=content, resume="allow", settings=settings
             )
         except wandb.Error as error:
-            raise ConfigError(f"--wandb: {error}") from error
+            others = "WANDB_MODE=offline writes into the run directory only, and --no-wandb nothing"
+            raise ConfigError(f"--wandb: {str(error).rstrip('.')}; {others}") from error
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=env_steps)

@@ -59,7 +59,8 @@ def resume(
       core: its custom recurrent core, if it has one.
       change_env_options: allow ``env_options`` among the changes, as in a curriculum. Spaces must stay the same.
         Under ``on_device`` episodes that are under way go on with the new options.
-      changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``.
+      changes: fields of ``Train`` among ``RESUMABLE``, such as ``total_env_steps``. A run with ``wandb`` needs it
+        again, True or False: no file can choose to send metrics away.
 
     Raises:
       ConfigError: at once, if the run cannot be resumed with these arguments.
@@ -67,6 +68,7 @@ def resume(
     """
     from jaxrl_dist.hosts import start
     from jaxrl_dist.hosts.config import launch_of
+    from jaxrl_dist.run import trackers
     from jaxrl_dist.training.resuming import prepare_resume
     from jaxrl_dist.training.stored import stored_config
 
@@ -74,6 +76,7 @@ def resume(
     start.start(launch_of(changes))
     with start.failing():
         config = stored_config(run_dir, algorithm, env, torso=torso, core=core)
+        trackers.check_asked(config.wandb, changes)
         return prepare_resume(config, pathlib.Path(run_dir), changes, change_env_options=change_env_options).reports()
 
 

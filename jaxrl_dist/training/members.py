@@ -12,6 +12,7 @@ from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.synonyms import hint
 from jaxrl_dist.training.resolving import several, without_unused
@@ -46,8 +47,10 @@ def members(config: Train[Any]) -> list[Member]:
 
     Raises:
       ConfigError: a field cannot vary, a value cannot be read or is out of range, several values are asked for where
-        they have no effect, or there are too many members.
+        they have no effect, there are too many members, or a link is in the place of one.
     """
+    if config.run_dir is not None:
+        check_no_links(pathlib.Path(config.run_dir, MEMBERS))
     known, asked = kinds(config), dict[str, list[Any]]()
     for given, text in config.vary.items():
         policy, dot, field = given.rpartition(".")

@@ -216,17 +216,17 @@ class Run(NamedTuple):
         return f"the run is saved: `{self.resume_command()}` goes on from {env_steps} env steps"
 
     def resume_command(self) -> str:
-        """Returns the command, or in Python the call, that resumes the run, naming the user's code, as no file may."""
+        """Returns the command, or in Python the call, that resumes the run, and says what no file may."""
         run_dir = str(self.shared.run_dir if self.shared else self.config.run_dir)
         words = ["jaxrl-dist", "resume", run_dir]
         if not isinstance(self.config.env, str):
-            return f"jaxrl_dist.resume({run_dir!r}, env=...)"
+            return f"jaxrl_dist.resume({run_dir!r}, env=...{', wandb=True' if self.config.wandb else ''})"
         if module_of_user(self.config.env) is not None:
             words += ["--env", self.config.env]
         kind = type(self.config.algorithm)
         if kind is not Policies and algorithms.name_of(kind) not in algorithms.ALGORITHMS:
             words += ["--algorithm", getattr(sys.modules.get(kind.__module__), "__file__", None) or "FILE.py"]
-        return shlex.join(words)
+        return shlex.join([*words, *(["--wandb"] if self.config.wandb else [])])
 
     def alone(self, run_dir: str | None = None) -> Shared:
         """Returns the ``Shared`` of a single run; ``run_dir`` is that of its population, if it has one."""

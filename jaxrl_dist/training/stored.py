@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.machinery
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
-from jaxrl_dist.config import CONFIG_FILE, OBJECT, RUN_DEFAULTS, Train, env_name, named_env, split_env
+from jaxrl_dist.config import CONFIG_FILE, LIBRARIES, OBJECT, RUN_DEFAULTS, Train, env_name, named_env, split_env
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts.config import NAMES as LAUNCH
 from jaxrl_dist.run.text import read_json
@@ -140,35 +141,16 @@ def stored_fields(
     path = file_of(path)
     content = stored_content(path)
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
+    several = algorithm == Policies.__name__
     with _naming(path):
-        hyperparameters = {
-            name: value
-            for name, value in hyperparameters.items()
-            if name not in objects and not (name in RETIRED and value == RETIRED[name])
-        }
-        for name, value in hyperparameters.items():
-            if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
-                raise ConfigError(
-                    f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
-                    f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
-                )
-        if algorithm == Policies.__name__:
+        hyperparameters = _without_objects(hyperparameters, objects)
+        if several:
             hyperparameters = {"parts": _parts(hyperparameters, own)}
-        kind = Policies if algorithm == Policies.__name__ else config_class(algorithm, own)
+        kind = Policies if several else config_class(algorithm, own)
         _check_known(run, [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT])
         _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
         known = plain(Train(plain(kind(**hyperparameters)), **run))
-        named = run.get("env", "") if env is None else env
-        if not isinstance(named, str):
-            raise ConfigError(f"env must be a name, not {shown(named)}")
-        module = None if env is not None else module_of_user(named)
-        if module == OBJECT:
-            raise ConfigError(
-                f"its environment, {named}, was an object handed over from Python, which no file can hold; name one "
-                "yourself, by --env or in Python as env="
-            )
-        if module is not None:
-            raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {named}")
+        named = _checked_env(run.get("env", "")) if env is None else env
         values = {name: getattr(known, name) for name in run}
         return algorithm, {**values, **{name: getattr(known.algorithm, name) for name in hyperparameters}, "env": named}
 
@@ -179,6 +161,41 @@ def file_of(path: pathlib.Path) -> pathlib.Path:
     A link that the user names is followed; one in a run directory is not.
     """
     return path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
+
+
+def _without_objects(hyperparameters: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
+    """Returns stored hyperparameters without those that the caller sets to ``objects``, and without retired ones.
+
+    Raises:
+      ConfigError: another one needs an object.
+    """
+    kept = {name: value for name, value in hyperparameters.items() if name not in objects}
+    for name, value in kept.items():
+        if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
+            raise ConfigError(
+                f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
+                f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
+            )
+    return {name: value for name, value in kept.items() if not (name in RETIRED and value == RETIRED[name])}
+
+
+def _checked_env(env: Any) -> str:
+    """Returns the environment that a file names.
+
+    Raises:
+      ConfigError: it is no name, or a name that only the user may choose.
+    """
+    if not isinstance(env, str):
+        raise ConfigError(f"env must be a name, not {shown(env)}")
+    module = module_of_user(env)
+    if module == OBJECT:
+        raise ConfigError(
+            f"its environment, {env}, was an object handed over from Python, which no file can hold; name one "
+            "yourself, by --env or in Python as env="
+        )
+    if module is not None:
+        raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {env}")
+    return env
 
 
 def stored_content(path: pathlib.Path) -> dict[str, Any]:
@@ -231,10 +248,21 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tupl
 def module_of_user(env: str) -> str | None:
     """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
 
-    PettingZoo's environments count as a library's, like those of Gymnasium's registry.
+    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library counts as the user's
+    module if Python would take it from the current directory.
     """
-    _, module, name = split_env(env)
-    return None if (module or "").startswith("pettingzoo.") and name == "parallel_env" else module
+    backend, module, name = split_env(env)
+    library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
+    if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
+        library = "pettingzoo"
+    return module if library is None else library if is_here(library) else None
+
+
+def is_here(name: str) -> bool:
+    """Returns whether Python finds a module, or package, in the current directory: its files may be anyone's."""
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    return pathlib.Path.cwd() in [pathlib.Path(place).resolve().parent for place in places]
 
 
 def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:

@@ -667,6 +667,19 @@ def test_the_command_line_shows_the_environments_own_traceback(capsys: pytest.Ca
     assert note[0].startswith("Traceback") and note[-1] == "RuntimeError: no such luck"
 
 
+def test_a_module_of_the_current_directory_replaces_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("colorsys", "mine"):
+        (tmp_path / f"{name}.py").write_text("raise ValueError('imported')")
+        assert cli.main(["check-env", f"{name}:make"]) != 0
+    said = "--env colorsys:make: Python has another module colorsys, so rename the one in this directory\n"
+    assert capsys.readouterr().err.startswith(f"jaxrl-dist: error: {said}")
+    assert sys.path[-2:] == 2 * [str(tmp_path)]
+
+
 def test_list_envs_names_gymnasium(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "envs"]) == 0
     out = capsys.readouterr().out

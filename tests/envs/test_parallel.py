@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -295,6 +297,26 @@ def test_env_steps_and_agent_steps_are_those_of_the_environments_themselves(poli
 
 
 TINY = "--num-envs 4 --rollout-length 16 --total-env-steps 300 --report-interval 100 --hidden-sizes 8 --num-devices 1"
+
+
+@pytest.mark.parametrize("on_path", [False, True])
+@pytest.mark.parametrize("env", ["pettingzoo:x/y", "gymnasium:pettingzoo.x.y:parallel_env"])
+def test_no_file_chooses_a_library_of_the_current_directory(
+    env: str, on_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = runs.read_json(runs.finished(runs.CARTPOLE) / "config.json")
+    config["run"]["env"] = env
+    for folder in ("run", "pettingzoo", "brax"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("open('ran', 'w')")
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pettingzoo"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*([str(tmp_path)] if on_path else []), *sys.path])
+    assert cli.main(["train", "--config", "run"]) == cli.main(["evaluate", "run"]) == 2
+    assert not (tmp_path / "ran").exists()
+    assert module_of_user("brax:ant") == ("brax" if on_path else None)
 
 
 TEAM = "qmix --learning-starts 32 --batch-size 8 --replay-capacity 1024 --replay-ratio 0.0625"

@@ -88,7 +88,7 @@ def test_what_several_processes_have_written_is_read_as_one(
     some = arrays.restore(path / "arrays", {"flags": FLAGS}, "memory/")
     np.testing.assert_array_equal(some["flags"], FLAGS)
     for part in parts - {"arrays"}:  # nobody writes what others have
-        stored = sum(math.prod(shape) for shape, _ in arrays._pieces(path / part).values())
+        stored = sum(math.prod(entry.shape) for entry in arrays._entries(path / part))
         assert stored == (X.size + FLAGS.size + BYTES.size) // processes
 
 

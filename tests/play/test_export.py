@@ -127,6 +127,12 @@ def test_what_cannot_be_exported(args: str, message: str, tmp_path: Path, capsys
     assert message in (err := capsys.readouterr().err) and err.count("\n") == 1
 
 
+def test_a_link_in_a_run_directory_is_not_written_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (link := tmp_path / "policy.stablehlo").symlink_to(tmp_path / "victim")
+    assert cli.main(["export", str(tmp_path)]) == 2
+    assert f"{link} is a link, and a link in a run directory is not followed" in capsys.readouterr().err
+
+
 def test_a_full_disk_leaves_the_file_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

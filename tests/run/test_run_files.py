@@ -324,13 +324,16 @@ def test_what_is_left_of_a_run_is_not_overwritten(name: str, tmp_path: Path) -> 
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_json_is_written_through_no_link_and_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_written_through_no_link_and_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, victim = [], tmp_path / "victim"
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
     victim.write_text("precious")
     (tmp_path / "config.tmp").symlink_to(victim)
     text.write_json(tmp_path / "config.json", {"a": 1})
-    assert victim.read_text() == "precious"
+    (tmp_path / ".out.new").symlink_to(victim)
+    with text.replacing(tmp_path / "out") as partial:
+        partial.write_text("new")
+    assert victim.read_text() == "precious" and (tmp_path / "out").read_text() == "new"
     assert text.read_json(tmp_path / "config.json") == {"a": 1}
     assert synced == [(tmp_path / "config.json").stat().st_ino, tmp_path.stat().st_ino]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import resource
+import shutil
 import signal
 import struct
 import sys
@@ -23,6 +24,7 @@ from jaxrl_dist import cli
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import trackers
+from jaxrl_dist.training import setup
 from jaxrl_dist.types import Report
 
 COMMAND = (
@@ -171,13 +173,34 @@ def test_wandb_gets_the_config_and_what_the_metrics_say(wandb: list[FakeRun], tm
     assert logged == kept(run_dir) and run.finished
     steps = [step for step, _ in run.logged]
     assert steps == sorted(steps)
-    assert cli.main(["resume", str(run_dir), "--total-env-steps", "250", "--quiet"]) == 0
+    assert cli.main(["resume", str(run_dir), "--total-env-steps", "250", "--quiet", "--wandb"]) == 0
     assert wandb[1].told["id"] == run.told["id"] and wandb[1].told["resume"] == "allow"
     assert {step for step, _ in wandb[1].logged} <= kept(run_dir).keys()
     assert runs.read_json(run_dir / "wandb.json") == {"id": run.told["id"]}
     (run_dir / "wandb.json").write_text('{"id": "another"}')  # not by us
-    assert cli.main(["resume", str(run_dir), "--total-env-steps", "400", "--quiet"]) == 0
+    list(jaxrl_dist.resume(run_dir, total_env_steps=400, wandb=True))
     assert wandb[2].told["id"] not in ("another", run.told["id"])
+
+
+def test_no_file_chooses_to_send_metrics_away(
+    wandb: list[FakeRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = shutil.copytree(runs.finished(COMMAND), tmp_path / "run")
+    config = runs.read_json(run_dir / "config.json")
+    config["run"]["wandb"] = True
+    (run_dir / "config.json").write_text(json.dumps(config))
+    (run_dir / "wandb").symlink_to(tmp_path)
+    more = ["resume", str(run_dir), "--total-env-steps", "250", "--quiet"]
+    for command in (more, ["train", "--config", str(run_dir), "--run-dir", str(tmp_path / "new")]):
+        assert cli.main(command) == 2
+        assert "--wandb sends them again, --no-wandb does not\n" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="which no file may choose for you: wandb sends them again"):
+        jaxrl_dist.resume(run_dir, total_env_steps=250)
+    assert cli.main([*more, "--wandb"]) == 2
+    assert "run/wandb is a link" in capsys.readouterr().err
+    assert cli.main([*more, "--no-wandb"]) == 0 and not wandb
+    asking = setup.prepare(jaxrl_dist.preset("pg", "envpool:CartPole-v1", wandb=True, run_dir="x"))
+    assert asking.resume_command() == "jaxrl-dist resume x --wandb"
 
 
 def test_what_wandb_refuses_is_one_line(
@@ -185,7 +208,10 @@ def test_what_wandb_refuses_is_one_line(
 ) -> None:
     wandb.append(FakeRun(name="refused"))
     assert cli.main(["train", *COMMAND.split(), "--wandb", "--quiet", "--run-dir", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == "jaxrl-dist: error: --wandb: No API key configured. Use `wandb login`\n"
+    assert capsys.readouterr().err == (
+        "jaxrl-dist: error: --wandb: No API key configured. Use `wandb login`; WANDB_MODE=offline writes into the run "
+        "directory only, and --no-wandb nothing\n"
+    )
     wandb.clear()
     runs.train(COMMAND, tmp_path / "run")  # as the directory holds no run
 

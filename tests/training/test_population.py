@@ -27,6 +27,7 @@ from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.commands.plot.reading import with_members
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileWarning
 from jaxrl_dist.plans import compiled
@@ -207,6 +208,24 @@ def test_damaged_results_are_not_half_read(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:member 00. has ended")
+@pytest.mark.parametrize("name", ["members", "members/001"])
+def test_no_link_in_the_place_of_members_is_followed(name: str, tmp_path: pathlib.Path) -> None:
+    run_dir, victim = tmp_path / "run", tmp_path / "victim"
+    (victim / "000").mkdir(parents=True)
+    (run_dir / name).parent.mkdir(parents=True)
+    (run_dir / name).symlink_to(victim)
+    for folder in (run_dir, victim / "000"):
+        (folder / "config.json").write_text("{}")
+    for use in (
+        partial(prepare, config(run_dir, seeds=2)),
+        partial(jaxrl_dist.load_policy, run_dir),
+        partial(checkpoint.load_variables, run_dir, {}),
+        partial(with_members, [run_dir]),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} is a link, and"):
+            use()
+
+
 def test_a_population_of_which_all_diverge_ends_with_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DivergedError, match=r"all 2 members have diverged; smaller values of --learning-rate may help"):
         list(jaxrl_dist.train(config(tmp_path / "run", seeds=2, vary={"learning_rate": "1e30"})))

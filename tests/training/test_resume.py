@@ -34,8 +34,9 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileW
 from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import checkpoint, directories, manifest, saving
+from jaxrl_dist.run import arrays, checkpoint, directories, manifest, saving
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.training import resuming, setup, stored
 from jaxrl_dist.training import run as training_run
 from jaxrl_dist.training.resolving import resolved
@@ -362,6 +363,7 @@ def test_metrics_are_cut_at_the_checkpoint(tmp_path: Path) -> None:
     lines = [b'{"iteration": 1}\n', b"damaged\n", b'{"iteration": 3}\n', b'{"iteration": 4}\n', b'{"iteration": 5']
     for iteration, kept in {0: 0, 1: 2, 2: 2, 3: 3, 4: 4, 9: 4}.items():
         (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
+        os.truncate(tmp_path / "metrics.jsonl", 2**43)  # more than the memory, without the end of a line
         lost = pytest.warns(
             FileWarning, match=f"has lost the lines after iteration {1 if iteration == 2 else 4}, up to"
         )
@@ -817,6 +819,40 @@ def test_a_hostile_directory_is_refused_and_runs_nothing(
     err = capsys.readouterr().err
     assert code == 1 and err.startswith("jaxrl-dist: error: ") and err.count("\n") == 1 and len(err) < 600, err
     assert not canary.exists() and (run_dir / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"chunks": [2 * 10**11, 1]},
+        {"chunks": [1, 2**60]},
+        {"chunks": [-(2**40), -(2**40)]},
+        {"chunks": ["4", "4"]},
+        {"shape": [2**62, 2**62], "chunks": [1, 1]},
+        {"dtype": [["x", "<f4", [10**6, 10**6]]]},
+        {"dtype": "|V100000000000"},
+        {"dtype": "|S4"},
+        {"filters": [{"id": "delta"}]},
+        {"compressor": {"id": "pickle"}},
+        {"fill_value": "A" * 10**6},
+        {"zarr_format": 3},
+    ],
+)
+def test_a_header_takes_no_memory_that_its_array_does_not_explain(header: dict[str, Any], tmp_path: Path) -> None:
+    like = {"x": np.ones((4, 4), np.float32)}
+    arrays.save(tmp_path / "arrays", like)
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{tmp_path}/arrays/"}).result()
+    store["x/.zarray"] = json.dumps({**json.loads(store["x/.zarray"]), **header}).encode()
+    with pytest.raises(DamageError, match=r"is damaged: x has chunks|cannot be read|another network: x is") as raised:
+        arrays.restore(tmp_path / "arrays", like)
+    assert len(str(raised.value)) < 600 and "\n" not in str(raised.value)
+
+
+def test_a_file_larger_than_the_memory_is_not_read(run_dir: Path) -> None:
+    path = checkpoint.saved(run_dir)[0]
+    os.truncate(path / "arrays/manifest.ocdbt", 2**43)
+    with pytest.raises(DamageError, match=f"it has {2**43} bytes, which is more than the memory here"):
+        manifest.verify(path, None)
 
 
 @pytest.mark.parametrize("name", ["{}", ".{}.new", ".{}.kept", ".{}.old"])

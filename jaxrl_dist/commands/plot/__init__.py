@@ -29,7 +29,7 @@ from jaxrl_dist.commands.plot.reading import (
     read_evaluation,
     with_members,
 )
-from jaxrl_dist.errors import ConfigError, ConfigWarning
+from jaxrl_dist.errors import ConfigError, ConfigWarning, visible
 from jaxrl_dist.run.text import replacing
 
 __all__ = [
@@ -82,7 +82,7 @@ def run(args: Sequence[str]) -> int:
 
     options = {field.name: getattr(asked, field.name) for field in dataclasses.fields(Plot)}
     with one_line_warnings():
-        print(plot(**options))
+        print(visible(plot(**options)))
     return 0
 
 

@@ -22,9 +22,6 @@ from jaxrl_dist.config import LIBRARIES
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.types import PyTree
 
-MODULES = {"playground": "mujoco_playground"}
-"""Modules of libraries that are not named like the package, whose name is the prefix."""
-
 
 class Step(NamedTuple):
     """The result of one step of one environment; fields except ``obs``, ``state`` and ``info`` are scalars."""
@@ -117,7 +114,7 @@ class Library(Protocol):
 
 def installed(library: str) -> bool:
     """Returns True if the library is installed, without importing it."""
-    return importlib.util.find_spec(MODULES.get(library, library)) is not None
+    return importlib.util.find_spec(LIBRARIES[library]) is not None
 
 
 def load(library: str) -> Library:
