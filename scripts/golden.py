@@ -228,7 +228,10 @@ def session(line: str) -> Session:
     return Session(*words.split(maxsplit=3))
 
 
-RUNS = [*(Run(*line.split(maxsplit=4)) for line in TABLE.splitlines()), *map(session, SESSIONS.splitlines())]
+RUNS: list[Run | Session] = [
+    *(Run(*line.split(maxsplit=4)) for line in TABLE.splitlines()),
+    *map(session, SESSIONS.splitlines()),
+]
 
 # --- Recording ----------------------------------------------------------------------------------------
 
