@@ -1,9 +1,8 @@
 """The vocabulary of the package, on one page.
 
 Axes: ``T`` steps of a rollout, ``B`` environments, ``N`` independent examples that a loss sees.
-Terms: one *env step* is one step of one environment, however many agents act in it; one *agent step* is one agent's
-transition, a valid row of the batch; one *update* is one gradient step; one *iteration* is one rollout and the updates
-made from it. Steps in which an environment resets are neither.
+Terms: an *env step* is one step of one environment, however many agents act in it; an *agent step* is one agent's
+transition, a valid row; a reset is neither. An *update* is one gradient step, an *iteration* one rollout and its updates.
 """
 
 from __future__ import annotations
@@ -334,9 +333,8 @@ class Report:
     """Copies the state that a resumed run starts from; must be called before the next report is taken."""
     evaluation: Mapping[str, float | int] | None = None
     """In the last report, and in those at the evaluation interval: number of episodes played, mean and standard
-    deviation of their returns, mean length, and how many were cut off before they ended. A population's is of all its
-    members' episodes together, with the number of ``members`` and, as ``members_return_std``, the standard deviation of
-    their mean returns."""
+    deviation of their returns, mean length, and how many were cut off before they ended. A population's is of all
+    episodes, with the number of ``members`` and the standard deviation of their means, ``members_return_std``."""
     ended_by: str | None = None
     """Field of ``Train`` that ends the run with this report: ``total_env_steps`` or ``stop_at_return``."""
     diverged: bool = False
@@ -346,9 +344,7 @@ class Report:
     before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
     line already has, and for values that are not numbers."""
     agent_steps: int | None = None
-    """Transitions of all agents so far, counted exactly; None if each environment has one agent, or a team that counts
-    as one, whose agent steps are the env steps."""
+    """Transitions of all agents so far; None where they are the env steps: one agent, or a team that counts as one."""
     members: tuple[Report, ...] = ()
-    """For a population, the newest report of each member that has one. The population's own counts are sums, its least
-    and greatest returns those of all members, its other metrics means over the members that have not diverged, and its
-    variables those of the member with the highest return."""
+    """For a population, the newest report of each member that has one. The population's counts are sums, its metrics
+    means over the members that have not diverged, and its variables those of the member with the highest return."""

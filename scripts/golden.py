@@ -318,8 +318,9 @@ def record(directory: pathlib.Path, only: str) -> int:
         entry = {"command": run.command}
         try:
             with warnings.catch_warnings(action="ignore"):
-                make = record_run if isinstance(run, Run) else record_session
-                outcome = f"{make(run, directory / run.name)} reports"
+                folder = directory / run.name
+                count = record_session(run, folder) if isinstance(run, Session) else record_run(run, folder)
+                outcome = f"{count} reports"
         except Exception as error:
             outcome = entry["error"] = " ".join(f"{type(error).__name__}: {error}".split())
         entries[run.name] = entry

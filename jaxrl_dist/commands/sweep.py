@@ -16,7 +16,7 @@ from jaxrl_dist.config import CONFIG_FILE, Train
 from jaxrl_dist.errors import DIVERGED, ConfigError
 from jaxrl_dist.hosts.config import NAMES as LAUNCH
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run import processes, signals, text
+from jaxrl_dist.run import machine, processes, signals, text
 
 if TYPE_CHECKING:
     from jaxrl_dist.training.members import Member
@@ -131,7 +131,7 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
         return run_files.lock(str(path))
     run_files.claim(str(path))
     with run_files.freeing(path):
-        text.write_json(path / CONFIG_FILE, {**config, "versions": run_files.versions()})
+        text.write_json(path / CONFIG_FILE, {**config, "versions": machine.versions()})
         return run_files.lock(str(path))
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import importlib.metadata
 import json
 import math
 import os
 import pathlib
-import platform
 import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.config import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
-from jaxrl_dist.run import directories
+from jaxrl_dist.run import directories, machine
 from jaxrl_dist.run.text import complete_lines, naming, read_json, write_json
 
 if TYPE_CHECKING:
@@ -180,7 +178,7 @@ class RunFiles:
                     warnings.warn(text, FileWarning, stacklevel=2)
                 metrics.truncate(size)
             (run_dir / SUMMARY).unlink(missing_ok=True)
-        write_json(run_dir / CONFIG_FILE, {**config, "versions": versions()})
+        write_json(run_dir / CONFIG_FILE, {**config, "versions": machine.versions()})
 
     def write(self, report: Report) -> None:
         """Adds a line to ``metrics.jsonl``; on a full disk it warns, and tries again with the next line.
@@ -345,13 +343,3 @@ def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
             last = there
         size += len(line)
     return size, last
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that a run's numbers depend on."""
-    packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
-    found = {"python": platform.python_version()}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found

@@ -1,10 +1,12 @@
-"""The memory of this machine."""
+"""The memory of this machine, and the versions of what is installed."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import pathlib
+import platform
 
 ROOT = pathlib.Path("/")
 """Directory that holds ``proc`` and ``sys``."""
@@ -38,3 +40,13 @@ def container_limit(root: pathlib.Path) -> int | None:
             with contextlib.suppress(OSError, ValueError):  # "max" stands for no limit
                 limits.append(int((folder / name).read_text(encoding="ascii")))
     return min(limits, default=None)
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that a run's numbers depend on."""
+    packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

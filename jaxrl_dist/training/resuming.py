@@ -22,7 +22,7 @@ from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import all_devices, learner_devices
 from jaxrl_dist.plans.job import Job, ended_by, score_of
 from jaxrl_dist.plans.report import check_progress
-from jaxrl_dist.run import checkpoint, directories
+from jaxrl_dist.run import checkpoint, directories, machine
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.members import is_population
@@ -250,7 +250,7 @@ def _check_same(config: Train[Any], spec: EnvSpec, about: Mapping[str, Any], all
     """
     check_progress(about["progress"])
     _check_config(config, spec, about["config"], allowed)
-    changed = {name for name, version in run_files.versions().items() if about["versions"].get(name) != version}
+    changed = {name for name, version in machine.versions().items() if about["versions"].get(name) != version}
     if changed:
         text = f"the run was saved with other versions of {', '.join(sorted(changed))}: its numbers may differ a little"
         warnings.warn(text, ConfigWarning, stacklevel=2)

@@ -23,7 +23,7 @@ from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, 
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import directories, signals, trackers
+from jaxrl_dist.run import directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.saving import PieceSaver, Saver
@@ -145,7 +145,7 @@ class Run(NamedTuple):
                 stack.callback(trackers.close, tracker)
             files = run_files.RunFiles(directory, file, kept, reported and reported["iteration"], others)
         stack.enter_context(contextlib.closing(files))
-        about = {"config": kept, "versions": run_files.versions()}
+        about = {"config": kept, "versions": machine.versions()}
         saver = Saver(directory, config.keep_checkpoints, about)
         return files, stack.enter_context(contextlib.closing(saver))
 
