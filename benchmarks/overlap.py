@@ -46,7 +46,7 @@ def main() -> None:
     job = setup.prepare(*resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))).job
     assert job.algorithm.replay is None, "this measures plans that learn from each rollout once"
 
-    steps = args.iterations * job.num_envs * job.rollout_length
+    steps = args.iterations * job.steps_per_iteration
     rates: dict[str, list[float]] = {"acting": [], "learning": [], "together": []}
     for _ in range(args.rounds):
         for name, way in (("acting", act), ("learning", learn), ("together", together)):

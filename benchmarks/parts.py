@@ -53,7 +53,7 @@ def main() -> None:
                 began = time.perf_counter()
                 stage()
                 seconds[name].append(time.perf_counter() - began)
-    steps = job.num_envs * job.rollout_length
+    steps = job.steps_per_iteration
     median = {name: statistics.median(values) for name, values in seconds.items()}
     bound = steps / sum(value for name, value in median.items() if name != "whole")
     for name, value in median.items():

@@ -1,8 +1,8 @@
 """The vocabulary of the package, on one page.
 
 Axes: ``T`` steps of a rollout, ``B`` environments, ``N`` independent examples that a loss sees.
-Terms: an *env step* is one step of one environment, however many agents act in it; an *agent step* is one agent's
-transition, a valid row; a reset is neither. An *update* is one gradient step, an *iteration* one rollout and its updates.
+Terms: an *env step* is a step of an environment, however many agents act in it; an *agent step* is one agent's
+transition, a valid row; a reset is neither. An *update* is a gradient step, an *iteration* a rollout and its updates.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class Context(NamedTuple):
     """Random keys, one for each environment ``[B]`` or example ``[N]``, and a single one for ``Algorithm.behaviour``;
     None: a policy acts greedily."""
     env_step: Array = 0.0
-    """The nominal number of env steps so far, a float32 scalar, for schedules."""
+    """The nominal number of env steps so far, a float32 scalar, for schedules: of all rollouts that the learner has taken,
+    resets included."""
     target: PyTree = ()
     """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
 

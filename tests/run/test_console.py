@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -55,7 +56,8 @@ def test_each_of_several_policies_has_its_return(
     own = {"episodes": 2, "return_mean": 4.5, "return_std": 1.0, "cut": 0}
     evaluation = {**own, **{f"{policy}/{name}": x for policy in ("prey", "hunter") for name, x in own.items()}}
     evaluation["hunter/return_mean"] = 6.5
-    lines = shown([report(10_000, evaluation, **returns)], capsys)
+    lines = shown([dataclasses.replace(report(10_000, evaluation, **returns), agent_steps=29_000)], capsys)
+    assert lines[1].split()[:4] == ["env", "steps", "agent", "steps"] and lines[2].split()[:2] == ["10,000", "29,000"]
     assert lines[1].split()[-4:] == ["prey", "hunter", "steps/s", "left"]
     assert lines[2].split()[-10:-6] == ["-3.25", "7", "200", "0"]
     assert lines[2].endswith("evaluation prey 4.5, hunter 6.5")
