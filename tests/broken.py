@@ -162,6 +162,13 @@ class IgnoresSeed(Right):
         return super().reset(seed=int(np.random.default_rng().integers(2**31)))
 
 
+class NewGenerator(Right):
+    """Whose episodes after the first are random, though its steps are not."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=int(np.random.default_rng().integers(2**31)) if seed is None else seed)
+
+
 class FixedSeed(Right):
     def __init__(self) -> None:
         self.generator = np.random.default_rng(0)
@@ -390,18 +397,18 @@ BROKEN = {
     "NoActionSpace": "its action_space is missing",
     "TextObservations": "has Text observations; Discrete, MultiDiscrete, MultiBinary, Box, Dict and Tuple work",
     "WholeActions": "its action_space is a Box of int32; a Box of floats works",
-    "NoReset": "reset returns a NoneType, not (observation, info)",
-    "OldReset": "reset returns a ndarray, not (observation, info)",
+    "NoReset": "reset returned a NoneType, not (observation, info)",
+    "OldReset": "reset returned an array of shape (2,) and dtype float32, not (observation, info)",
     "ResetWithoutSeed": "reset(seed=0) raises TypeError",
-    "OldStep": "step returns 4 values, as Gym did before 0.26",
-    "ShortStep": "step returns 3 values, not (observation, reward, terminated, truncated, info)",
+    "OldStep": "step returned 4 values, as in Gym before 0.26, not (observation, reward, terminated, truncated, info)",
+    "ShortStep": "step returned 3 values, not (observation, reward, terminated, truncated, info)",
     "WrongShape": "the observation of reset has shape (2,), its space (3,)",
     "WrongDtype": "the observation of step has dtype float64, its space float32",
     "OutOfRange": "lies outside its space: ",
     "OutsideDiscrete": "lies outside its space: 3 is not between 0 and 2",
     "WideIntegers": "the observation of step holds 3000000000, which 32-bit integers cannot; a Box of floats can",
     "ShowsNaN": "the observation of step is not finite: [nan nan]",
-    "ArrayReward": "the reward is a ndarray of shape (1,), not a number",
+    "ArrayReward": "the reward is an array of shape (1,) and dtype float64, not a number",
     "InfiniteReward": "the reward is -inf",
     "WholeFlags": "terminated is a int, not a bool",
     "TextInfo": "step's info is a str, not a dict",
@@ -409,6 +416,7 @@ BROKEN = {
     "IgnoresSeed": "two environments with the same seed begin differently: reset ignores its seed",
     "FixedSeed": "every seed gives the same episodes, which differ from each other: reset ignores its seed",
     "RandomSteps": "its steps are random, and not by the seed",
+    "NewGenerator": "lead elsewhere the second time, after a reset without a seed: it has to go on with the generator",
     "KeepsState": "begins differently after some episodes: it keeps something of them",
     "NotReset": "each ends with its first step: reset begins no new one",
     "SharesItsBuffer": "changes with the next call: return a copy of it",
@@ -418,18 +426,18 @@ BROKEN = {
     "NoTimeLimitMethod": "it has no method is_truncated",
     "NoParams": "default_params raises KeyError",
     "TupleActions": "has Tuple actions without parts; ",
-    "NoState": "reset_env returns a ArrayImpl, not (observation, state)",
-    "TextState": "its state holds a str at .time, which is no array",
-    "Branches": "step_env under jax.jit raises TracerBoolConversionError",
-    "SixValues": "step_env returns 6 values, not (observation, state, reward, terminated, info)",
+    "NoState": "reset_env returned an array of shape (2,) and dtype float32, not (observation, state)",
+    "TextState": "its state holds a str at .time, not an array",
+    "Branches": f"(broken.py, line {Branches.step_env.__code__.co_firstlineno + 1}): TracerBoolConversionError: ",
+    "SixValues": "step_env returned 6 values, not (observation, state, reward, terminated, info)",
     "OtherStructure": "the state of step_env is",
     "OtherStateShape": "the state at .place has shape (1,) after step_env and (2,) after reset_env",
     "OtherStateDtype": "the state at .time has dtype float32 after step_env and int32 after reset_env",
     "OtherObservation": "the observation of step_env has shape (3,), its space (2,)",
     "WholeObservation": "the observation of reset_env has dtype float32, its space int32",
     "NarrowSpace": "the observation of step_env lies outside its space",
-    "VectorReward": "the reward is a ArrayImpl of shape (2,), not a number",
-    "FloatEnd": "terminated has shape () and dtype float32, and is no single bool",
+    "VectorReward": "the reward is an array of shape (2,) and dtype float32, not a number",
+    "FloatEnd": "terminated is an array of shape () and dtype float32, not a bool",
     "EndsTwice": "every end is terminated and truncated at once",
     "HiddenRandomness": "step_env gives something else the second time for the same arguments",
     "KeepsTracers": "step_env keeps a traced value in the environment itself",

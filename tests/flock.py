@@ -103,7 +103,35 @@ class Silent(Flock):
 
     def step(self, actions: Any) -> Any:
         obs, rewards, _, _, infos = super().step(actions)
-        return obs, rewards, {}, {}, infos
+        return obs, rewards, dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False), infos
+
+
+class Faulty(Flock):
+    """Does one thing wrong, in its reset or in its second step."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        out = super().reset(seed, options)
+        if self.how == "nobody":
+            self.agents = []
+        if self.how == "blind reset":
+            del out[0]["bird_1"]
+        return out[0] if self.how == "old reset" else out
+
+    def step(self, actions: Any) -> Any:
+        out = super().step(actions)
+        if self.time == 2 and self.how.startswith("part "):  # bird_1 lacks this part of what is returned
+            del out[int(self.how[5:])]["bird_1"]
+        if self.time == 1 and self.how == "blind late":
+            del out[0]["late"]
+        if self.time == 6 and self.how.endswith(" end"):
+            del out[self.how == "unpaid end"]["bird_1"]
+        if self.how in ("nan pay", "text pay"):
+            out[1]["bird_1"] = float("nan") if self.how == "nan pay" else "1"
+        return out[:4] if self.how == "old step" else out
 
 
 class Counting(Flock):

@@ -16,7 +16,9 @@ import numpy as np
 
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, restarted, rows_where
+from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, policy_space, restarted, rows_where
+from jaxrl_dist.envs.contract import Contract, of_library, zero_action
+from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.envs.groups import (
     AGENT,
@@ -31,7 +33,7 @@ from jaxrl_dist.envs.groups import (
     of_policies,
     whole_state,
 )
-from jaxrl_dist.envs.native import named, unnamed
+from jaxrl_dist.envs.native import named, unnamed, without
 from jaxrl_dist.types import EpisodeStats, PyTree, Timestep
 
 
@@ -47,7 +49,7 @@ class State(NamedTuple):
     episode_length: jax.Array  # [B * k] int32
 
 
-def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> DeviceEnv:
+def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contract: Contract | None = None) -> DeviceEnv:
     """Makes the agents of an environment the rows of a batch.
 
     With ``wrappers.policies``, actions, observations, time steps and episodes are dicts keyed by policy, and a policy's
@@ -57,14 +59,16 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
     Raises:
       ConfigError: the agents of a policy have different spaces, or spaces that no policy supports; an agent has no
         policy, or several; or a policy has no agent.
+      EnvError: as ``contract.of_env``.
     """
     env, agents, name = team.env, list(team.env.agents), f"{backend}:{env_id}"
     check_wrappers(wrappers, agents, name)
-    key, limit = jax.eval_shape(lambda: jax.random.key(0)), wrappers.limit(team.time_limit)
-    shapes = jax.eval_shape(lambda key: env.reset(rng.raw(key)), key)
+    contract, limit = contract or Contract(name), wrappers.limit(team.time_limit)
+    shapes = _traced_reset(contract, env)
     several = agents_of(wrappers.policies, agents, name)
     how = env_id, backend, wrappers
     groups = {policy: group_of(team, own, shapes, *how, policy) for policy, own in several.items()}
+    _trace_step(contract, env, *shapes)
     count, rows = len(agents), sum(group.rows for group in groups.values())
     if wrappers.policies:
         spec = of_policies({policy: group.spec for policy, group in groups.items()})
@@ -188,7 +192,61 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers) -> Devi
 
         return new, *mesh.over_policies(of_group, outputs=2)(tree, seen)
 
-    return DeviceEnv(spec, reset, step)
+    return DeviceEnv(spec, reset, step, own_render(env))
+
+
+def _traced_reset(contract: Contract, env: Any) -> tuple[PyTree, PyTree]:
+    """Traces the reset of a multi-agent environment in JaxMARL's style; returns its observations and its state.
+
+    Raises:
+      EnvError: as ``contract.of_env``.
+    """
+    agents = list(env.agents)
+    if not agents:
+        raise contract.stop("agents", "it has no agents")
+    first = contract.trace("reset", env, lambda key: env.reset(rng.raw(key)), jax.eval_shape(lambda: jax.random.key(0)))
+    obs, state = contract.returned("reset", first, ("observations", "state"))
+    _check_agents(contract, "reset", agents, observation=obs)
+    contract.arrays(state)
+    contract.halt()
+    return obs, state
+
+
+def _trace_step(contract: Contract, env: Any, obs: PyTree, state: PyTree) -> None:
+    """Traces a step after the reset that ``_traced_reset`` returned, and checks all that both return.
+
+    Raises:
+      EnvError: as ``contract.of_env``.
+    """
+    agents = list(env.agents)
+    actions = {}
+    for agent in agents:
+        native = env.action_space(agent)
+        actions[agent] = zero_action(native, policy_space(native, contract.name, "actions"))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    step = contract.trace("step_env", env, lambda key, *now: env.step_env(rng.raw(key), *now), key, state, actions)
+    names = ("observations", "state", "rewards", "dones", "info")
+    next_obs, next_state, rewards, dones, _ = contract.returned("step_env", step, names)
+    _check_agents(contract, "step_env", agents, observation=next_obs, reward=rewards)
+    _check_agents(contract, "step_env", [*agents, "__all__"], done=dones)
+    if not of_library(env.observation_space):
+        for agent in agents:
+            for call, seen in {"reset": obs, "step_env": next_obs}.items():
+                contract.observation(f"{agent} in {call}", seen[agent], env.observation_space(agent))
+            contract.number(f"the reward of {agent}", rewards[agent])
+            contract.flag(f"the done of {agent}", dones[agent])
+        contract.flag("the done of __all__", dones["__all__"])
+    before, after = ({agent: seen[agent] for agent in agents} for seen in (obs, next_obs))
+    contract.same("the observations", before, after, "reset")
+    contract.same("the state", state, next_state, "reset")
+    contract.halt()
+
+
+def _check_agents(contract: Contract, call: str, agents: Sequence[Any], **parts: Any) -> None:
+    """Checks that dicts keyed by agent have all agents."""
+    for what, values in parts.items():
+        if text := without(call, what, values, agents):
+            raise contract.stop(what, text)
 
 
 def _flat(x: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_dist import mesh
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.envs.native import PlainSpace
+from jaxrl_dist.envs.native import PlainSpace, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves
 from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Timestep
@@ -158,6 +158,22 @@ def space_of(
         low, high = (np.clip(bound, np.iinfo(dtype).min, np.iinfo(dtype).max) for bound in (low, high))
     with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
         return Box(tuple(space.shape), dtype, low.astype(dtype), high.astype(dtype))
+
+
+def policy_space(native: Any, name: str, what: str, value: Any = None) -> Space:
+    """Converts a space of a JAX environment, as ``space_of``; dtypes and shapes of ``value`` override its own."""
+
+    def overridden(known: PlainSpace, value: Any) -> PlainSpace:
+        if known.parts is not None:
+            return known._replace(parts={name: overridden(part, value[name]) for name, part in known.parts.items()})
+        if known.kind != "Box":
+            return known
+        return known._replace(shape=tuple(value.shape), dtype=np.dtype(value.dtype).name)
+
+    known = plain(native)
+    if value is not None:
+        known = overridden(known, named(native, value))
+    return space_of(known, name, what)
 
 
 def outcome(resetting: Array, terminated: Array, truncated: Array) -> tuple[Array, Array, Array]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_dist.envs.contract import of_library
 from jaxrl_dist.envs.native import picture
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.spaces import channels_first, leaves
@@ -21,9 +22,9 @@ _BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 
 
 
 def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
-    """Returns the ``render(state, *params)`` of a user's environment; gymnax's own return figures and are ignored."""
+    """Returns the ``render(state, *params)`` of a user's environment; those of libraries draw other things."""
     own = getattr(type(env), "render", None)
-    if own is None or str(getattr(own, "__module__", "")).startswith("gymnax."):
+    if own is None or of_library(own):
         return None
     return lambda state: env.render(state, *params)
 

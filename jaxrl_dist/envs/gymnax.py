@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,17 +23,18 @@ from jaxrl_dist.envs.base import (
     clipped,
     outcome,
     parse_options,
+    policy_space,
     restarted,
     rows_where,
-    space_of,
 )
+from jaxrl_dist.envs.contract import Contract, of_env
 from jaxrl_dist.envs.drawing import draw, own_render
 from jaxrl_dist.envs.groups import Team
-from jaxrl_dist.envs.native import PlainSpace, is_team, named, plain, unnamed
-from jaxrl_dist.errors import ConfigError, EnvError, one_line
+from jaxrl_dist.envs.native import is_team, plain, unnamed
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import postponed
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.spaces import Space, zeros
+from jaxrl_dist.spaces import zeros
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
@@ -97,21 +96,41 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
     return env, params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
 
 
-def from_library(library: str, env_id: str, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
-    """Makes the environment ``env_id`` of a library of ``config.LIBRARIES``, and traces a first step to check it.
+def adapt(
+    made: Any, env_id: str, backend: str, wrappers: Wrappers = UNWRAPPED, contract: Contract | None = None
+) -> DeviceEnv:
+    """Adapts an environment of a JAX library or of the user, and traces a first step to check it.
+
+    Args:
+      made: what ``native.is_gymnax`` recognises, or a result of ``libraries.make``.
+      backend: the library; ``gymnax`` for the user's own.
+      contract: what becomes of faults; None: the first raises ``EnvError``.
 
     Raises:
-      ConfigError: unknown environment or option, the library is missing, or no policy here supports the spaces.
-      EnvError: the library's code fails in a compiled program.
+      ConfigError: no policy here supports the spaces.
+      EnvError: a fault, or its code fails in a compiled program.
     """
-    env = libraries.make(library, env_id, options)
-    with _compiling(f"{library}:{env_id}"):
+    env, params = made if isinstance(made, tuple) else (made, None)
+    contract = contract or Contract(f"{backend}:{env_id}")
+    with contract.during("a first step"):
+        if is_team(env):
+            own = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
+            env = Team(env, **own)
         if isinstance(env, Team):
-            found = agents.from_team(env, env_id, library, wrappers)
+            found = agents.from_team(env, env_id, backend, wrappers, contract)
         else:
-            found = from_gymnax(env, env.default_params, env_id, env.family, wrappers, library)
-        _trace(found)
+            family = env.family if isinstance(env, libraries.Adapted) else _family(env)
+            found = from_gymnax(env, params, env_id, family, wrappers, backend, contract)
+        if backend == "gymnax":  # libraries work for several environments at once
+            _trace(found)
     return found
+
+
+def _trace(env: DeviceEnv) -> None:
+    """Traces a step of two environments with all wrappers, without compiling it."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2 * env.spec.num_agents))
+    action = over_policies(lambda spec: zeros(spec.action, 2 * spec.num_agents))(env.spec.policies or env.spec)
+    jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, action)
 
 
 def _family(env: Any) -> str:
@@ -122,76 +141,31 @@ def _family(env: Any) -> str:
     return "other"
 
 
-def from_object(env_id: str, made: Any, wrappers: Wrappers) -> DeviceEnv:
-    """Adapts the object that ``native.is_gymnax`` recognised, and traces a first step to check it.
-
-    Raises:
-      ConfigError: no policy here supports the spaces.
-      EnvError: its code fails in a compiled program.
-    """
-    env, params = made if isinstance(made, tuple) else (made, None)
-    if is_team(env):
-        with _compiling(f"gymnax:{env_id}"):
-            options = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
-            team = Team(env, **options)
-            found = agents.from_team(team, env_id, "gymnax", wrappers)
-            _trace(found)
-        return found._replace(render=own_render(env))
-    with _compiling(f"gymnax:{env_id}"):
-        params = env.default_params if params is None else params
-        found = from_gymnax(env, params, env_id, _family(env), wrappers)
-        _trace(found)
-        if not found.spec.mask and not found.spec.unread_mask:
-            one = jax.tree.map(lambda x: x[0], unnamed(env.action_space(params), zeros(found.spec.action, 1)))
-            late = masks.of_info(env, params, one)
-            found = found._replace(spec=dataclasses.replace(found.spec, unread_mask=late.unread))
-    return found._replace(render=own_render(env, params))
-
-
-def _trace(env: DeviceEnv) -> None:
-    """Traces a first step without compiling it."""
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2 * env.spec.num_agents))
-    action = over_policies(lambda spec: zeros(spec.action, 2 * spec.num_agents))(env.spec.policies or env.spec)
-    jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, action)
-
-
-@contextlib.contextmanager
-def _compiling(name: str) -> Iterator[None]:
-    """Turns errors of an environment's own code into ``EnvError``."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise EnvError(f"{name} cannot run in a compiled program: {one_line(error)}", traceback.format_exc()) from error
-
-
 def from_gymnax(
-    env: Any, params: Any, env_id: str, family: str, wrappers: Wrappers = UNWRAPPED, backend: str = "gymnax"
+    env: Any,
+    params: Any,
+    env_id: str,
+    family: str,
+    wrappers: Wrappers = UNWRAPPED,
+    backend: str = "gymnax",
+    contract: Contract | None = None,
 ) -> DeviceEnv:
     """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
-    Frames are stacked elsewhere.
-
-    Raises:
-      ConfigError: no policy here supports the spaces.
+    Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    obs, state = jax.eval_shape(lambda k: env.reset_env(k, params), key)
     name = f"{backend}:{env_id}"
-    native_obs, native_action = env.observation_space(params), env.action_space(params)
-    observation, action_space = space(native_obs, name, "observations", obs), space(native_action, name, "actions")
-    found = masks.of_gymnax(env, state, plain(native_obs), plain(native_action))
+    params, (native_obs, native_action), action_space, *first, info = of_env(contract or Contract(name), env, params)
+    observation = policy_space(native_obs, name, "observations", first[0])
+    found = masks.of_gymnax(env, first[1], plain(native_obs), plain(native_action))
+    found = found if found.where else masks.of_info(info)
     observation, mask = masks.with_mask(observation, action_space, found)
     observe = masks.observer(found, native_obs)
     limit = getattr(params, "max_steps_in_episode", None)
     limit = wrappers.limit(None if limit is None else int(limit))
     metrics = episodes.parse(wrappers.info)
-    if metrics:
-        one = jax.tree.map(lambda x: x[0], unnamed(native_action, zeros(action_space, 1)))
-        info = jax.eval_shape(lambda *given: env.step_env(*given, params)[4], key, state, one)
-        episodes.check_known(metrics, episodes.numbers(info), name)
+    episodes.check_known(metrics, episodes.numbers(info), name)
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread,
         info_metrics=metrics,
@@ -216,7 +190,9 @@ def from_gymnax(
         return State(state, obs, none > 0, none, none.astype(jnp.int32), nothing(none)), obs
 
     def step_once(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
-        obs, env_state, reward, terminated, info = env.step_env(key, env_state, unnamed(native_action, action), params)
+        *stepped, reward, terminated, info = env.step_env(key, env_state, unnamed(native_action, action), params)
+        # The contract allows for dtypes that those of a reset can hold.
+        obs, env_state = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), stepped, first)
         over = terminated, env.is_truncated(env_state, params)
         return observe(obs, env_state), env_state, jnp.float32(reward), *over, reported(info)
 
@@ -231,7 +207,7 @@ def from_gymnax(
             obs, state, more, *flags, news = step_once(key, state, action)
             over = terminated | truncated  # the episode has ended: keep its outcome
             new = obs, state, reward + more, *flags, episodes.advanced(info, news)
-            return jax.tree.map(lambda x, y: jnp.where(over, x, jnp.asarray(y).astype(x.dtype)), now, new), None
+            return jax.tree.map(lambda x, y: jnp.where(over, x, y), now, new), None
 
         first = jax.tree.map(jnp.asarray, step_once(keys[0], env_state, action))
         return jax.lax.scan(again, first, keys[1:])[0]
@@ -240,8 +216,6 @@ def from_gymnax(
         keys = jax.vmap(jax.random.split)(keys)
         outcomes = jax.vmap(step_one)(keys[:, 0], state.env, action)
         next_obs, next_env, reward, terminated, truncated, info = outcomes
-        next_env = jax.tree.map(lambda new, old: new.astype(old.dtype), next_env, state.env)
-        next_obs = jax.tree.map(lambda new, old: new.astype(old.dtype), next_obs, state.obs)
 
         def started(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
             return rows_where(ended, reset_all(keys), stepped)
@@ -259,31 +233,7 @@ def from_gymnax(
         new_state = State(env_state, obs, ended, episode_return, episode_length, info)
         return new_state, Timestep(obs, reward, terminated, truncated, valid), statistics
 
-    return DeviceEnv(spec, reset, step)
-
-
-def space(native: Any, name: str, what: str, value: Any = None) -> Space:
-    """Converts a gymnax space to the form that policies see; dtypes and shapes of ``value`` override the space's own.
-
-    Args:
-      name: the environment's name, with its backend.
-      what: ``observations`` or ``actions``.
-
-    Raises:
-      ConfigError: no policy supports this kind of space.
-    """
-
-    def overridden(known: PlainSpace, value: Any) -> PlainSpace:
-        if known.parts is not None:
-            return known._replace(parts={name: overridden(part, value[name]) for name, part in known.parts.items()})
-        if known.kind != "Box":
-            return known
-        return known._replace(shape=tuple(value.shape), dtype=np.dtype(value.dtype).name)
-
-    known = plain(native)
-    if value is not None:
-        known = overridden(known, named(native, value))
-    return space_of(known, name, what)
+    return DeviceEnv(spec, reset, step, own_render(env, params))
 
 
 class HostGymnax:

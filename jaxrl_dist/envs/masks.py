@@ -17,8 +17,6 @@ from jaxrl_dist.envs.native import Description, Mask, PlainSpace, named
 from jaxrl_dist.spaces import Box, Space, num_choices
 
 if TYPE_CHECKING:
-    import jax
-
     from jaxrl_dist.types import PyTree
 
 NAMES = (
@@ -179,14 +177,9 @@ def observer(found: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
     return observe
 
 
-def of_info(env: Any, params: Any, action: PyTree) -> Mask:
+def of_info(info: PyTree) -> Mask:
     """Finds an action mask in the info of a step, which comes too late for the first action of an episode."""
-
     import jax
 
-    def info(key: jax.Array, action: PyTree) -> Any:
-        return env.step_env(key, env.reset_env(key, params)[1], action, params)[4]
-
-    traced = jax.eval_shape(info, jax.eval_shape(lambda: jax.random.key(0)), action)
-    names = [_name(path) for path, _ in jax.tree.leaves_with_path(traced) if _name(path) in NAMES]
+    names = [_name(path) for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
     return _unread(f"info[{names[0]!r}]") if names else NONE

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from jaxrl_dist import checks
 
 
 def creator(env: str) -> tuple[Any, str]:
@@ -147,6 +149,70 @@ def unnamed(space: Any, value: Any) -> Any:
     if type(space).__name__ == "Tuple":
         return tuple(inner.values())
     return {key: inner[str(key)] for key in space.spaces}
+
+
+RESET = ("observation", "info")
+STEP = ("observation", "reward", "terminated", "truncated", "info")
+"""What Gymnasium's ``reset`` and ``step`` return."""
+
+
+def described(value: Any) -> str:
+    """Returns what a value is, in a few words."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return f"a {type(value).__name__}"
+    return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
+
+
+def miscounted(call: str, values: Any, names: Sequence[str]) -> str:
+    """Says that a call has returned more or fewer values than these, as environments for older APIs do; else empty."""
+    if isinstance(values, tuple | list) and len(values) == len(names):
+        return ""
+    count = checks.counted(len(values), "value") if isinstance(values, tuple | list) else described(values)
+    old = ", as in Gym before 0.26" if (call, count) == ("step", "4 values") else ""
+    return f"{call} returned {count}{old}, not ({', '.join(names)})"
+
+
+def returned(call: str, values: Any, names: Sequence[str]) -> Any:
+    """Returns the values of a call after checking their number.
+
+    Raises:
+      TypeError: there are more or fewer.
+    """
+    if text := miscounted(call, values, names):
+        raise TypeError(text)
+    return values
+
+
+def without(call: str, what: str, values: Any, agents: Iterable[Any]) -> str:
+    """Says which of these agents a dict keyed by agent lacks; empty if it has all."""
+    missing = [agent for agent in agents if not isinstance(values, Mapping) or agent not in values]
+    return f"{call} returned no {what} for agent {missing[0]}" if missing else ""
+
+
+def number(what: str, value: Any, kind: str = "number") -> Any:
+    """Returns a reward, or a flag (``kind`` ``bool``), after checking that it is one number.
+
+    Raises:
+      TypeError: the value is something else, such as a string, which Python might convert to a number or True.
+    """
+    if isinstance(value, bool | np.bool_ | int | float):
+        return value
+    found = np.asarray(value)
+    if found.size != 1 or found.dtype.kind not in "biuf":
+        raise TypeError(f"{what} is {value!r:.80}, not a {kind}")
+    return found.item()
+
+
+def flag(what: str, value: Any) -> bool:
+    """Returns the end of an episode after checking that it is a bool, or 0 or 1.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    found = number(what, value, "bool")
+    if found not in (0, 1):
+        raise TypeError(f"{what} is {value!r:.80}, not a bool")
+    return bool(found)
 
 
 class Mask(NamedTuple):

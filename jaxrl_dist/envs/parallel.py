@@ -6,6 +6,7 @@ This module imports no JAX, because worker processes import it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -13,11 +14,14 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_dist.envs.masks import NAMES, PART, flat, misfit, of_parts, size_of
-from jaxrl_dist.envs.native import NO_MASK, Description, Mask, plain
+from jaxrl_dist.envs.native import NO_MASK, Description, Mask, flag, number, plain, returned, without
 from jaxrl_dist.errors import ConfigError
 
 OBS, THERE, FLAGS = "obs", "there", ("terminated", "truncated")
 """Parts of the observation: what agents see, whether each was there before the step, and how its episode ends."""
+
+RETURNED = ("observations", "rewards", "terminations", "truncations", "infos")
+"""What ``step`` of an environment returns, each keyed by agent; ``reset`` returns the first and the last."""
 
 
 def is_parallel(made: Any) -> bool:
@@ -33,7 +37,8 @@ class Parallel(gymnasium.Env[Any, Any]):
     The observation is a dict of ``reward`` and flags, ``[k]`` each, ``obs`` keyed by agent and, if infos have legal
     actions, ``mask`` keyed by agent. The action is a dict keyed by agent. The episode ends once no agent is left. For
     an absent agent, the observation is zero and the action is ignored. An agent is absent from its flag until the
-    reset, even if the environment still lists it. One that leaves without a flag is truncated.
+    reset, even if the environment still lists it. One that leaves without a flag is truncated. Other agents need an
+    observation, and for a step a reward and both flags; else ``reset`` and ``step`` raise an error.
     """
 
     def __init__(self, env: Any) -> None:
@@ -56,7 +61,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         self._seen = {agent: env.observation_space(agent) for agent in self.agents}
         self._acts = {agent: env.action_space(agent) for agent in self.agents}
         self._gone: set[Any] = set()  # whose flags have said so since the reset
-        found = self._masks_of_infos()
+        found = self._masks_of_infos(self._begin(seed=0)[1])
         self._masks = {agent: mask.name for agent, mask in found.items() if not mask.unread}
         self._unread = {agent: mask for agent, mask in found.items() if mask.unread}
         count = len(self.agents)
@@ -70,10 +75,9 @@ class Parallel(gymnasium.Env[Any, Any]):
             parts[PART] = _by_name({agent: spaces.Box(0, 1, size, np.bool_) for agent, size in sizes.items()})  # type: ignore[arg-type]
         self.observation_space, self.action_space = spaces.Dict(parts), _by_name(self._acts)
 
-    def _masks_of_infos(self) -> dict[Any, Mask]:
+    def _masks_of_infos(self, infos: Any) -> dict[Any, Mask]:
         """Returns each agent's mask in its info; agents that join late have that of others with as many actions."""
         sizes = {agent: int(space.n) for agent, space in self._acts.items() if isinstance(space, spaces.Discrete)}
-        infos = self.env.reset(seed=0)[1] if sizes else {}
         found: dict[int, Mask] = {}
         for agent, size in sizes.items():
             for name in reversed([name for name in NAMES if name in infos.get(agent, {})]):
@@ -96,15 +100,19 @@ class Parallel(gymnasium.Env[Any, Any]):
         return Description(type(self.env).__name__, True, False, seen, acts, "pettingzoo", mask=NO_MASK, agents=masks)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        obs, infos = self.env.reset(seed=seed, options=options)
-        self._gone = set()
-        return self._all(obs, infos, {}, {}, {}, []), {}
+        return self._all(*self._begin(seed=seed, options=options), {}, {}, {}, []), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         there = self._going()
         own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in self.env.agents}
-        obs, rewards, terminated, truncated, infos = self.env.step(own)
-        self._gone |= {agent for agent in there if terminated.get(agent) or truncated.get(agent)}
+        obs, rewards, terminated, truncated, infos = returned("step", self.env.step(own), RETURNED)
+        listed = self._going()
+        _check("step", listed, observation=obs)
+        _check("step", set(listed) & set(there), reward=rewards, termination=terminated, truncation=truncated)
+        flagged = {agent for agent in there if terminated.get(agent) or truncated.get(agent)}
+        _check("step", flagged, reward=rewards)
+        _check("step", {agent for agent in flagged if not terminated.get(agent)}, observation=obs)
+        self._gone |= flagged
         going = self._going()
         unflagged = [agent for agent in there if agent not in going and agent not in self._gone]
         truncated = {**truncated, **dict.fromkeys(unflagged, True)}
@@ -117,6 +125,20 @@ class Parallel(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         self.env.close()
 
+    def _begin(self, **keywords: Any) -> tuple[Any, Any]:
+        """Resets the environment and returns its observations and infos.
+
+        Raises:
+          TypeError: it returns something else.
+          ValueError: it has no agents then, or an agent has no observation.
+        """
+        obs, infos = returned("reset", self.env.reset(**keywords), (RETURNED[0], RETURNED[-1]))
+        self._gone = set()
+        if not self.env.agents:
+            raise ValueError("reset leaves env.agents empty, and nobody can act")
+        _check("reset", self.env.agents, observation=obs)
+        return obs, infos
+
     def _going(self) -> list[Any]:
         """Returns the agents whose episodes go on."""
         return [agent for agent in self.env.agents if agent not in self._gone]
@@ -126,9 +148,12 @@ class Parallel(gymnasium.Env[Any, Any]):
         flags = dict(zip(FLAGS, (terminated, truncated), strict=True))
         seen = {
             OBS: {str(agent): obs[agent] if agent in obs else _zero(space) for agent, space in self._seen.items()},
-            "reward": np.array([rewards.get(agent, 0.0) for agent in self.agents], np.float32),
+            "reward": np.array([_finite(agent, rewards.get(agent, 0.0)) for agent in self.agents], np.float32),
             THERE: np.array([agent in there for agent in self.agents], np.int8),
-            **{name: np.array([bool(x.get(agent)) for agent in self.agents], np.int8) for name, x in flags.items()},
+            **{
+                name: np.array([flag(f"{name} of {agent}", x.get(agent, False)) for agent in self.agents], np.int8)
+                for name, x in flags.items()
+            },
         }
         if self._masks:
             going = self._going()
@@ -164,6 +189,30 @@ def _zero(space: Any) -> Any:
     if parts is not None:
         return {name: _zero(parts[name]) for name in parts} if isinstance(parts, dict) else tuple(map(_zero, parts))
     return np.zeros(space.shape, space.dtype) + getattr(space, "start", 0)
+
+
+def _check(call: str, agents: Iterable[Any], **parts: Any) -> None:
+    """Checks that dicts keyed by agent have these agents.
+
+    Raises:
+      ValueError: one lacks an agent.
+    """
+    for what, values in parts.items():
+        if text := without(call, what, values, agents):
+            raise ValueError(text)
+
+
+def _finite(agent: Any, reward: Any) -> float:
+    """Returns an agent's reward.
+
+    Raises:
+      TypeError: it is not a number.
+      ValueError: it is NaN or infinite.
+    """
+    found = number(f"the reward of {agent}", reward)
+    if not np.isfinite(found):
+        raise ValueError(f"the reward of {agent} is {found}, which is not finite")
+    return float(found)
 
 
 def _number(space: Any, action: Any) -> Any:

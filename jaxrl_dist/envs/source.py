@@ -211,13 +211,13 @@ def _of_name(
     if backend == "gymnax":
         return gymnax.make(name, options, wrappers), NO_MASK
     if backend in LIBRARIES:
-        return gymnax.from_library(backend, name, options, wrappers), NO_MASK
+        return gymnax.adapt(libraries.make(backend, name, options), name, backend, wrappers), NO_MASK
     if backend == "envpool":
         preset = atari_preset or envpool.default_preset(name)
         keywords = envpool.options(name, options, preset, wrappers, training=True)
         return envpool.spec(name, keywords, wrappers), NO_MASK
 
-    found = gymnasium.look(name, options, timeout, workers, lambda made: gymnax.from_object(name, made, wrappers))
+    found = gymnasium.look(name, options, timeout, workers, lambda made: gymnax.adapt(made, name, "gymnax", wrappers))
     if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
         raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
     if isinstance(found, DeviceEnv):
@@ -239,7 +239,7 @@ def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> Devi
             f"env must be a name, or a gymnax-style environment with reset_env and step_env, {what}; to train on a "
             "gymnasium.Env, pass a function of a module or notebook that makes it: def make() and env=make"
         )
-    return gymnax.from_object(name, made, wrappers)
+    return gymnax.adapt(made, name, "gymnax", wrappers)
 
 
 def _checked(spec: EnvSpec) -> EnvSpec:

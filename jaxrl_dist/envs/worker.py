@@ -19,16 +19,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_dist.checks import counted
 from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.native import (
     NO_MASK,
+    RESET,
+    STEP,
     Mask,
     construct,
     describe,
+    flag,
     named,
     named_spaces,
+    number,
     picture,
+    returned,
     unnamed,
 )
 from jaxrl_dist.envs.records import Records, open_records
@@ -39,8 +43,6 @@ GO = b"go"
 """Message that steps every environment; any message except this and ``DRAW`` closes them all."""
 DRAW = b"draw "
 """Message, followed by the index of an environment, that requests a picture."""
-_RESET = ("observation", "info")
-_STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class Task(NamedTuple):
@@ -64,39 +66,6 @@ class Task(NamedTuple):
     """Entries of the info; each has a column such as ``info/success``, NaN where a step reports no value."""
 
 
-def _number(what: str, value: Any) -> Any:
-    """Returns a reward or flag after checking that it is one number.
-
-    Raises:
-      TypeError: the value is something else, such as a string, which Python might convert to a number or True.
-    """
-    if isinstance(value, bool | np.bool_ | int | float):
-        return value
-    number = np.asarray(value)
-    if number.size != 1 or number.dtype.kind not in "biuf":
-        raise TypeError(f"{what} is {value!r:.80}, not a {'number' if what == 'the reward' else 'bool'}")
-    return number.item()
-
-
-def _returned(call: str, values: Any, names: tuple[str, ...]) -> Any:
-    """Returns the values of a call after checking that they are those of Gymnasium's API.
-
-    Raises:
-      TypeError: there are more or fewer, such as from environments for older APIs.
-    """
-    if isinstance(values, tuple | list) and len(values) == len(names):
-        return values
-    found = counted(len(values), "value") if isinstance(values, tuple | list) else f"a {type(values).__name__}"
-    raise TypeError(f"{call} returned {found}, not ({', '.join(names)})")
-
-
-def _flag(what: str, value: Any) -> bool:
-    flag = _number(what, value)
-    if flag not in (0, 1):
-        raise TypeError(f"{what} is {value!r:.80}, not a bool")
-    return bool(flag)
-
-
 class _Env:
     """One environment, which resets when its record requests it."""
 
@@ -114,18 +83,18 @@ class _Env:
     def advance(self) -> None:
         index, records = self._index, self._records
         if records["reset"][index]:
-            observation, info = _returned("reset", self._env.reset(seed=self._seed), _RESET)
+            observation, info = returned("reset", self._env.reset(seed=self._seed), RESET)
             self._seed = None
             reward, terminated, truncated = 0.0, False, False
         else:
             action, total = self._native(index), 0.0
             told: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
             for _ in range(self._action_repeat):
-                values = _returned("step", self._env.step(action), _STEP)
+                values = returned("step", self._env.step(action), STEP)
                 observation, reward, terminated, truncated, info = values
                 told = self._told(info, told)
-                reward = total = total + _number("the reward", reward)
-                terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
+                reward = total = total + number("the reward", reward)
+                terminated, truncated = flag("terminated", terminated), flag("truncated", truncated)
                 if terminated or truncated:
                     episodes.check_known(self._metrics, self._known, "the environment")
                     break

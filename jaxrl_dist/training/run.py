@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from jaxrl_dist import algorithms
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
-from jaxrl_dist.config import Train, env_name
+from jaxrl_dist.config import Train, env_name, split_env
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
@@ -268,10 +268,13 @@ class Run(NamedTuple):
             acting = f" on {len(self.job.pool.meshes)}" if config.actor_devices else ""
             learner = "learner on " if config.actor_devices else ""
             devices = f"{counted(self.job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"
+        env = env_name(config.env)
+        _, module, made_by = split_env(env)
+        env = f"{module}:{made_by}" if module else env  # the user's own name for it
         count = self.job.source.spec.num_agents
         agents = f"{counted(count, 'agent')} x " if count > 1 else ""
         return (
-            f"{name or label(config.algorithm)} on {env_name(config.env)}, plan {config.plan}, {devices}, "
+            f"{name or label(config.algorithm)} on {env}, plan {config.plan}, {devices}, "
             f"{counted(config.num_envs, 'environment')} x {agents}{counted(config.rollout_length, 'step')} an iteration"
         )
 

@@ -270,7 +270,7 @@ FAILURES = {
     "show a wrong dtype": "in step: ValueError: the observation has shape (3,) and dtype complex128, where its space",
     "end by a text": "in step: TypeError: terminated is 'False', not a bool",
     "pay a text": "in step: TypeError: the reward is '1.5', not a number",
-    "return four": "in step: TypeError: step returned 4 values, not (observation, reward, terminated, truncated, info)",
+    "return four": "in step: TypeError: step returned 4 values, as in Gym before 0.26, not (observation, reward, termi",
     "raise in reset": "in reset: RuntimeError: no new game",
     "show nan": "gave an observation that is not finite: [ 0. nan 0.]",
     "pay nan": "gave a reward that is not finite: nan",

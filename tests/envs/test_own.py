@@ -19,7 +19,7 @@ from test_envs import check_contract, random_actions
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.envs.source import find
-from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Discrete
 from jaxrl_dist.training.resolving import resolved
 
@@ -190,11 +190,3 @@ def test_what_is_no_environment_of_the_users_own(what: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         jaxrl_dist.train(jaxrl_dist.Train("ppo", env=env, **fields))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("env", ["own:Branching", own.Branching()])
-def test_code_that_cannot_be_compiled_is_an_error_of_the_environment(env: Any) -> None:
-    with pytest.raises(EnvError, match="cannot run in a compiled program: TracerBoolConversionError") as error:
-        find(env)
-    assert "\n" not in str(error.value)
-    assert 'own.py", line' in error.value.__notes__[0]

@@ -271,6 +271,36 @@ def test_a_mask_may_be_missing_but_not_something_else() -> None:
             env.step(np.ones(3, int))
 
 
+@pytest.mark.parametrize(
+    "how, line",
+    {
+        "nobody": "cannot be made: ValueError: reset leaves env.agents empty, and nobody can act",
+        "old reset": "cannot be made: TypeError: reset returned a dict, not (observations, infos)",
+        "blind reset": "cannot be made: ValueError: reset returned no observation for agent bird_1",
+        "part 0": "environment 0 at step 1, in step: ValueError: step returned no observation for agent bird_1",
+        "part 1": "environment 0 at step 1, in step: ValueError: step returned no reward for agent bird_1",
+        "part 2": "environment 0 at step 1, in step: ValueError: step returned no termination for agent bird_1",
+        "part 3": "environment 0 at step 1, in step: ValueError: step returned no truncation for agent bird_1",
+        "blind late": "environment 0 at step 0, in step: ValueError: step returned no observation for agent late",
+        "unpaid end": "environment 0 at step 5, in step: ValueError: step returned no reward for agent bird_1",
+        "blind end": "environment 0 at step 5, in step: ValueError: step returned no observation for agent bird_1",
+        "nan pay": "environment 0 at step 0, in step: ValueError: the reward of bird_1 is nan, which is not finite",
+        "text pay": "environment 0 at step 0, in step: TypeError: the reward of bird_1 is '1', not a number",
+        "old step": "in step: TypeError: step returned 4 values, as in Gym before 0.26, not (observations, rewards, ",
+    }.items(),
+)
+def test_what_an_agent_lacks_is_named(how: str, line: str) -> None:
+    def play() -> None:
+        with closing(find("flock:Faulty", {"how": how}).host(3, 0)) as env:
+            env.reset()
+            for _ in range(6):
+                env.step(np.ones(3, int))
+
+    with pytest.raises(EnvError) as error:
+        play()
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
 def test_pettingzoo_is_a_library_whose_modules_files_may_name() -> None:
     assert split_env("pettingzoo:butterfly/pistonball_v6")[1:] == ("pettingzoo.butterfly.pistonball_v6", "parallel_env")
     assert module_of_user("pettingzoo:butterfly/pistonball_v6") is None
@@ -366,3 +396,5 @@ def test_several_policies_train_are_evaluated_and_resumed(tmp_path: Path) -> Non
 def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "flock:Flock"]) == 0, capsys.readouterr().out
     assert "flock:Flock: no fault found in" in capsys.readouterr().out
+    assert cli.main(["check-env", "flock:Faulty", "--env-options", "how=nobody"]) == 1
+    assert "its constructor raises ValueError: reset leaves env.agents empty" in capsys.readouterr().out

@@ -62,8 +62,6 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
     from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
     from jaxrl_dist.config import LIBRARIES
     from jaxrl_dist.envs import gymnasium, gymnax, libraries
-    from jaxrl_dist.envs.base import UNWRAPPED
-    from jaxrl_dist.envs.groups import Team
     from jaxrl_dist.envs.native import construct, is_team
     from jaxrl_dist.envs.source import locate
 
@@ -72,22 +70,15 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
         raise ConfigError(f"envpool:{name} is EnvPool's own; check-env is for Gymnasium and gymnax-style environments")
     from jaxrl_dist.commands.check_env.gymnasium import check_gymnasium
     from jaxrl_dist.commands.check_env.gymnax import check_gymnax
-    from jaxrl_dist.commands.check_env.team import check_team
 
-    found = Check()
+    found = Check(env)
     refused: list[ConfigError] = []
 
     def play() -> None:
         if backend in LIBRARIES:
-            made = libraries.make(backend, name, options)
-            if isinstance(made, Team):
-                check_team(found, lambda: gymnax.from_library(backend, name, options, UNWRAPPED))
-            else:
-                check_gymnax(found, made, f"{backend}:{name}")
-            return
+            return check_gymnax(found, libraries.make(backend, name, options), name, backend)
         if backend == "gymnax":
-            check_gymnax(found, gymnax.native(name, options), f"gymnax:{name}")
-            return
+            return check_gymnax(found, gymnax.native(name, options), name, backend)
         with found.during("importing its module"):
             keywords = gymnasium.options(name, options)
 
@@ -96,12 +87,9 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
 
         made = make()
         single = made[0] if isinstance(made, tuple) and len(made) == 2 else made
-        if is_team(single):
-            check_team(found, lambda: gymnax.from_object(name, single, UNWRAPPED))
-        elif hasattr(single, "reset_env") or hasattr(single, "step_env"):
-            check_gymnax(found, made, f"gymnax:{name}")
-        else:
-            check_gymnasium(found, made, make, name)
+        if is_team(single) or hasattr(single, "reset_env") or hasattr(single, "step_env"):
+            return check_gymnax(found, made, name, "gymnax")
+        check_gymnasium(found, made, make, name)
 
     def run() -> None:
         try:

@@ -11,15 +11,14 @@ import gymnasium as library
 import jax
 import numpy as np
 
-from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check, Stop
+from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import space_of
-from jaxrl_dist.envs.native import Mask, plain
+from jaxrl_dist.envs.native import RESET, STEP, Mask, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import PyTree
 
-RETURNS = "(observation, reward, terminated, truncated, info)"
 SEEDS = 0, 1
 
 
@@ -47,8 +46,7 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
         for part in leaves(found).values():
             if what == "action" and isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
                 check.fault(what, f"its action_space is a Box of {part.dtype}; a Box of floats works")
-    if check.faults:
-        raise Stop
+    check.halt()
 
     scout = make()  # which is reset once more than the others
     mask = check.call("reset", masks.of_gymnasium, scout, plain(env.observation_space), plain(env.action_space))
@@ -66,9 +64,13 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     elif not _same(played[0].obs, begun):
         text = "reset with the seed of before begins differently after some episodes: it keeps something of them"
         check.fault("fresh", text)
-    elif not all(_same(x, y) for x, y in zip(played, again, strict=False)):
-        text = "the same seed and actions lead elsewhere the second time: its steps are random, and not by the seed"
-        check.fault("deterministic", text)
+    elif (step := next((t for t, (x, y) in enumerate(zip(played, again, strict=False)) if not _same(x, y)), 0)) > 0:
+        elsewhere = "the same seed and actions lead elsewhere the second time"
+        if player.lengths and step > player.lengths[0]:
+            told = "after a reset without a seed: it has to go on with the generator of the last seed"
+            check.fault("unseeded", f"{elsewhere}, {told}")
+        else:
+            check.fault("deterministic", f"{elsewhere}: its steps are random, and not by the seed")
     else:
         other = twin.play(SEEDS[1], len(again) - 1)
         differ = any(not _same(x, player.firsts[0]) for x in player.firsts)
@@ -153,11 +155,10 @@ class _Player:
         check = self._check
         keywords = {} if seed is None else {"seed": seed}
         out = check.call(f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords)
-        if not (isinstance(out, tuple) and len(out) == 2):
-            raise check.stop("reset", f"reset returns a {type(out).__name__}, not (observation, info)")
-        check.info("reset", out[1])
-        seen = self._seen("reset", out[0])
-        self._read_mask("reset", *out, ended=False)
+        obs, info = check.returned("reset", out, RESET)
+        check.info("reset", info)
+        seen = self._seen("reset", obs)
+        self._read_mask("reset", obs, info, ended=False)
         return seen
 
     def _step(self, action: Any) -> _Step:
@@ -166,15 +167,10 @@ class _Player:
         out = check.call("step", self.env.step, action)
         if not _same(action, given):
             check.fault("action", "step writes into the action that it is given")
-        if not isinstance(out, tuple) or len(out) != 5:
-            count = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
-            old = ", as Gym did before 0.26" if isinstance(out, tuple) and len(out) == 4 else ""
-            raise check.stop("step", f"step returns {count}{old}, not {RETURNS}")
-        obs, reward, terminated, truncated, info = out
+        obs, reward, terminated, truncated, info = check.returned("step", out, STEP)
         check.number("the reward", reward)
-        for what, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                check.fault(what, f"{what} is a {type(flag).__name__}, not a bool")
+        check.flag("terminated", terminated)
+        check.flag("truncated", truncated)
         check.info("step", info)
         self.both += bool(np.all(terminated)) and bool(np.all(truncated))
         number = float(np.asarray(reward, float).sum()) if "reward" not in check.faults else 0.0
