@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import os
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -19,6 +19,8 @@ from jaxrl_dist.synonyms import hint
 
 OR_OBJECT = "or an object from Python"
 """Annotates the type of a field whose value may also be an object that no flag and no file can hold."""
+NO_NUMBER = "none", "auto"
+"""Texts of an optional number that leave it to the run, in any case; other libraries have ``auto``."""
 Fields = TypeVar("Fields")
 
 
@@ -52,9 +54,8 @@ def _plain(name: str, value: Any, hint: Any) -> Any:
     if origin is Annotated:
         return value if OR_OBJECT in args and not isinstance(value, _NO_OBJECT) else _plain(name, value, args[0])
     if origin in (Union, types.UnionType):
-        kinds = [kind for kind in args if kind is not type(None)]
-        left_out = value is None and len(kinds) < len(args)
-        return value if left_out or len(kinds) > 1 else _plain(name, value, kinds[0])
+        kinds, optional = alternatives(hint)
+        return value if (optional and value is None) or len(kinds) > 1 else _plain(name, value, kinds[0])
     if origin is tuple:
         return _plain_tuple(name, value, args)
     if hint == dict[str, str]:
@@ -123,12 +124,17 @@ def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
         value = value.tolist()
     if not isinstance(value, tuple | list | range):
         raise ConfigError(f"{flag(name)} must be a tuple, not {shown(value)}")
-    each = kinds[:1] * len(value) if kinds[1:] == (...,) else kinds
-    if len(each) != len(value):
-        raise ConfigError(f"{flag(name)} must be a tuple of {len(each)} values, not {shown(value)}")
-    parts = tuple(_plain(name, part, kind) for part, kind in zip(value, each, strict=True))
+    parts = tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
     same = isinstance(value, tuple) and all(x is y for x, y in zip(parts, value, strict=True))
     return value if same else parts
+
+
+def _with_kinds(name: str, parts: Sequence[Any], kinds: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+    """Pairs the values of a tuple with their types, given the arguments of the tuple's type."""
+    each = kinds[:1] * len(parts) if kinds[1:] == (...,) else kinds
+    if len(each) != len(parts):
+        raise ConfigError(f"{flag(name)} must be a tuple of {len(each)} values, not {shown(parts)}")
+    return zip(parts, each, strict=True)
 
 
 def _plain_texts(name: str, value: Any) -> Any:
@@ -139,26 +145,75 @@ def _plain_texts(name: str, value: Any) -> Any:
     return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
 
 
+def alternatives(hint: Any) -> tuple[list[Any], bool]:
+    """Returns the types of values that ``hint`` allows beside None, and whether it allows None."""
+    if get_origin(hint) is Annotated:
+        return alternatives(get_args(hint)[0])
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return [kind for kind in kinds if kind is not type(None)], type(None) in kinds
+
+
+def from_texts(name: str, texts: Sequence[str], hint: Any) -> Any:
+    """Reads a value of the type ``hint`` from the texts behind a flag: several for a tuple or ``key=value`` pairs.
+
+    Raises:
+      ConfigError: the texts are not such a value.
+    """
+    (kind, *_), optional = alternatives(hint)
+    if kind == dict[str, str]:
+        return _pairs(name, texts)
+    if get_origin(kind) is not tuple or (optional and texts == ["None"]):
+        return from_text(name, texts[-1], hint)
+    kinds = get_args(kind)
+    numbers = {*kinds} <= {int, float, ...}  # which commas may divide, too
+    parts = [part for text in texts for part in text.split(",")] if numbers else texts
+    return tuple(from_text(name, part, each) for part, each in _with_kinds(name, parts, kinds))
+
+
+def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"{flag(name)}: {text!r} is no key=value pair")
+        if key in pairs:
+            raise ConfigError(f"{flag(name)}: {key} is given twice")
+        pairs[key] = value
+    return pairs
+
+
 def from_text(name: str, text: str, hint: Any) -> Any:
-    """Reads a value of the type ``hint`` from the text of a flag.
+    """Reads a value of the type ``hint`` from one text.
 
     Raises:
       ConfigError: the text is not such a value, or the type cannot be written as text.
     """
-    origin, args = get_origin(hint), [kind for kind in get_args(hint) if kind is not type(None)]
-    if origin in (Union, types.UnionType) or origin is Annotated:
-        if text == "None" and type(None) in get_args(hint):
-            return None
-        return from_text(name, text, args[0])
-    if origin is Literal or hint is str:
-        return _plain(name, text, hint)
-    if hint is bool and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if hint in (int, float):
-        with contextlib.suppress(ValueError, OverflowError):
-            return _plain(name, float(text) if hint is float or "e" in text.lower() else int(text), hint)
-    kinds = {bool: "neither True nor False", int: "no whole number", float: "no number"}
-    raise ConfigError(f"{flag(name)}: {shown(text)} is {kinds.get(hint, 'more than a flag of one value can hold')}")
+    kinds, optional = alternatives(hint)
+    if optional and (text.lower() in NO_NUMBER if kinds[0] in (int, float) else text == "None"):
+        return None
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return _choice(name, text, (*get_args(kind), *(["None"] if optional else [])))
+        with contextlib.suppress(ValueError, OverflowError, KeyError):
+            return _FROM_TEXT[kind](text)
+    words = {bool: "neither True nor False", int: "no whole number", float: "no number"}
+    words |= {int: "neither a whole number nor None", float: "neither a number nor None"} if optional else {}
+    raise ConfigError(
+        f"{flag(name)}: {shown(text)} is {words.get(kinds[-1], 'more than a flag of one value can hold')}"
+    )
+
+
+def _whole_of(text: str) -> int:
+    """Reads a whole number, which may be written as 1e6."""
+    return _whole("", float(text)) if "e" in text.lower() else int(text)
+
+
+_FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
+    str: str,
+    int: _whole_of,
+    float: float,
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+}
 
 
 class Named:

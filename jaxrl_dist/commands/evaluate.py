@@ -7,11 +7,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.commands import find_modules, flags
+from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.training.stored import stored_fields
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 class Evaluate:
     """Plays episodes with the policy of a finished or unfinished run."""
 
-    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
+    run_dir: Annotated[str, help.Argument("RUN_DIR")] = ""
     """Directory of the run, such as runs/NAME."""
     episodes: int = 100
     """Number of episodes to play."""

@@ -7,10 +7,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-import tyro
-
 from jaxrl_dist.checks import MAX_SIZE, check_range
-from jaxrl_dist.commands import evaluate, flags
+from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_no_link
 
@@ -19,9 +17,9 @@ from jaxrl_dist.run.directories import check_no_link
 class Export:
     """Writes the trained policy of a run as a file that runs without this package: StableHLO for JAX, or ONNX."""
 
-    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN_DIR")]] = ""
+    run_dir: Annotated[str, help.Argument("RUN_DIR")] = ""
     """Directory of the run, such as runs/NAME."""
-    out: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    out: Annotated[str | None, help.Alias("-o")] = None
     """The file to write; None: policy.stablehlo or policy.onnx in the run directory."""
     format: Literal["stablehlo", "onnx"] = "stablehlo"
     """Format of the file: StableHLO runs wherever JAX does, ONNX in any ONNX runtime."""

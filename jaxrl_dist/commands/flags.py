@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import re
-from collections.abc import Collection, Sequence
-from typing import Any, get_args, get_origin, get_type_hints
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
-import tyro
-
-from jaxrl_dist import algorithms
+from jaxrl_dist import algorithms, synonyms
 from jaxrl_dist.algorithms import config_class
-from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.commands import help
 from jaxrl_dist.config import RUN_DEFAULTS, Config, Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.synonyms import hint
 from jaxrl_dist.training.policies import Policies
+from jaxrl_dist.values import alternatives, from_texts
 
 HELP = ("-h", "--help", "--help-all")
+_LIKE_A_FLAG = re.compile("--|-(?!inf|nan)[a-z]", re.IGNORECASE)
+"""How a flag begins; a negative number is a value."""
+_MANY = sys.maxsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +47,6 @@ class Command(Train[Config]):
     """Print every report, with all its metrics."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _NoHyperparameters:
-    """Replaces the algorithm's flags in a run with several policies, which share no hyperparameters."""
-
-
 def plain_defaults(algorithm: str | type) -> Command[Any]:
     """Returns the defaults that apply if neither a preset nor the user sets a value.
 
@@ -65,53 +60,39 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     """Parses the flags of a training run, and returns the given values by field name.
 
     Args:
-      algorithm: name or config class.
+      algorithm: name or config class; ``Policies`` has no flags of its own.
 
     Raises:
       ConfigError: the algorithm or a flag is unknown, or a value cannot be read; the message is one line.
     """
-    default = plain_defaults(_NoHyperparameters if algorithm is Policies else algorithm)
-    kind = type(default.algorithm)
-    hints = {**get_type_hints(Command), **get_type_hints(kind)}
+    own = {} if algorithm is Policies else _types(config_class(algorithm))
+    hints = {**_types(Command), **own}
     del hints["algorithm"]
-    switches = [name for name, hint in hints.items() if hint in (bool, bool | None)]
-    args = _merged(args, [name for name, hint in hints.items() if hint == dict[str, str]])
-    given = check_flags(args, hints, switches, algorithm if isinstance(algorithm, str) else algorithms.name_of(kind))
-    args = _spelled_out(args, [name for name in switches if hints[name] is not bool])
-    command = run_tyro(Command[kind], args, default=default)  # type: ignore[valid-type]
-    values = {**vars(command), **vars(command.algorithm)}
-    return {name: values[name] for name in given}
+    return read(args, hints, algorithm if isinstance(algorithm, str) else algorithms.name_of(algorithm))
 
 
-def _merged(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """Moves the values of a flag of these names that is given again behind those of the first time."""
-    repeatable, first = {flag(name) for name in names}, dict[str, list[str]]()
-    parts: list[list[str]] = [[]]
-    into = parts[0]
-    for arg in args:
-        spelling, equals, value = arg.partition("=")
-        name = spelling.replace("_", "-")
-        if name in first:
-            into = first[name]
-            into += [value] if equals else []
-            continue
-        if arg.startswith("--"):
-            into = []
-            parts.append(into)
-            first |= {name: into} if name in repeatable else {}
-        into.append(arg)
-    return [arg for part in parts for arg in part]
+def parse(target: Any, args: Sequence[str], prog: str) -> Any:
+    """Parses the flags of a command other than ``train`` into the dataclass ``target``, or prints their help.
+
+    Raises:
+      ConfigError: an argument is rejected.
+      SystemExit: with code 0, after ``--help``.
+    """
+    if wants_help(args):
+        print(help.page(target, prog), end="")
+        raise SystemExit(0)
+    return target(**read(args, _types(target)))
 
 
-def _spelled_out(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """Adds a value to the switches of these names: tyro needs one for switches that may be None."""
-    values = {spelling: flag(name) for name in names for spelling in (flag(name), "--no-" + flag(name)[2:])}
-    parts = []
-    for arg, following in zip(args, [*args[1:], ""], strict=False):
-        name = arg.replace("_", "-")
-        known = name in values and following != "None"
-        parts += [values[name], str(name == values[name])] if known else [arg]
-    return parts
+def _types(kind: Any) -> dict[str, Any]:
+    """Returns the type of each field of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def wants_help(args: Sequence[str]) -> bool:
+    """Returns whether the arguments ask for help."""
+    return any(arg in HELP for arg in args)
 
 
 def value_of(args: Sequence[str], name: str) -> str | None:
@@ -135,177 +116,119 @@ def taken(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     return value, [*args[:at], *args[at + (2 if name in args[at : at + 1] else 1) :]]
 
 
-def check_flags(
-    args: Sequence[str],
-    names: Collection[str],
-    switches: Collection[str] = (),
-    algorithm: str | None = None,
-) -> list[str]:
-    """Checks that every flag exists and is given once, and returns the names of the given fields.
+# --- reading ------------------------------------------------------------------------------------------
+
+
+class _Flag(NamedTuple):
+    """What a flag, or an argument without one, gives."""
+
+    field: str
+    most: int
+    """Maximum number of values."""
+    without: list[str] | None
+    """What it says without a value; None: it needs one."""
+    again: bool = False
+    """Whether it may be repeated, with further values."""
+
+
+def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
+    """Reads arguments, and returns the given values by field, in the order of ``hints``.
 
     Args:
-      names: all fields.
-      switches: names of the fields that also have a ``--no-`` form.
-      algorithm: the name of the algorithm whose flags are checked, if it is one's.
+      hints: the type of each field, in which ``help.Argument`` and ``help.Alias`` say how else it is given.
+      algorithm: the name of the algorithm whose flags are read, if it is one's.
 
     Raises:
-      ConfigError: a flag is unknown or repeated; the message names the first such flag and the nearest known one.
+      ConfigError: a flag is unknown, repeated, or has too few or too many values, or a value cannot be read.
     """
-    known = {"--help": "--help", **{flag(name): flag(name) for name in names}}
-    known |= {"--no-" + flag(name)[2:]: flag(name) for name in switches}
-    seen: dict[str, str] = {}
+    known = _known(hints)
+    texts: dict[str, list[str]] = {}
+    typed: dict[str, str] = {}
+    loose: list[tuple[str, str, int]] = []
+    for given, values in _groups(args, known):
+        spelling, (field, most, without, again) = _flag_of(given, known, algorithm)
+        earlier = typed.setdefault(field, spelling)
+        if field in texts and not again:
+            raise ConfigError(f"{given} is given twice" if earlier == spelling else f"{given} contradicts {earlier}")
+        if not values and without is None:
+            raise ConfigError(f"{given} needs a value")
+        texts[field] = [*texts.get(field, []), *(values[:most] or without or [])]
+        loose += [(value, given, most) for value in values[most:]]
+    texts |= _by_place(loose, [each for spelling, each in known.items() if not spelling.startswith("-")])
+    return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}
+
+
+def _known(hints: Mapping[str, Any]) -> dict[str, _Flag]:
+    """Returns all flags by spelling, and arguments by their names in help."""
+    known: dict[str, _Flag] = {}
+    for name, hint in hints.items():
+        (kind, *_), optional = alternatives(hint)
+        switch, many = help.is_switch(hint), get_origin(kind) in (tuple, dict)
+        most = _MANY if many else 1 if optional or not switch else 0
+        without = ["True"] if switch else [] if many else None
+        for spelling in help.spellings_of(name, hint):
+            known[spelling] = _Flag(name, most, without, again=get_origin(kind) is dict)
+        if switch:
+            known["--no-" + flag(name)[2:]] = _Flag(name, 0, ["False"])
+    return known
+
+
+def _groups(args: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields each flag as typed and the values behind it; before them, with an empty flag, those before all flags."""
+    given, values = "", list[str]()
     for arg in args:
-        given = arg.split("=", 1)[0]
-        name = given.replace("_", "-")
-        if not given.startswith("--"):
+        if not _LIKE_A_FLAG.match(arg):
+            values.append(arg)
             continue
-        if name not in known:
-            others = algorithms.having if algorithm else lambda field: ""
-            instead = hint(name[2:], [each[2:].replace("-", "_") for each in known], others) or "; --help lists all"
-            of_others = others(name[2:].removeprefix("no-").replace("-", "_"))
-            unknown = f"{given} is not a flag of {algorithm}" if of_others else f"unknown flag {given}"
-            raise ConfigError(f"{unknown}{instead}")
-        if known[name] in seen:
-            earlier = seen[known[name]]
-            raise ConfigError(f"{given} is given twice" if earlier == name else f"{given} contradicts {earlier}")
-        seen[known[name]] = name
-    return [name for name in names if flag(name) in seen]
+        yield given, values
+        if arg[:2] in known:  # -o FILE, -oFILE and -o=FILE
+            given, values = arg[:2], [arg[2:].removeprefix("=")] if arg[2:] else []
+        else:
+            given, equals, value = arg.partition("=")
+            values = [value] if equals else []
+    yield given, values
 
 
-# --- tyro ---------------------------------------------------------------------------------------------
-
-_registry = tyro.constructors.ConstructorRegistry()
-NO_NUMBER = "none", "auto"
-"""Values of an optional number that leave it to the run, in any case; other libraries have ``auto``."""
-
-
-@_registry.primitive_rule
-def _key_value_pairs(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """Reads ``dict[str, str]`` as ``key=value key=value``."""
-    if info.type != dict[str, str]:
-        return None
-
-    def read(args: list[str]) -> dict[str, str]:
-        pairs: dict[str, str] = {}
-        for arg in args:
-            key, equals, value = arg.partition("=")
-            if not (key and equals):
-                raise ValueError(f"{arg!r} is no key=value pair")
-            if key in pairs:
-                raise ValueError(f"{key} is given twice")
-            pairs[key] = value
-        return pairs
-
-    return tyro.constructors.PrimitiveConstructorSpec[dict[str, str]](
-        nargs="*",
-        metavar="[KEY=VALUE ...]",
-        instance_from_str=read,
-        is_instance=lambda x: isinstance(x, dict),
-        str_from_instance=lambda x: [f"{key}={value}" for key, value in x.items()],
-    )
-
-
-def _whole(text: str) -> int:
-    """Parses a whole number, which may be written as 1e6."""
-    number = float(text) if "e" in text.lower() else 0.5
-    return int(number) if number.is_integer() else int(text)
-
-
-@_registry.primitive_rule
-def _numbers(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """Reads ``int``, ``float``, either ``| None``, and tuples of them; tyro's own messages take several lines."""
-    many, parts = get_origin(info.type) is tuple, set(get_args(info.type) or (info.type,)) - {...}
-    optional, kinds = type(None) in parts, parts - {type(None)}
-    if kinds not in ({int}, {float}):
-        return None
-    kind = kinds.pop()
-    convert = _whole if kind is int else kind
-
-    def read(args: list[str]) -> Any:
-        values = []
-        for arg in [part for given in args for part in given.split(",")] if many else args:
-            try:
-                values.append(None if optional and arg.lower() in NO_NUMBER else convert(arg))
-            except ValueError:
-                what = "whole number" if kind is int else "number"
-                problem = f"neither a {what} nor None" if optional else f"no {what}"
-                raise ValueError(f"{shown(arg)} is {problem}") from None
-        return tuple(values) if many else values[0]
-
-    name = kind.__name__.upper()
-    return tyro.constructors.PrimitiveConstructorSpec[Any](
-        nargs="*" if many else 1,
-        metavar=f"[{name} ...]" if many else f"{name}|None" if optional else name,
-        instance_from_str=read,
-        is_instance=lambda x: True,
-        str_from_instance=lambda x: [str(y) for y in x] if many else [str(x)],
-    )
-
-
-def parse(target: Any, args: Sequence[str], prog: str) -> Any:
-    """Parses the flags of a command other than ``train`` into the dataclass ``target``, or prints their help.
+def _flag_of(given: str, known: Mapping[str, _Flag], algorithm: str | None) -> tuple[str, _Flag]:
+    """Returns a flag's spelling and what it gives; the empty flag gives nothing.
 
     Raises:
-      ConfigError: an argument is rejected.
-      SystemExit: with code 0, after ``--help``.
+      ConfigError: it is unknown; the message names the nearest known one.
     """
-    if wants_help(args):
-        print(help.page(target, prog), end="")
-        raise SystemExit(0)
-    hints = get_type_hints(target, include_extras=True)
-    check_flags(args, [name for name, hint in hints.items() if help.spellings_of(name, hint)[0].startswith("--")])
-    return run_tyro(target, args)
+    spelling = given.replace("_", "-") if given.startswith("--") else given
+    if spelling in known or not spelling:
+        return spelling, known.get(spelling, _Flag("", 0, []))
+    if not given.startswith("--"):
+        raise ConfigError(f"{shown(given)} is neither a flag nor the value of one; --help lists all")
+    names = [each[2:].replace("-", "_") for each in ("--help", *known) if each.startswith("--")]
+    others = algorithms.having if algorithm else lambda field: ""
+    instead = synonyms.hint(spelling[2:], names, others) or "; --help lists all"
+    of_others = others(spelling[2:].removeprefix("no-").replace("-", "_"))
+    raise ConfigError(f"{f'{given} is not a flag of {algorithm}' if of_others else f'unknown flag {given}'}{instead}")
 
 
-def wants_help(args: Sequence[str]) -> bool:
-    """Returns whether the arguments ask for help."""
-    return any(arg in HELP for arg in args)
-
-
-def run_tyro(target: Any, args: Sequence[str], **options: Any) -> Any:
-    """Parses with tyro, and turns its boxed error into one line.
+def _by_place(loose: Sequence[tuple[str, str, int]], arguments: Sequence[_Flag]) -> dict[str, list[str]]:
+    """Returns the texts of the arguments that have no flag, given each text, the flag before it and what that takes.
 
     Raises:
-      ConfigError: tyro rejects the arguments.
+      ConfigError: there are too many.
     """
-    box = io.StringIO()
+    texts = {}
+    for field, most, *_ in arguments:
+        if loose:
+            texts[field], loose = [value for value, *_ in loose[:most]], loose[most:]
+    if not loose:
+        return texts
+    value, given, most = loose[0]
+    if not given:
+        raise ConfigError(f"{shown(value)} is neither a flag nor the value of one; --help lists all")
+    off = "" if most or given.startswith("--no-") else f"; --no-{given[2:]} turns it off"
+    raise ConfigError(f"{given} takes {'one' if most else 'no'} value, so {shown(value)} is too much{off}")
+
+
+def _value(name: str, texts: Sequence[str], hint: Any) -> Any:
     try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(target, args=list(args), config=(tyro.conf.OmitArgPrefixes,), registry=_registry, **options)
-    except SystemExit:
-        raise ConfigError(_reworded(_message(box.getvalue()), args)) from None
-
-
-def _message(box: str) -> str:
-    """Returns the message of a tyro error box: the text between the title and the next rule."""
-    plain = re.sub(r"\x1b\[[0-9;]*m|[│|╭╮╰╯]", "", box)
-    parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", plain)]
-    parts = [part for part in parts if part]
-    message = parts[min(1, len(parts) - 1)] if parts else "the flags cannot be read"
-    return re.sub(r"^Error parsing (--\S+):", r"\1:", message)
-
-
-def _reworded(message: str, args: Sequence[str]) -> str:
-    """Returns tyro's message in the words that this package uses for the same mistakes elsewhere."""
-    if found := re.match(r"Missing value for argument '(--\S+)'", message):
-        return f"{found[1]} needs a value"
-    if found := re.match(r"invalid choice (.+) for argument '(--\S+)'\. Expected one of \((.*?),?\)", message):
-        choices = [choice.strip(" '") for choice in found[3].split(",")]
-        if "None" in choices:  # tyro orders these by their hashes, which differ between processes
-            choices = [*sorted({*choices} - {"None"}), "None"]
-        given = found[1].strip("'")
-        return f"{found[2]} must be one of {', '.join(choices)}, not {found[1]}{did_you_mean(given, choices)}"
-    if message.startswith("--seeds: "):
-        return f"{message}; --seeds 3 runs three seeds, and --seed 7 the one of that number"
-    if not message.startswith("Unrecognized options:"):
-        return message
-    extra = message.removeprefix("Unrecognized options:").split(", ")[0].strip()
-    parts = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
-    before = parts[: len(parts) - 1 - parts[::-1].index(extra)] if extra in parts else []
-    flags = [at for at, arg in enumerate(before) if arg.startswith("--")]
-    if not flags or extra.startswith("-"):
-        return f"{shown(extra)} is neither a flag nor the value of one; --help lists all"
-    name, number = before[flags[-1]], len(before) - 1 - flags[-1]
-    takes = "takes one value" if number else "takes no value"
-    off = "" if number or name.startswith("--no-") else f"; --no-{name[2:]} turns it off"
-    return f"{name} {takes}, so {shown(extra)} is too much{off}"
+        return from_texts(name, texts, hint)
+    except ConfigError as error:
+        more = "; --seeds 3 runs three seeds, and --seed 7 the one of that number" if name == "seeds" else ""
+        raise ConfigError(error.with_flags + more) from None

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config import PRESET, RUN_DEFAULTS
 from jaxrl_dist.hosts.config import NAMES as LAUNCH
+from jaxrl_dist.values import alternatives
 
 COMMON = (
     *("env", "env_options", "total_env_steps", "num_envs", "rollout_length", "seed", "seeds", "plan", "run_dir"),
@@ -49,6 +50,14 @@ ORDER = ("common", "algorithm", "network", "optimizer", "memory", "run", *GROUPS
 SHORT = ("common", "algorithm")
 """The groups that ``--help`` shows; ``--help-all`` shows all."""
 _COLUMN, _WIDEST = 28, 110  # characters
+
+
+class Argument(str):
+    """Annotates a field that is given by its place, not by a flag: the name that help shows."""
+
+
+class Alias(str):
+    """Annotates a field that has a second flag, such as ``-o``."""
 
 
 def docstrings(kind: type) -> dict[str, str]:
@@ -85,12 +94,16 @@ def choices_of(hint: Any) -> list[str]:
     return [str(x) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for x in get_args(part)]
 
 
+def is_switch(hint: Any) -> bool:
+    """Returns whether a field of this type is given by ``--field`` and ``--no-field``."""
+    return alternatives(hint)[0] == [bool]
+
+
 def spellings_of(name: str, hint: Any) -> list[str]:
     """Returns how a field is written on the command line: as its flag and aliases, or as a positional argument."""
-    found = [flag(name)]
-    for extra in getattr(hint, "__metadata__", ()):
-        found = [getattr(extra, "metavar", None) or found[0], *(getattr(extra, "aliases", None) or ())]
-    return found
+    extras = getattr(hint, "__metadata__", ())
+    places = [str(extra) for extra in extras if isinstance(extra, Argument)]
+    return places or [flag(name), *(str(extra) for extra in extras if isinstance(extra, Alias))]
 
 
 def spelled(value: Any) -> str:
@@ -169,7 +182,7 @@ def train_page(command: Any, kind: Any, values: Mapping[str, Any], prog: str, ab
 def _entry(names: list[str], hint: Any, text: str, value: Any) -> Iterator[str]:
     """Yields the lines of one setting: how it is written, what it means and its value."""
     choices = choices_of(hint)
-    switch = names[0].startswith("--") and set(get_args(hint) or (hint,)) - {type(None)} == {bool}
+    switch = is_switch(hint)
     shown = ", ".join([f"--[no-]{names[0][2:]}" if switch else names[0], *names[1:]])
     if names[0].startswith("--") and not switch:
         shown += f" {'{' + ','.join(choices) + '}' if choices else _metavar(hint)}"

@@ -7,11 +7,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-import tyro
-
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, presets, published
 from jaxrl_dist.checks import flag
-from jaxrl_dist.commands import find_modules, flags
+from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.errors import ConfigError
 
 
@@ -19,7 +17,7 @@ from jaxrl_dist.errors import ConfigError
 class Presets:
     """Shows what a run of an algorithm on an environment would use: all flags that differ from the defaults."""
 
-    algorithm: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ALGO")]] = ""
+    algorithm: Annotated[str, help.Argument("ALGO")] = ""
     """Name of the algorithm; without it, the command lists the kinds of tasks that have presets."""
     env: str = ""
     """Environment, as for `train`."""

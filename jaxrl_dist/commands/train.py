@@ -62,50 +62,68 @@ def asked(args: Sequence[str]) -> Asked | None:
     """
     if policies.given(args):
         return _several(args)
-    algorithm: Any = args[0] if args and not args[0].startswith("-") else None
-    args = list(args[1:] if algorithm else args)
-    if args and not args[0].startswith("-"):
-        network = args[0].endswith("Policy")  # as in Stable-Baselines3
-        meant = "--torso and --hidden-sizes choose the network" if network else None
-        raise ConfigError(f"{args[0]!r} is no flag; {meant or f'an environment is named by --env {args[0]}'}")
-    own = from_file(algorithm) if algorithm is not None and algorithm.endswith(".py") else None
-    name, algorithm = (own.__name__, own) if own else (algorithm, algorithm)
+    first, args = _algorithm(args)
     wants_help, everything = flags.wants_help(args), "--help-all" in args
     args = [arg for arg in args if arg not in flags.HELP]
-    stored: dict[str, Any] = {}
-    config_file = flags.value_of(args, "--config")
-    if config_file is not None:
-        from jaxrl_dist.training.stored import stored_fields  # imported late, so that ``--help`` is fast
-
-        named, stored = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
-        parts = stored.pop("parts", None)
-        named = named if parts is None else label(Policies(parts))
-        if name not in (None, named) and (parts is None or own is None):
-            raise ConfigError(f"{config_file} is of {named}, not of {name}; leave the algorithm's name out")
-        if parts is not None and wants_help:
-            print(policies.help_text(), end="")
-            return None
-        if parts is not None:
-            changed, given = policies.changed(parts, args)
-            fields = {**stored, **given}
-            fields.pop("config", None)
-            return Asked(named, changed, fields, stored.keys() - given.keys(), config_file)
-        name, algorithm = named, own or named
+    algorithm, stored = _stored(first, args)
+    if wants_help and (algorithm is None or isinstance(algorithm, Policies)):
+        print(help_text() if algorithm is None else policies.help_text(), end="")
+        return None
     if algorithm is None:
-        if wants_help:
-            print(help_text(), end="")
-            return None
         raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
-    given = flags.parse_train(algorithm, args)
-    word = given.pop("placement", None)
-    placed = {} if word is None else placements.fields(word, config_class(algorithm), given)
-    fields = {**stored, **placed, **given}
-    fields.pop("config", None)
-    found = Asked(name, algorithm, fields, stored.keys() - placed.keys() - given.keys(), config_file)
+    found = _changed(algorithm, stored, args)
     if wants_help:
         print(visible(_help(found, everything=everything)), end="")
         return None
     return found
+
+
+def _algorithm(args: Sequence[str]) -> tuple[str | type | None, Sequence[str]]:
+    """Returns the algorithm that the arguments begin with, if any, and the flags behind it."""
+    first = args[0] if args and not args[0].startswith("-") else None
+    args = args[1:] if first else args
+    if args and not args[0].startswith("-"):
+        network = args[0].endswith("Policy")  # as in Stable-Baselines3
+        meant = "--torso and --hidden-sizes choose the network" if network else None
+        raise ConfigError(f"{args[0]!r} is no flag; {meant or f'an environment is named by --env {args[0]}'}")
+    return from_file(first) if first is not None and first.endswith(".py") else first, args
+
+
+def _stored(algorithm: str | type | None, args: Sequence[str]) -> tuple[str | type | Policies | None, dict[str, Any]]:
+    """Returns the algorithm and the fields that ``--config`` names; without it, ``algorithm`` and no fields."""
+    config_file = flags.value_of(args, "--config")
+    if config_file is None:
+        return algorithm, {}
+    from jaxrl_dist.training.stored import stored_fields  # imported late, so that ``--help`` is fast
+
+    own = algorithm if isinstance(algorithm, type) else None
+    named, fields = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
+    parts = fields.pop("parts", None)
+    stored = named if parts is None else Policies(parts)
+    name = _name(stored)
+    of_a_policy = own is not None and parts is not None  # the file of one of the stored policies
+    if algorithm is not None and _name(algorithm) != name and not of_a_policy:
+        raise ConfigError(f"{config_file} is of {name}, not of {_name(algorithm)}; leave the algorithm's name out")
+    return stored if own is None or of_a_policy else own, fields
+
+
+def _name(algorithm: str | type | Policies) -> str:
+    """Returns the display name of an algorithm, or of several policies."""
+    return algorithm if isinstance(algorithm, str) else label(algorithm)
+
+
+def _changed(algorithm: str | type | Policies, stored: dict[str, Any], args: Sequence[str]) -> Asked:
+    """Returns the run of an algorithm, or of several stored policies, with the fields of ``--config`` and flags."""
+    if isinstance(algorithm, Policies):
+        parts, given = policies.changed(algorithm.parts, args)
+        config_file = given.pop("config", None)
+        return Asked(_name(algorithm), parts, {**stored, **given}, stored.keys() - given.keys(), config_file)
+    given = flags.parse_train(algorithm, args)
+    config_file = given.pop("config", None)
+    word = given.pop("placement", None)
+    placed = {} if word is None else placements.fields(word, config_class(algorithm), given)
+    unsaid = stored.keys() - placed.keys() - given.keys()
+    return Asked(_name(algorithm), algorithm, {**stored, **placed, **given}, unsaid, config_file)
 
 
 def _several(args: Sequence[str]) -> Asked | None:

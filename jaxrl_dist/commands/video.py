@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
-import tyro
-
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.commands import evaluate, flags
+from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.errors import ConfigError
 
 
@@ -17,7 +15,7 @@ from jaxrl_dist.errors import ConfigError
 class Video(evaluate.Evaluate):
     """Films episodes as an animated GIF: the first ones that ``evaluate`` plays with the same seed."""
 
-    out: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE.gif")]] = ""
+    out: Annotated[str, help.Argument("FILE.gif")] = ""
     """The file to write."""
     episodes: int = 1
     """Number of episodes to play, one after the other."""

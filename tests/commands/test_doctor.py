@@ -29,7 +29,7 @@ GPU = {"platform": "gpu", "number": 0, "kind": "NVIDIA H200", "memory": 150 * 10
 def test_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for package in ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "gymnasium", "orbax-checkpoint", "tyro"):
+    for package in ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "gymnasium", "orbax-checkpoint", "rich"):
         assert re.search(rf"^{package} +{re.escape(importlib.metadata.version(package))}$", out, re.MULTILINE)
     for line in (
         r"python .*\d\.\d+\.\d+ .*",

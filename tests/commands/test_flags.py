@@ -14,6 +14,7 @@ from jaxrl_dist import cli, preset
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import flags, help, train
+from jaxrl_dist.commands.plot import Plot
 from jaxrl_dist.config import RUN_DEFAULTS, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
@@ -211,6 +212,30 @@ def test_whole_numbers_may_have_an_exponent() -> None:
 )
 def test_an_optional_number_may_be_left_to_the_run(args: str) -> None:
     assert flags.parse_train("sac", ["--env", "auto", *args.split()]) == {"env": "auto", "temperature": None}
+
+
+@pytest.mark.parametrize("args", ["-o x.png a b", "-ox.png a b", "-o=x.png a b", "a --out=x.png b", "a b --out x.png"])
+def test_arguments_and_flags_in_any_order(args: str) -> None:
+    read = flags.parse(Plot, ["--smooth", "3", *args.split()], "plot")
+    assert read == Plot(run_dirs=("a", "b"), out="x.png", smooth=3)
+
+
+@pytest.mark.parametrize("text, value", [("", True), ("=True", True), (" False", False), (" None", None)])
+def test_a_switch_that_may_be_left_to_the_run(text: str, value: bool | None) -> None:
+    assert flags.parse_train("dqn", f"--checkpoint-replay{text}".split()) == {"checkpoint_replay": value}
+    assert flags.parse_train("dqn", ["--no-checkpoint-replay"]) == {"checkpoint_replay": False}
+
+
+def test_values_of_fields_of_your_own() -> None:
+    hints = {"pair": tuple[float, float], "named": tuple[str, int], "size": int | str, "sizes": tuple[int, ...] | None}
+    args = ["--pair", "-.5,-inf", "--named", "a,b", "3", "--size", "large", "--sizes", "None"]
+    assert flags.read(args, hints) == {
+        "pair": (-0.5, float("-inf")), "named": ("a,b", 3), "size": "large", "sizes": None,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"pair must be a tuple of 2 values, not \['1'\]"):
+        flags.read(["--pair", "1"], hints)
+    with pytest.raises(ConfigError, match="named: 'b' is no whole number"):
+        flags.read(["--named", "a", "b"], hints)
 
 
 def test_a_run_directory_is_not_kept() -> None:

@@ -8,10 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from jaxrl_dist.checks import check_range
-from jaxrl_dist.commands import find_modules, flags
+from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 class CheckEnv:
     """Plays an environment with random actions and prints one line per fault."""
 
-    env: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENV")]] = ""
+    env: Annotated[str, help.Argument("ENV")] = ""
     """Environment such as my_module:make, your own function or class; see train's --env."""
     env_options: dict[str, str] = dataclasses.field(default_factory=dict)
     """Options of the environment."""
@@ -59,9 +57,10 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
     Raises:
       ConfigError: no environment has this name and these options, or EnvPool provides it.
     """
-    from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
+    from jaxrl_dist.commands.check_env.findings import Check, Findings
     from jaxrl_dist.config import LIBRARIES
     from jaxrl_dist.envs import gymnasium, gymnax, libraries
+    from jaxrl_dist.envs.contract import Stop
     from jaxrl_dist.envs.native import construct, is_team
     from jaxrl_dist.envs.source import locate
 

@@ -8,10 +8,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-import tyro
-
 from jaxrl_dist.checks import check_range, check_used, did_you_mean
-from jaxrl_dist.commands import flags
+from jaxrl_dist.commands import flags, help
 from jaxrl_dist.commands.plot.reading import (
     AXES,
     FINAL,
@@ -55,9 +53,9 @@ Width = Literal["one", "two"]
 class Plot:
     """Plots learning curves of runs, or compares their final scores; seeds of one configuration form a group."""
 
-    run_dirs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN_DIR ...")]] = ()
+    run_dirs: Annotated[tuple[str, ...], help.Argument("RUN_DIR ...")] = ()
     """Directories of runs or of populations; runs without a value of the metric are skipped with a warning."""
-    out: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    out: Annotated[str | None, help.Alias("-o")] = None
     """The file to write; its extension sets the format: png, pdf, svg ..., for tables md or csv. None: curves.png, or
     the terminal for a table."""
     kind: Kind = "curve"
