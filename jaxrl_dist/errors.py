@@ -6,11 +6,19 @@ Python, where settings are fields, ``str(error)`` says ``num_envs``.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 
 DIVERGED = "training has diverged"
 """How the message of a run's ``DivergedError`` begins."""
 _COMMANDS_OR_FLAGS = re.compile(r"((?:jaxrl-dist|pip|python) [^;`]*)|--(?!help\b)(no-)?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+
+
+def say(message: str) -> None:
+    """Prints one line to stderr, unless that is closed, as a terminal may be."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"jaxrl-dist: {message}", file=sys.stderr, flush=True)
 
 
 class _Message:

@@ -16,7 +16,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FinishedError
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.config import launch_of
-from jaxrl_dist.run import signals
+from jaxrl_dist.run import processes, signals
 from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.resolving import resolved
 
@@ -131,6 +131,7 @@ def run(args: Sequence[str]) -> int:
     """Runs ``train ALGO --env ID [FLAGS]``."""
     found = asked(args)
     if found is not None and (target := found.fields.pop("plan_memory", None)) is not None:
+    processes.end_with_parent()
         from jaxrl_dist.commands import compile_for
 
         shown_as(found.fields)
