@@ -71,15 +71,17 @@ def start(launch: Launch, *, detect: bool = False, waiting: Callable[[], None] =
 
 def _arguments(launch: Launch, *, detect: bool) -> dict[str, Any] | None:
     """Returns the arguments of ``jax.distributed.initialize``; None: this is the only process."""
+    limits = {
+        "initialization_timeout": 2 * JOIN_SECONDS,  # ``_wait`` gives up earlier, in one line
+        # JAX hears of a process twice in this time: half of it may be over when the process falls silent.
+        "heartbeat_timeout_seconds": 2 * int(launch.lost_process_timeout) + 15,
+        "shutdown_timeout_seconds": JOIN_SECONDS,
+    }
     if launch.coordinator is not None:
-        return {
-            "coordinator_address": launch.coordinator,
-            "num_processes": launch.processes,
-            "process_id": launch.process,
-            "cluster_detection_method": "deactivate",
-        }
+        where = {"coordinator_address": launch.coordinator, "cluster_detection_method": "deactivate"}
+        return {**limits, **where, "num_processes": launch.processes, "process_id": launch.process}
     found = detected() if detect else None
-    return None if found is None else {"cluster_detection_method": found}
+    return None if found is None else {**limits, "cluster_detection_method": found}
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -163,12 +165,7 @@ def _initialize(launch: Launch, arguments: dict[str, Any], waiting: Callable[[],
 
     def initialize() -> None:
         try:
-            jax.distributed.initialize(
-                **arguments,
-                initialization_timeout=2 * JOIN_SECONDS,  # ``_wait`` gives up earlier, in one line
-                heartbeat_timeout_seconds=2 * int(launch.lost_process_timeout) + 15,  # later than the watch
-                shutdown_timeout_seconds=JOIN_SECONDS,
-            )
+            jax.distributed.initialize(**arguments)
         except Exception as error:
             errors.append(error)
         finally:

@@ -189,6 +189,14 @@ def test_process_0_listens_only_where_the_others_look_for_it(listening: socket.s
         assert start.listens_at(f"{name}:{port}") == (f"{name}:{port}" if wanted else None)
 
 
+@pytest.mark.parametrize("seconds", [2.0, 30.0, 86400.0])
+def test_the_watch_finds_a_lost_process_before_jax_does(seconds: float) -> None:
+    """JAX's service hears of a process every half of its time-out."""
+    launch = Launch(coordinator="a:1", processes=2, process=0, lost_process_timeout=seconds)
+    arguments = start._arguments(launch, detect=False)
+    assert arguments is not None and arguments["heartbeat_timeout_seconds"] / 2 > seconds + watching.SECONDS
+
+
 def joining(process: int, where: str, waiting: Callable[[], None] = lambda: None) -> None:
     """Waits as process ``process`` of 2, while C++ would wait for a minute."""
     thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
