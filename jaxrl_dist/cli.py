@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.commands import COMMANDS, accelerators, help_text
-from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError, visible
+from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, EnvError, ProcessError, say, visible
 from jaxrl_dist.hosts import start
 from jaxrl_dist.run.signals import Interrupted
 
@@ -63,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print(visible(f"jaxrl-dist: error: {' '.join(message.split())}", 2_000), file=sys.stderr)
+    say(f"error: {' '.join(message.split())}")
     start.leave(code)
     return code
 

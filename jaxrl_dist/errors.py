@@ -6,13 +6,29 @@ Python, where settings are fields, ``str(error)`` says ``num_envs``.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 
 DIVERGED = "training has diverged"
 """How the message of a run's ``DivergedError`` begins."""
 _COMMANDS_OR_FLAGS = re.compile(
     r"((?:jaxrl-dist|pip|python) [^;`]*)|--(?!help\b)(no-)?([A-Za-z_][\w-]*\.(?=[a-z]))?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
 )
+
+
+def visible(text: str, most: int = 10**6) -> str:
+    """Returns a text for the terminal: at most so many characters, with escapes such as ``\\x1b`` for those that move
+    the cursor or change how others look. Names and messages may come from anyone's files and environments.
+    """
+    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text[:most])
+    return shown if len(text) <= most else f"{shown} ... ({len(text) - most} more characters)"
+
+
+def say(message: str) -> None:
+    """Prints one line to stderr, unless that is closed, as a terminal may be."""
+    with contextlib.suppress(OSError, ValueError):
+        print(visible(f"jaxrl-dist: {message}", 2_000), file=sys.stderr, flush=True)
 
 
 class _Message:
@@ -42,14 +58,6 @@ class ConfigError(_Message, ValueError):
 def one_line(error: BaseException, most: int = 300) -> str:
     """Formats an exception as one line of at most ``most`` characters: its type and its message."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]
-
-
-def visible(text: str, most: int = 10**6) -> str:
-    """Returns a text for the terminal: at most so many characters, with escapes such as ``\\x1b`` for those that move
-    the cursor or change how others look. Names and messages may come from anyone's files and environments.
-    """
-    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text[:most])
-    return shown if len(text) <= most else f"{shown} ... ({len(text) - most} more characters)"
 
 
 class UnusedError(ConfigError):

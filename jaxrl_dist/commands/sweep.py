@@ -6,14 +6,15 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import check_range, counted, flag
 from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.train import asked, shown_as
 from jaxrl_dist.config import CONFIG_FILE, Train
-from jaxrl_dist.errors import DIVERGED, ConfigError
+from jaxrl_dist.errors import DIVERGED, ConfigError, say
 from jaxrl_dist.hosts.config import NAMES as LAUNCH
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import machine, processes, signals, text
@@ -103,6 +104,8 @@ def run(args: Sequence[str]) -> int:
             if not output["quiet"]:
                 print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}", flush=True)
             logs[0].parent.mkdir(exist_ok=True)
+            for log in logs:
+                _wait_for(log.with_suffix(""), stop)
             try:
                 processes.run_all(commands, logs, sweep.jobs, stop, ended, failed)
             except processes.RefusedError as error:
@@ -133,6 +136,20 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     with run_files.freeing(path):
         text.write_json(path / CONFIG_FILE, {**config, "versions": machine.versions()})
         return run_files.lock(str(path))
+
+
+def _wait_for(member: pathlib.Path, stop: Callable[[], bool]) -> None:
+    """Waits while another process is at a member: if a sweep is killed, its members save what they have learnt."""
+    deadline, said = time.monotonic() + processes.GRACE_SECONDS, False
+    while (member / run_files.METRICS).exists() and not stop() and time.monotonic() < deadline:
+        try:
+            run_files.lock(str(member)).close()
+            return
+        except ConfigError as error:
+            if not said:
+                say(f"{error.with_flags}: waiting until it has ended, for at most {processes.GRACE_SECONDS:g} s")
+            said = True
+            time.sleep(0.2)
 
 
 def _command(args: Sequence[str], config: Train[Any], member: Member) -> list[str]:

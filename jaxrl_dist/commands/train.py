@@ -7,7 +7,9 @@ import dataclasses
 import errno
 import pathlib
 import shlex
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.algorithms import config_class, from_file
@@ -16,7 +18,7 @@ from jaxrl_dist.config import Train
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.hosts.config import launch_of
-from jaxrl_dist.run import signals, trackers
+from jaxrl_dist.run import processes, signals, trackers
 from jaxrl_dist.training.policies import Policies, label
 from jaxrl_dist.training.resolving import resolved
 
@@ -157,6 +159,7 @@ def _help(asked: Asked, *, everything: bool) -> str:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``train ALGO --env ID [FLAGS]``."""
+    processes.end_with_parent()
     found = asked(args)
     if found is not None and (target := found.fields.pop("plan_memory", None)) is not None:
         from jaxrl_dist.commands import compile_for
@@ -180,8 +183,14 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
 
     Raises:
       ConfigError: the command is another one in another process.
+      Interrupted: a signal has arrived before all processes have joined.
     """
-    start.start(launch_of(fields), detect=True)
+
+    def check() -> None:
+        if stop():
+            raise stop.interrupted("interrupted while waiting for the other processes of the run")
+
+    start.start(launch_of(fields), detect=True, waiting=check)
     if (watch := start.watch()) is not None:
         watch.asked = lambda: stop.number or 0
     with start.failing(), contextlib.nullcontext() if peers.first() else start.no_stdout():
@@ -266,12 +275,12 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
     if stop():  # the signal arrived before the run began
         raise stop.interrupted()
     quiet = quiet or not peers.first()
+    stop.last_words = partial(_goes_on, run)
     if (watch := start.watch()) is not None:
-        watch.advice = f"`{run.resume_command()}` goes on from the newest checkpoint"
+        watch.advice = stop.last_words
     if not quiet:
         stop.notice = (
-            "jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later, ends the run at "
-            "once"
+            "stopping after this update, which is saved; once more, 1 s from now or later, ends the run at once"
         )
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet, verbose=verbose)
@@ -305,3 +314,21 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
         display.print(played(last.evaluation))
     if isinstance(run, PopulationRun):
         display.print(table(run.rows, config.evaluation_policy))
+
+
+def _goes_on(run: Run | PopulationRun) -> str:
+    """Says where a run goes on whose process ends at once."""
+    from jaxrl_dist.run import checkpoint, files
+
+    path, newest = pathlib.Path(str(run.config.run_dir)), list[int]()
+
+    def look() -> None:
+        for folder in (path, *files.members_of(path)):
+            newest.extend(map(checkpoint.number_of, checkpoint.saved(folder)[:1]))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(1.0)  # its disk may hang, and must not keep the process
+    if newest:
+        return f"nothing after {max(newest)} env steps is saved, and `{run.resume_command()}` goes on from there"
+    return "" if thread.is_alive() else "the run has saved no checkpoint"

@@ -139,6 +139,7 @@ def _wait(here: World, key: str, until: float) -> str:
             return str(here.client.blocking_key_value_get(key, WAIT_MS))
         except Exception as error:  # jaxlib's own type
             if "DEADLINE_EXCEEDED" not in str(error):
+                time.sleep(1.0)  # if process 0 is lost, this process ends meanwhile, with a better line
                 raise ProcessError(f"the coordinator does not answer: {str(error).splitlines()[0]}") from None
         if (problem := here.problem()) is not None:
             raise problem

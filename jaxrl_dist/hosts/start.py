@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import importlib.util
+import ipaddress
 import os
+import socket
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, ProcessError, say
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.config import Launch
-from jaxrl_dist.hosts.watch import Watch, on_terminate
+from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")
 """Names of the clusters that are detected without flags, as in ``jax.distributed.initialize``."""
@@ -22,11 +27,12 @@ HINTS = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_hnp_uri"}
 """Environment variables, of which SLURM and Open MPI set one; TPU hosts have the package ``libtpu`` instead."""
 JOIN_SECONDS = 300
 """Seconds within which all processes must join and, at the end, leave."""
-_MORE_SECONDS = 15
-"""Seconds after ``lost_process_timeout`` until JAX's heartbeats end the process: the watch names the lost one first."""
+QUIET_SECONDS = 5
+"""Seconds after which a process says that it waits for the others."""
 
 _watch: Watch | None = None
 _kept: list[Any] = []
+_joining: threading.Thread | None = None
 
 
 def watch() -> Watch | None:
@@ -34,14 +40,17 @@ def watch() -> Watch | None:
     return _watch
 
 
-def start(launch: Launch, *, detect: bool = False) -> None:
+def start(launch: Launch, *, detect: bool = False, waiting: Callable[[], None] = lambda: None) -> None:
     """Joins the processes of a launch; must be called before JAX is used. A process that has joined cannot leave.
 
     Args:
       detect: whether to look for the processes of SLURM, Open MPI or a TPU pod if the launch names none.
+      waiting: called several times a second while this process waits for the others; an error that it raises ends the
+        wait.
 
     Raises:
       ConfigError: JAX is in use already, or the processes cannot be joined.
+      ProcessError: process 0 is lost before all have joined.
     """
     if peers.world() is not None or launch.processes == 1:
         return
@@ -55,22 +64,58 @@ def start(launch: Launch, *, detect: bool = False) -> None:
     if not jax.distributed.is_initialized():
         if arguments is None:
             return
-        _initialize(launch, arguments)
+        _initialize(launch, arguments, waiting)
     if jax.process_count() > 1:
         _join(launch)
 
 
 def _arguments(launch: Launch, *, detect: bool) -> dict[str, Any] | None:
     """Returns the arguments of ``jax.distributed.initialize``; None: this is the only process."""
+    limits = {
+        "initialization_timeout": 2 * JOIN_SECONDS,  # ``_wait`` gives up earlier, in one line
+        # JAX hears of a process twice in this time: half of it may be over when the process falls silent.
+        "heartbeat_timeout_seconds": 2 * int(launch.lost_process_timeout) + 15,
+        "shutdown_timeout_seconds": JOIN_SECONDS,
+    }
     if launch.coordinator is not None:
-        return {
-            "coordinator_address": launch.coordinator,
-            "num_processes": launch.processes,
-            "process_id": launch.process,
-            "cluster_detection_method": "deactivate",
-        }
+        where = {"coordinator_address": launch.coordinator, "cluster_detection_method": "deactivate"}
+        return {**limits, **where, "num_processes": launch.processes, "process_id": launch.process}
     found = detected() if detect else None
-    return None if found is None else {"cluster_detection_method": found}
+    return None if found is None else {**limits, "cluster_detection_method": found}
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def listens_at(coordinator: str) -> str | None:
+    """Returns the only address at which process 0 listens; None: it listens at all addresses of this machine.
+
+    A host's name, and an address that a router translates, do not say where the others' connections arrive.
+
+    Raises:
+      ConfigError: the port is in use.
+    """
+    host, port = _split(coordinator)
+    try:
+        version = 4 if host == "localhost" else ipaddress.ip_address(host).version
+    except ValueError:
+        version = 0
+    for name in (host, "") if version else ("",):
+        with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that has ended here leaves no trace
+            try:
+                probe.bind((name, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:  # gRPC would share the port with the other
+                    raise ConfigError(
+                        f"another process has the number 0, or another program the port: --coordinator {coordinator} "
+                        "is in use"
+                    ) from None
+            else:
+                return coordinator if name else None
+    return None
 
 
 def detected() -> str | None:
@@ -98,10 +143,13 @@ def detected() -> str | None:
     return None
 
 
-def _initialize(launch: Launch, arguments: dict[str, Any]) -> None:
+def _initialize(launch: Launch, arguments: dict[str, Any], waiting: Callable[[], None]) -> None:
     import jax
-    from jax._src import distributed
+    from jax._src import distributed  # JAX has no public name for its client, nor for the option below
 
+    global _joining
+    if launch.coordinator is not None and not launch.process:
+        arguments["coordinator_bind_address"] = listens_at(launch.coordinator)
     config: Any = jax.config
     if getattr(config, "jax_cpu_collectives_implementation", None) in (None, "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -109,34 +157,83 @@ def _initialize(launch: Launch, arguments: dict[str, Any]) -> None:
     _kept.append(on_terminate(_ended))
     library: Any = vars(distributed)["_jax"]
     original = library.get_distributed_runtime_client
-    # ``initialize`` does not pass this option on; without it, C++ ends the process with a page of stack trace.
+    # Once process 0 is lost, jaxlib aborts the others with a page of stack trace, whatever the heartbeats' time-out and
+    # ``jax_enable_recoverability``; only this option prevents it, and ``initialize`` does not pass it on.
     client = functools.partial(original, missed_heartbeat_callback=_ended)
     library.get_distributed_runtime_client = client
+    errors: list[Exception] = []
+
+    def initialize() -> None:
+        try:
+            jax.distributed.initialize(**arguments)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            library.get_distributed_runtime_client = original
+
+    _joining = threading.Thread(target=initialize, name="join", daemon=True)
+    _joining.start()  # C++ waits for the others there, and Python handles no signal meanwhile
     try:
-        jax.distributed.initialize(
-            **arguments,
-            initialization_timeout=JOIN_SECONDS,
-            heartbeat_timeout_seconds=int(launch.lost_process_timeout) + _MORE_SECONDS,
-            shutdown_timeout_seconds=JOIN_SECONDS,
-        )
-    except Exception as error:
-        line = " ".join(str(error).split())[:300]
-        if "before any JAX calls" in line:
-            line = "JAX is in use already; join the processes first, by jax.distributed.initialize"
-        raise ConfigError(f"the processes of the run cannot be joined: {line}") from None
-    finally:
-        library.get_distributed_runtime_client = original
+        _wait(_joining, distributed.global_state, waiting)
+        if errors:
+            line = " ".join(str(errors[0]).split())[:300]
+            if "before any JAX calls" in line:
+                line = "JAX is in use already; join the processes first, by jax.distributed.initialize"
+            if "bad_cast" in line:  # jaxlib cannot hand its reason to ``_ended``
+                line = "process 0 has other --processes, or another one the same number"
+            raise _unjoined(line)
+    except BaseException:
+        distributed.global_state.client = None  # else its end at Python's end fails, with a traceback
+        raise
+
+
+def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) -> None:
+    """Waits until a thread has joined the processes, and says so once that takes long; ``state`` is JAX's.
+
+    Raises:
+      ConfigError: not all processes have joined in time.
+      ProcessError: process 0 is lost.
+    """
+    began, said, reached = time.monotonic(), False, False
+    while joining.is_alive():
+        joining.join(0.5)
+        waiting()
+        if state.client is None:
+            continue
+        if state.process_id:
+            try:
+                socket.create_connection(_split(state.coordinator_address), 1.0).close()
+                reached = True
+            except ConnectionRefusedError:
+                if reached:
+                    raise ProcessError("process 0 is lost: it has ended before all processes had joined") from None
+            except OSError:  # it may come
+                pass
+        others = f"the others of {state.num_processes} processes"
+        if state.process_id and not reached:
+            others = f"process 0 at {state.coordinator_address}"
+        if time.monotonic() - began > JOIN_SECONDS:
+            raise _unjoined(f"no answer from {others} within {JOIN_SECONDS} s")
+        if time.monotonic() - began > QUIET_SECONDS and not said:
+            said = True
+            say(f"waiting for {others}, for at most {JOIN_SECONDS} s")
+
+
+def _unjoined(why: str) -> ConfigError:
+    return ConfigError(f"the processes of the run cannot be joined: {why}")
 
 
 def _ended(*status: object) -> None:
     if _watch is not None:
-        _watch.service_ended(*status)
+        _watch.service_ended()
+    else:
+        say("error: another process is lost before the run has begun")
     os._exit(1)
 
 
 def _join(launch: Launch) -> None:
     import jax
-    from jax._src.distributed import global_state
+    from jax._src.distributed import global_state  # JAX has no public name for its key-value store
 
     from jaxrl_dist.hosts import arrays
 
@@ -175,6 +272,8 @@ def leave(code: int) -> None:
 
     Process 0 leaves last: the others hear from it what has happened.
     """
+    if _joining is not None and _joining.is_alive():
+        end(code)
     if _watch is not None and (_watch.failed or _watch.problem is not None):
         _watch.leave(code)
 

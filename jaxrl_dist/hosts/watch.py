@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_dist.errors import ProcessError
+from jaxrl_dist.errors import ProcessError, say
 
 SECONDS = 1.0
 """Seconds between two checks of the other processes."""
@@ -31,8 +31,8 @@ class Watch:
 
     def __init__(self, client: Any, index: int, count: int, timeout: float) -> None:
         """Starts the threads; ``timeout`` is ``Launch.lost_process_timeout``."""
-        self.advice = ""
-        """Advice for the user once a process is lost, such as a command to run."""
+        self.advice: Callable[[], str] = lambda: ""
+        """Returns advice for the user once a process is lost, such as a command to run."""
         self.asked: Callable[[], int] = lambda: 0
         """Returns the number of the signal that asks this process to end the run; 0: none."""
         self.signal = 0
@@ -46,7 +46,7 @@ class Watch:
         self._beat, self._left = 0, False
         self._gone: set[int] = set()  # the processes that have left
         self._since = {other: (time.monotonic(), -1) for other in range(count) if other != index}
-        self._stopping, self._telling = threading.Event(), threading.Lock()
+        self._stopping, self._telling, self._ending = threading.Event(), threading.Lock(), threading.Lock()
         self._answered = time.monotonic()
         self._tell()
         self._threads = [
@@ -81,10 +81,7 @@ class Watch:
         while self._index == 0 and len(self._gone) < self._count - 1 and time.monotonic() < until:
             time.sleep(SECONDS / 5)
         self._stopping.set()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        end(code)
 
     def part(self) -> None:
         """Tells the others that this process ends in order: they may go on with what each does alone."""
@@ -100,25 +97,28 @@ class Watch:
             if thread is not threading.current_thread():
                 thread.join(self._timeout)
 
-    def lost(self, process: int) -> None:
-        """Ends this process because another one is lost."""
-        if self._stopping.is_set():
-            return
-        self._stopping.set()
-        text = f"process {process} is lost: it has not answered for {self._timeout:g} s"
-        if process == 0 and time.monotonic() - self._answered < self._timeout:
-            text = "process 0 is lost"
-        self._say(f"{text}{self.advice and '; '}{self.advice}")
-        os._exit(1)
+    def lost(self, process: int | None) -> None:
+        """Ends this process because another one is lost; None: nobody knows which."""
+        with self._ending:  # the first to come says the line, and the others wait for the end
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+            text = f"process {process} is lost: it has not answered for {self._timeout:g} s"
+            if process == 0 and time.monotonic() - self._answered < self._timeout:
+                text = "process 0 is lost"
+            if process is None:
+                text = "JAX has ended the run: a process is lost, or another one has the same --process"
+            advice = ""
+            with contextlib.suppress(Exception):  # such as that no thread can be started
+                advice = self.advice()
+            say(f"error: {text}{advice and '; '}{advice}")
+            os._exit(1)
 
-    def service_ended(self, *status: object) -> None:
-        """Called by JAX once the coordination service has ended, or has itself missed heartbeats."""
+    def service_ended(self) -> None:
+        """Ends this process because the coordination service has ended, or has itself missed heartbeats."""
         stale = max(self._since, key=lambda other: (time.monotonic() - self._since[other][0], -other), default=0)
-        self.lost(stale if time.monotonic() - self._since[stale][0] > self._timeout / 2 else 0)
-
-    def _say(self, message: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            print(f"jaxrl-dist: error: {message}", file=sys.stderr, flush=True)
+        gone = time.monotonic() - self._since[stale][0] > self._timeout / 2
+        self.lost(stale if gone else None if self._index == 0 else 0)
 
     def _tell(self) -> None:
         with self._telling:
@@ -158,8 +158,16 @@ class Watch:
                 if needed and now - heard > self._timeout and not (self.problem or self.failed):
                     self.lost(other)
             if self.problem is not None and failed_at is not None and now - failed_at > GRACE_SECONDS:
-                self._say(str(self.problem))
+                say(f"error: {self.problem}")
                 self.leave(self.problem.exit_code)
+
+
+def end(code: int) -> None:
+    """Ends this process without waiting for JAX, whose functions may wait for other processes."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def on_terminate(function: Callable[[], None]) -> Any:

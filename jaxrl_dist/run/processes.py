@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import signal
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxrl_dist.errors import DIVERGED
+from jaxrl_dist.errors import DIVERGED, say
 
 ATTEMPTS = 3
 """Number of times that the process of a command is started, if it dies; one that diverges would do so again."""
 GRACE_SECONDS = 60.0
 """Seconds for a process to end after SIGTERM, before it is killed."""
 _SECONDS = 0.2  # between two checks of the processes
+_PIPE = "JAXRL_DIST_PIPE"  # environment variable with the descriptor of a pipe that closes as ``run_all`` ends
 
 
 class RefusedError(Exception):
@@ -33,7 +35,8 @@ def run_all(
 ) -> None:
     """Runs every command to its end, or until ``stop``; however it ends, no process is left.
 
-    Each process gets a share of this machine's cores, and of its GPUs' memory.
+    Each process gets a share of this machine's cores, and of its GPUs' memory. If this one is killed, those that have
+    called ``end_with_parent`` end, too.
 
     Args:
       commands: the words of each command.
@@ -47,6 +50,7 @@ def run_all(
     """
     waiting, attempts = list(reversed(range(len(commands)))), [0] * len(commands)
     slots: list[tuple[int, subprocess.Popen[bytes]] | None] = [None] * min(jobs, len(commands))
+    reading, writing = os.pipe()  # only this process holds its writing end
     try:
         while (waiting or any(slots)) and not stop():
             for slot, held in enumerate(slots):
@@ -54,7 +58,7 @@ def run_all(
                     if waiting:
                         number = waiting.pop()
                         attempts[number] += 1
-                        slots[slot] = number, _start(commands[number], logs[number], slot, len(slots))
+                        slots[slot] = number, _start(commands[number], logs[number], slot, len(slots), reading)
                     continue
                 number, process = held
                 if (code := process.poll()) is None:
@@ -69,14 +73,27 @@ def run_all(
                 if attempts[number] == ATTEMPTS or why.startswith(DIVERGED):
                     failed(number, why)
                     continue
-                print(f"jaxrl-dist: {logs[number].stem} has died and starts again: {why}", file=sys.stderr)
+                say(f"{logs[number].stem} has died and starts again: {why}")
                 waiting.append(number)
             time.sleep(_SECONDS)
     finally:
         _end([held[1] for held in slots if held is not None])
+        os.close(reading)
+        os.close(writing)
 
 
-def _start(words: Sequence[str], log: pathlib.Path, slot: int, slots: int) -> subprocess.Popen[bytes]:
+def end_with_parent() -> None:
+    """Ends this process, as SIGTERM does, once the process whose ``run_all`` has started it ends; otherwise nothing."""
+
+    def wait() -> None:
+        os.read(pipe, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if (pipe := int(os.environ.pop(_PIPE, -1))) >= 0:
+        threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def _start(words: Sequence[str], log: pathlib.Path, slot: int, slots: int, pipe: int) -> subprocess.Popen[bytes]:
     share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / slots:.3f}"}
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -84,7 +101,8 @@ def _start(words: Sequence[str], log: pathlib.Path, slot: int, slots: int) -> su
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**share, **os.environ},
+            env={**share, **os.environ, _PIPE: str(pipe)},
+            pass_fds=[pipe],
             start_new_session=True,
         )
     cores = sorted(os.sched_getaffinity(0))

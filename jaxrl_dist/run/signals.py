@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+
+from jaxrl_dist.errors import say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECOND_SECONDS = 1.0
@@ -30,7 +31,9 @@ class Stop:
     def __init__(self) -> None:
         self.number: int | None = None
         self.notice: str | None = None
-        """Text that is printed to stderr on the first signal."""
+        """What is said on the first signal."""
+        self.last_words: Callable[[], str] = lambda: ""
+        """Returns what is said once a second signal ends the process; "": nothing."""
 
     def __call__(self) -> bool:
         return self.number is not None
@@ -59,15 +62,16 @@ def stopping() -> Iterator[Stop]:
     def watch() -> None:
         began = 0.0
         while numbers := os.read(reading, 1):
-            if numbers[0] in SIGNALS:
-                if stop.number is not None:
-                    if time.monotonic() - began >= SECOND_SECONDS:
-                        os._exit(128 + numbers[0])
-                    continue
+            if numbers[0] not in SIGNALS:
+                continue
+            if stop.number is None:
                 stop.number, began = numbers[0], time.monotonic()
                 if stop.notice:
-                    with contextlib.suppress(OSError, ValueError):
-                        print(stop.notice, file=sys.stderr, flush=True)
+                    say(stop.notice)
+            elif time.monotonic() - began >= SECOND_SECONDS:
+                if words := stop.last_words():
+                    say(f"error: ended at once: {words}")
+                os._exit(128 + numbers[0])
 
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

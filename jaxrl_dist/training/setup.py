@@ -92,6 +92,7 @@ def _same(config: Train[Any]) -> Train[Any]:
     if peers.world() is None:
         return config
     here = json.loads(json.dumps(to_json(config)))
+    here["run"]["processes"] = config.processes  # which is no part of a run, but must be the same
     for process, there in enumerate(peers.gather(here, "the config")):
         for name, old, new in differences(here, there):
             raise ConfigError(

@@ -16,7 +16,7 @@ import pytest
 import runs
 
 from jaxrl_dist.cli import main
-from jaxrl_dist.commands import train
+from jaxrl_dist.commands import sweep, train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import files, processes, text
 from jaxrl_dist.run.text import read_json, write_json
@@ -80,6 +80,40 @@ def test_stop_ends_the_processes_in_order(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "000.log"
     assert run_all(tmp_path, [code], stop=lambda: log.exists() and "up" in log.read_text()) == []
     assert saved.exists()
+
+
+def test_what_ends_with_its_parent_ends_in_order(tmp_path: pathlib.Path) -> None:
+    """Though the parent is killed; what it has started has a standard input of its own."""
+    saved, member = tmp_path / "saved", tmp_path / "member.py"
+    member.write_text(
+        "import os, pathlib, signal, sys, time; from jaxrl_dist.run import processes; processes.end_with_parent()\n"
+        f"signal.signal(15, lambda *_: (pathlib.Path({str(saved)!r}).touch(), sys.exit(143)))\n"
+        "assert not sys.stdin.read(); os.kill(os.getppid(), 9); [time.sleep(0.1) for _ in range(600)]"
+    )
+    run = f"processes.run_all([[sys.executable, {str(member)!r}]], [pathlib.Path({str(tmp_path / 'log')!r})], 1, "
+    parent = python(f"import pathlib, sys; from jaxrl_dist.run import processes; {run} lambda: False, print, print)")
+    assert subprocess.run(parent, env={**os.environ, "PYTHONPATH": str(runs.ROOT)}, timeout=60).returncode == -9
+    deadline = time.monotonic() + 30
+    while not saved.exists():
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+
+
+def test_a_sweep_waits_for_the_members_of_one_that_was_killed(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held, began = files.lock(str(tmp_path)), time.monotonic()
+    threading.Timer(0.5, held.close).start()
+    for _ in range(2):
+        sweep._wait_for(tmp_path, lambda: False)
+    assert held.closed and time.monotonic() - began < 30
+    assert capsys.readouterr().err == (
+        f"jaxrl-dist: another process is at the run in {tmp_path}: waiting until it has ended, for at most 60 s\n"
+    )
+    with files.lock(str(tmp_path)):
+        sweep._wait_for(tmp_path, lambda: True)  # Ctrl-C
+    sweep._wait_for(tmp_path / "new", lambda: False)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -191,8 +225,9 @@ def test_a_start_that_fails_leaves_the_directory_free(tmp_path: pathlib.Path, mo
 
 
 @pytest.mark.slow
-def test_a_sweep_is_stopped_and_goes_on(tmp_path: pathlib.Path) -> None:
-    """As a user would: Ctrl-C while two members train, then the same command again."""
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_sweep_is_stopped_and_goes_on(number: signal.Signals, code: int, tmp_path: pathlib.Path) -> None:
+    """As a user would: Ctrl-C while two members train, then the same command again, at once."""
     run_dir = tmp_path / "run"
     words = f"sweep ppo --env CartPole-v1 --total-env-steps 60000 --vary learning-rate=1e-3,1e-4 --run-dir {run_dir}"
     words += " --evaluation-episodes 5 --checkpoint-interval 5000 --num-epochs 1"
@@ -202,11 +237,12 @@ def test_a_sweep_is_stopped_and_goes_on(tmp_path: pathlib.Path) -> None:
     timer.start()
     while len(list(run_dir.glob("members/*/checkpoints/[0-9]*"))) < 2 and process.poll() is None:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     with process:
-        assert process.stderr is not None and "the same command with --run-dir" in process.stderr.read()
+        assert process.stderr is not None
+        assert (number == signal.SIGKILL) != ("the same command with --run-dir" in process.stderr.read())
     timer.cancel()
-    assert process.returncode == 130
+    assert process.returncode == code
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     assert "2 of 2 done" in done and "learning_rate" in done
     assert [row["status"] for row in read_json(run_dir / "population.json")["members"]] == ["done", "done"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import socket
 import subprocess
 import threading
 import time
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,7 +26,9 @@ from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
 from jaxrl_dist.hosts import arrays, peers, start
 from jaxrl_dist.hosts import watch as watching
 from jaxrl_dist.hosts.config import Launch, launch_of
+from jaxrl_dist.run import signals
 from jaxrl_dist.run.console import one_line_warnings
+from jaxrl_dist.training import setup
 from jaxrl_dist.training.stored import to_json
 
 # --- Flags --------------------------------------------------------------------------------------------
@@ -149,6 +153,91 @@ def test_launch_files_can_be_read() -> None:
         assert list(yaml.safe_load_all((folder / name).read_text(encoding="utf-8")))
     text = "".join((folder / name).read_text(encoding="utf-8") for name in files)
     assert text.count("--resume-or-start") == 5
+
+
+def test_other_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(here: Any, about: str) -> list[Any]:
+        return [{**here, "run": {**here["run"], "processes": 3}}]
+
+    monkeypatch.setattr(peers, "world", lambda: "two")
+    monkeypatch.setattr(peers, "gather", gather)
+    config = preset("ppo", "CartPole-v1", coordinator="a:1", processes=2, process=1)
+    with pytest.raises(ConfigError, match="need the same flags, and processes is 2 in process 0 and 3 in process 0"):
+        setup.prepare(config)
+
+
+# --- The start ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def address(server: socket.socket) -> str:
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_process_0_listens_only_where_the_others_look_for_it(listening: socket.socket) -> None:
+    port = listening.getsockname()[1]
+    for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"a-name:{port}", f"192.0.2.1:{port}"):
+        with pytest.raises(ConfigError, match="another process has the number 0, or another program the port"):
+            start.listens_at(name)
+    listening.close()
+    for name, wanted in (("127.0.0.1", True), ("localhost", True), ("a-name", False), ("192.0.2.1", False)):
+        assert start.listens_at(f"{name}:{port}") == (f"{name}:{port}" if wanted else None)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 30.0, 86400.0])
+def test_the_watch_finds_a_lost_process_before_jax_does(seconds: float) -> None:
+    """JAX's service hears of a process every half of its time-out."""
+    launch = Launch(coordinator="a:1", processes=2, process=0, lost_process_timeout=seconds)
+    arguments = start._arguments(launch, detect=False)
+    assert arguments is not None and arguments["heartbeat_timeout_seconds"] / 2 > seconds + watching.SECONDS
+
+
+def joining(process: int, where: str, waiting: Callable[[], None] = lambda: None) -> None:
+    """Waits as process ``process`` of 2, while C++ would wait for a minute."""
+    thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+    thread.start()
+    about = {"client": "any", "process_id": process, "num_processes": 2, "coordinator_address": where}
+    start._wait(thread, types.SimpleNamespace(**about), waiting)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_signal_ends_the_wait_for_the_others(process: int, listening: socket.socket) -> None:
+    def signalled() -> None:
+        raise signals.Interrupted(15, "interrupted")
+
+    with pytest.raises(signals.Interrupted):
+        joining(process, address(listening), signalled)
+
+
+def test_process_0_that_ends_is_not_waited_for(listening: socket.socket) -> None:
+    where = address(listening)
+    threading.Timer(1.0, listening.close).start()
+    with pytest.raises(ProcessError, match="process 0 is lost: it has ended before all processes had joined"):
+        joining(1, where)
+
+
+@pytest.mark.parametrize("process, there", [(0, True), (1, True), (1, False)])
+def test_a_long_wait_is_said_once_and_has_an_end(
+    process: int,
+    there: bool,
+    listening: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    who = "the others of 2 processes" if there else f"process 0 at {address(listening)}"
+    where = address(listening)
+    monkeypatch.setattr(start, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(start, "JOIN_SECONDS", 1)
+    if not there:
+        listening.close()
+    with pytest.raises(ConfigError, match=f"cannot be joined: no answer from {who} within 1 s"):
+        joining(process, where)
+    assert capsys.readouterr().err == f"jaxrl-dist: waiting for {who}, for at most 1 s\n"
 
 
 # --- What processes tell each other -------------------------------------------------------------------
@@ -297,7 +386,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_a_process_that_is_silent_is_lost(ended: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     store = Store()
     one, other = (watching.Watch(store, number, 2, 0.5) for number in range(2))
-    one.advice = "`resume` goes on"
+    one.advice = lambda: "`resume` goes on"
     time.sleep(1.0)
     assert not ended  # both answer
     other.close()
@@ -306,6 +395,22 @@ def test_a_process_that_is_silent_is_lost(ended: list[int], capsys: pytest.Captu
     assert ended == [1]
     text = "jaxrl-dist: error: process 1 is lost: it has not answered for 0.5 s; `resume` goes on\n"
     assert capsys.readouterr().err == text
+
+
+def test_when_the_coordination_service_ends_process_0_is_lost_to_the_others(
+    ended: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store()
+    watches = [watching.Watch(store, number, 2, 30.0) for number in range(2)]
+    for watch in watches:
+        with pytest.raises(Left):
+            watch.service_ended()
+        watch.close()
+    assert ended == [1, 1]
+    assert capsys.readouterr().err.splitlines() == [
+        "jaxrl-dist: error: JAX has ended the run: a process is lost, or another one has the same --process",
+        "jaxrl-dist: error: process 0 is lost",
+    ]
 
 
 def test_a_process_that_has_ended_in_order_is_lost_to_a_run_alone(ended: list[int]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orbax.checkpoint as ocp
+import psutil
 import pytest
 import runs
 import tensorstore
@@ -61,9 +62,12 @@ class Ended(NamedTuple):
 
 @contextlib.contextmanager
 def started(
-    words: Sequence[str], processes: int, devices: int, last: Sequence[str] = ()
+    words: Sequence[str], processes: int, devices: int, last: Sequence[str] = (), missing: int | None = None
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes of one run on this machine, with so many devices each; ``last`` are more words of the last one."""
+    """Processes of one run on this machine, with so many devices each.
+
+    ``last`` are more words of the last one, and ``missing`` is the number of one that is not started.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -86,6 +90,7 @@ def started(
             text=True,
         )
         for number in range(processes)
+        if number != missing
     ]
     try:
         yield there
@@ -104,7 +109,12 @@ def ends(there: Sequence[subprocess.Popen[str]]) -> list[Ended]:
             if number not in codes and process.poll() is not None:
                 codes[number] = process.returncode, time.monotonic() - began
         time.sleep(0.02)
-    return [Ended(codes[number][0], *process.communicate(), codes[number][1]) for number, process in enumerate(there)]
+    return [ended(process, *codes[number]) for number, process in enumerate(there)]
+
+
+def ended(process: subprocess.Popen[str], code: int, seconds: float) -> Ended:
+    out, err = process.communicate()
+    return Ended(code, out, re.sub("jaxrl-dist: waiting for .*\n", "", err), seconds)  # of a busy machine's start
 
 
 def train(name: str, processes: int, devices: int, run_dir: Path) -> list[Ended]:
@@ -261,17 +271,35 @@ def test_a_signal_to_one_process_ends_all_after_the_same_update(name: str, numbe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("name", ["ppo", "impala-asynchronous"])
-def test_a_lost_process_ends_the_others(name: str, lost: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name, interval", [("ppo", 256), ("impala-asynchronous", 10**8)])
+def test_a_lost_process_ends_the_others(name: str, interval: int, lost: int, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    with started([*endless(name), "--run-dir", str(run_dir)], 2, 4) as there:
+    words = [*endless(name), "--run-dir", str(run_dir), "--checkpoint-interval", str(interval)]
+    with started(words, 2, 4) as there:
         wait_for_reports(run_dir, there)
+        while interval == 256 and not checkpoint.saved(run_dir):
+            time.sleep(0.05)
         there[lost].kill()
         done = ends(there)
     survivor = done[1 - lost]
     assert survivor.code == 1 and survivor.seconds < LOST_SECONDS + 15, done
     assert survivor.err.count("\n") == 1, survivor.err
-    assert f"process {lost} is lost" in survivor.err and f"`jaxrl-dist resume {run_dir}` goes on" in survivor.err
+    saved = f"`jaxrl-dist resume {run_dir}` goes on" if interval == 256 else "the run has saved no checkpoint"
+    assert f"process {lost} is lost" in survivor.err and saved in survivor.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_that_waits_for_the_others_ends_at_a_signal(number: int, tmp_path: Path) -> None:
+    """Process 0 listens for them only where they look for it."""
+    words = [*endless("ppo"), "--run-dir", str(tmp_path / "run")]
+    with started(words, 2, 1, missing=1 - number) as (waiting,):
+        assert waiting.stderr is not None and "waiting for" in waiting.stderr.readline()
+        listening = [x.laddr.ip for x in psutil.Process(waiting.pid).net_connections() if x.status == "LISTEN"]
+        assert listening == (["::ffff:127.0.0.1"] if number == 0 else [])
+        waiting.send_signal(signal.SIGTERM)
+        (done,) = ends([waiting])
+    assert done.code == 143 and done.seconds < 5 and done.err.count("\n") == 1, done
 
 
 @pytest.mark.slow

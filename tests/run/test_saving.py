@@ -27,6 +27,7 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms.pg import PG
+from jaxrl_dist.commands import train
 from jaxrl_dist.config import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
 from jaxrl_dist.plans.job import Job
@@ -387,6 +388,7 @@ import os, sys, time
 from jaxrl_dist.run import signals
 name, gap = sys.argv[1:]
 with signals.stopping() as stop:
+    stop.last_words = lambda: "nothing is saved"
     for _ in range(2):
         os.kill(os.getpid(), getattr(signal, name))
         time.sleep(float(gap))
@@ -401,6 +403,19 @@ def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool
     command = [sys.executable, "-c", WAITING, name, str(gap)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == ((128 + number, "") if ends else (0, f"{number.value}\n"))
+    assert done.stderr == ("jaxrl-dist: error: ended at once: nothing is saved\n" if ends else "")
+
+
+def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
+    nothing: Any = None
+    run = training_run.Run(Train(PG(), env="gymnax:CartPole-v1", run_dir=str(tmp_path)), nothing)
+    (tmp_path / "checkpoints" / ".000000000090.new").mkdir(parents=True)
+    assert train._goes_on(run) == "the run has saved no checkpoint"
+    for env_steps in (20, 60):
+        (tmp_path / "checkpoints" / f"{env_steps:012d}").mkdir()
+    assert train._goes_on(run) == (
+        f"nothing after 60 env steps is saved, and `jaxrl-dist resume {tmp_path}` goes on from there"
+    )
 
 
 def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
