@@ -106,6 +106,8 @@ def _text(name: str, value: Any, part: str = "") -> str:
     with contextlib.suppress(ValueError):  # Python does not write out thousands of digits
         if not isinstance(value, bool) and isinstance(value, Real):
             return str(value)
+    if isinstance(value, bytes):
+        raise ConfigError(f"{flag(name)}{part} must be text, not bytes: {shown(value)}.decode() is text")
     raise ConfigError(f"{flag(name)}{part} must be text or a number, not {shown(value)}")
 
 

@@ -90,7 +90,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a list as an option": ({"env_options": {"a": [1]}}, "env_options a must be text or a number, not [1]"),
     "one size": ({"hidden_sizes": 64}, "hidden_sizes must be a tuple, not 64"),
     "text among sizes": ({"hidden_sizes": [4, "4"]}, "hidden_sizes must be a whole number, not '4'"),
-    "bytes for a name": ({"init_from": b"runs"}, "init_from must be text or a number, not b'runs'"),
+    "bytes for a name": (
+        {"init_from": b"runs"},
+        "init_from must be text, not bytes: b'runs'.decode() is text",
+    ),
     "a huge number": ({"num_envs": 10**400}, "num_envs must be >= 1 and <= 1048576, not 1000"),
     "a huger number": ({"seed": 10**5000}, "seed must be >= 0 and <= 2147483647, not a number of thousands of dig"),
     "a huge size": ({"hidden_sizes": [10**400]}, "hidden_sizes must be >= 1 and <= 1048576, not 1000"),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import mesh
-from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.checks import MAX_SIZE, did_you_mean
 from jaxrl_dist.envs.native import PlainSpace, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves
@@ -133,8 +133,9 @@ def space_of(
       kinds: kinds of spaces that the backend's adapter supports.
 
     Raises:
-      ConfigError: the space is of another kind.
+      ConfigError: the space is of another kind, or has more values than a network can have inputs, one for each.
     """
+    has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"
     if space.kind in kinds and space.parts:
         return {
             part: space_of(space.parts[part], name, f"a part {part!r} of its {what} that is", kinds)
@@ -145,9 +146,10 @@ def space_of(
         if "actions" in what:
             others = "a gymnasium.ActionWrapper can offer one of these instead"
         advice = f", and {others}" if "MultiBinary" in kinds else ""
-        has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"
         empty = " without parts" if space.parts == {} else ""
         raise ConfigError(f"{name} has {has}{empty}; {', '.join(kinds[:-1])} and {kinds[-1]} work{advice}")
+    if (choices := space.num_choices) > MAX_SIZE:
+        raise ConfigError(f"{name} has {has} with {choices} values; up to {MAX_SIZE} work, and a Box has no such limit")
     if space.kind == "Discrete":
         return Discrete(space.sizes[0])
     if space.kind != "Box":

@@ -16,15 +16,20 @@ MAX_AGE_DAYS = 30
 """A program that no run has read for so long is deleted."""
 MIN_COMPILE_SECONDS = 0.1
 """Programs that compile faster are not kept: reading them takes about as long."""
+_SMALLEST = "jax_persistent_cache_min_compile_time_secs"
 
 
 def keep_programs() -> None:
-    """Makes JAX keep compiled programs in ``cache_dir()``, unless the user chose a directory or disabled the cache.
+    """Makes JAX keep compiled programs in the user's directory or else in ``cache_dir()``, unless the user disabled it.
 
     A directory that cannot be written is not an error: programs are then compiled each time.
     """
     config: Any = jax.config  # the types of jax.config lack these options
-    if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:
+    if not config.jax_enable_compilation_cache:
+        return
+    if _SMALLEST.upper() not in os.environ and getattr(config, _SMALLEST) == 1:  # JAX's default, not the user's choice
+        jax.config.update(_SMALLEST, MIN_COMPILE_SECONDS)
+    if config.jax_compilation_cache_dir is not None:
         return
     try:
         folder = cache_dir()
@@ -35,7 +40,6 @@ def keep_programs() -> None:
         return
     _delete_old(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     # XLA's own caches would make the directory's name a part of each key.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 

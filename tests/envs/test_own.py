@@ -156,6 +156,11 @@ def test_a_module_makes_one_for_the_command_line(tmp_path: Path, capsys: pytest.
     assert policy.source.pure is not None and policy.source.spec.id == "own:cartpole"
 
 
+class Wide(own.Walk):
+    def observation_space(self, params: Any) -> Any:
+        return gymnasium.spaces.Discrete(2**40)
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a number": (
         3,
@@ -180,6 +185,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "another backend": ("gymnasium:own:cartpole", {}, "makes no gymnasium environment; env own:cartpole finds out"),
     "the other way round": ("gymnax:faulty:make", {}, "env gymnax:faulty:make makes no gymnax environment"),
+    "too many values": (Wide(), {}, "Discrete observations with 1099511627776 values; up to 1048576 work, and a Box"),
     "an unknown option": ("own:cartpole", {"env_options": {"lenth": "1"}}, "did you mean 'length'?"),
 }
 

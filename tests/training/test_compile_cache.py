@@ -87,6 +87,21 @@ def test_programs_that_nobody_reads_are_deleted(unset: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["new"]
 
 
+@pytest.mark.parametrize("seconds", [None, "1"])
+def test_the_user_s_directory_keeps_quick_programs_too(
+    seconds: str | None, unset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smallest = "jax_persistent_cache_min_compile_time_secs"
+    jax.config.update("jax_compilation_cache_dir", str(unset))
+    jax.config.update(smallest, 1.0)
+    monkeypatch.delenv(smallest.upper(), raising=False)
+    if seconds is not None:
+        monkeypatch.setenv(smallest.upper(), seconds)
+    compile_cache.keep_programs()
+    assert jax.config.jax_compilation_cache_dir == str(unset)
+    assert getattr(jax.config, smallest) == (0.1 if seconds is None else 1.0)
+
+
 def test_a_place_that_cannot_be_written_is_no_error(unset: Path) -> None:
     unset.write_text("a file")
     compile_cache.keep_programs()
