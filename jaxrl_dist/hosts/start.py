@@ -99,7 +99,7 @@ def listens_at(coordinator: str) -> str | None:
     """
     host, port = _split(coordinator)
     try:
-        version = 4 if host == "localhost" else ipaddress.ip_address(host).version
+        version: int = 4 if host == "localhost" else ipaddress.ip_address(host).version
     except ValueError:
         version = 0
     for name in (host, "") if version else ("",):
