@@ -13,8 +13,8 @@ import time
 
 import jaxrl_dist
 from jaxrl_dist.commands import flags, train
+from jaxrl_dist.config.launch import launch_of
 from jaxrl_dist.hosts import start
-from jaxrl_dist.hosts.config import launch_of
 
 
 def main() -> None:

@@ -22,15 +22,15 @@ import jax
 from jaxrl_dist import flow
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore
 from jaxrl_dist.commands import flags
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.mesh import ROLLOUT
 from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.threaded import homes, joiner, sender
 from jaxrl_dist.rng import Stream
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
-from jaxrl_dist.training.resolving import resolved
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ import numpy as np
 
 from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.config import Train
-from jaxrl_dist.envs import envpool as adapter
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.envs.host import envpool as adapter
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.rng import Stream

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.commands import flags
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
-from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.types import TrainState
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import psutil
 
 from jaxrl_dist.commands import flags
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.run import checkpoint
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import run, setup
-from jaxrl_dist.training.resolving import resolved
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrl_dist.config import Train as Train
+    from jaxrl_dist.config.train import Train as Train
     from jaxrl_dist.errors import CheckpointError as CheckpointError
     from jaxrl_dist.errors import ConfigError as ConfigError
     from jaxrl_dist.errors import DivergedError as DivergedError

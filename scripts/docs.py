@@ -34,12 +34,13 @@ from jaxrl_dist.algorithms.presets import KINDS
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import help
 from jaxrl_dist.commands.flags import plain_defaults
-from jaxrl_dist.config import LIBRARIES, PLANS, split_env
+from jaxrl_dist.config.synonyms import SYNONYMS
+from jaxrl_dist.config.train import LIBRARIES, PLANS, split_env
 from jaxrl_dist.envs.source import BACKENDS, DeviceEnv, EnvSource, find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings import resolve
 from jaxrl_dist.spaces import Box, Discrete, Space
-from jaxrl_dist.synonyms import SYNONYMS
-from jaxrl_dist.training import resolving, setup
+from jaxrl_dist.training import setup
 from jaxrl_dist.types import EnvSpec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -93,7 +94,7 @@ def formula(latex: str) -> str:
 
 
 def fields(path: str) -> str:
-    """Returns a table of the flags of a dataclass such as ``jaxrl_dist.config.Train``, without inherited ones."""
+    """Returns a table of the flags of a dataclass such as ``jaxrl_dist.config.train.Train``, without inherited ones."""
     module, name = path.rsplit(".", 1)
     kind = getattr(importlib.import_module(module), name)
     return flag_table(kind, help.docstrings(kind), help.defaults_of(kind))
@@ -165,7 +166,7 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for kind, env in EXAMPLES.items():
-        config = resolving.resolve(jaxrl_dist.Train(name, env=env), source_of(env))
+        config = resolve.resolve(jaxrl_dist.Train(name, env=env), source_of(env))
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:

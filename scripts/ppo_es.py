@@ -19,7 +19,7 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.training.members import members
+from jaxrl_dist.settings.members import members
 from jaxrl_dist.training.setup import make_job
 
 

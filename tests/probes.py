@@ -21,7 +21,7 @@ from gymnax.environments import environment, spaces
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.actors.step import after_step
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.ring import Memory

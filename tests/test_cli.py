@@ -26,7 +26,7 @@ import runs
 
 from jaxrl_dist import cli
 from jaxrl_dist.commands import COMMANDS, accelerators
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.run import checkpoint, console, saving
 from jaxrl_dist.run import files as run_files

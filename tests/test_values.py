@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import plain
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.values import plain
 
 if TYPE_CHECKING:
     from nowhere import Nothing

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl_dist.checks import counted, flag
 from jaxrl_dist.commands import accelerators, flags, train
-from jaxrl_dist.config import env_name
+from jaxrl_dist.config.train import env_name
 from jaxrl_dist.errors import ConfigError
 
 EXTRAS = {"cuda": ("cuda12", "cuda13"), "tpu": ("tpu",)}
@@ -31,7 +31,7 @@ def run(args: Sequence[str]) -> int:
     try:
         target, args = flags.taken([arg for arg in args if arg != "--json"], FLAG)
     except ConfigError:
-        from jaxrl_dist.training import targets
+        from jaxrl_dist.profiling import accelerators as targets
 
         raise ConfigError(f"{FLAG} which accelerator? Such as {targets.EXAMPLES}") from None
     assert target is not None, "that is what doctor looks for"
@@ -51,7 +51,7 @@ def report(target: str, asked: train.Asked) -> dict[str, Any]:
     Raises:
       ConfigError: as ``compiled``, or the target is unknown, or its compiler is not installed.
     """
-    from jaxrl_dist.training import targets
+    from jaxrl_dist.profiling import accelerators as targets
 
     chosen = targets.target(target)
     extras = () if chosen.platform is None else EXTRAS[chosen.platform]
@@ -77,8 +77,8 @@ def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
     devices = target.devices()
 
     from jaxrl_dist.plans.compiled import lower
+    from jaxrl_dist.profiling.kernels import find_loops
     from jaxrl_dist.training import setup
-    from jaxrl_dist.training.loops import find_loops
 
     config, source = asked.resolved()
     if config.plan != "on_device":

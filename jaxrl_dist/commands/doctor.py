@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import accelerators, compile_for, flags
-from jaxrl_dist.config import BACKENDS
+from jaxrl_dist.config.train import BACKENDS
 from jaxrl_dist.errors import one_line
 from jaxrl_dist.run.machine import container_limit
 

@@ -12,7 +12,7 @@ from jaxrl_dist.checks import check_range
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_run_dir
-from jaxrl_dist.training.stored import stored_fields
+from jaxrl_dist.settings.stored import stored_fields
 
 if TYPE_CHECKING:
     from jaxrl_dist.play.policy import Policy

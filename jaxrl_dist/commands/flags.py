@@ -8,14 +8,15 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
-from jaxrl_dist import algorithms, synonyms
+from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.commands import help
-from jaxrl_dist.config import RUN_DEFAULTS, Config, Train
+from jaxrl_dist.config import synonyms
+from jaxrl_dist.config.train import RUN_DEFAULTS, Config, Train
+from jaxrl_dist.config.values import alternatives, from_texts
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.training.policies import Policies
-from jaxrl_dist.values import alternatives, from_texts
+from jaxrl_dist.settings.policies import Policies
 
 HELP = ("-h", "--help", "--help-all")
 _LIKE_A_FLAG = re.compile("--|-(?!inf|nan)[a-z]", re.IGNORECASE)

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config import PRESET, RUN_DEFAULTS
-from jaxrl_dist.hosts.config import NAMES as LAUNCH
-from jaxrl_dist.values import alternatives
+from jaxrl_dist.config.launch import NAMES as LAUNCH
+from jaxrl_dist.config.train import PRESET, RUN_DEFAULTS
+from jaxrl_dist.config.values import alternatives
 
 COMMON = (
     *("env", "env_options", "total_env_steps", "num_envs", "rollout_length", "seed", "seeds", "plan", "run_dir"),

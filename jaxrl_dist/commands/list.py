@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config import LIBRARIES, PLANS
+from jaxrl_dist.config.train import LIBRARIES, PLANS
 from jaxrl_dist.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ def run(args: Sequence[str]) -> int:
     what = " ".join(args)
     kinds = ("algorithms", "envs", "plans", "placements")
     if what in (f"envs {library}" for library in LIBRARIES):
-        from jaxrl_dist.envs import libraries
+        from jaxrl_dist.envs.device import libraries
 
         library = args[-1]
         print("\n".join(f"{library}:{env_id}" for env_id in libraries.load(library).ids()))
@@ -25,7 +25,7 @@ def run(args: Sequence[str]) -> int:
             f"one of {', '.join(LIBRARIES)}"
         )
     if what == "envs":
-        from jaxrl_dist.envs import libraries
+        from jaxrl_dist.envs.device import libraries
         from jaxrl_dist.envs.source import BACKENDS
 
         lines = [f"{name}:{env_id}" for name, backend in BACKENDS.items() for env_id in backend.ids()]
@@ -37,7 +37,7 @@ def run(args: Sequence[str]) -> int:
         lines = [f"{name:9} {config_class(name).__doc__.splitlines()[0]}" for name in ALGORITHMS]
         lines += [f"{name:9} {algorithm}, --plan {fields['plan']}" for name, (algorithm, fields) in PRESETS.items()]
     elif what == "placements":
-        from jaxrl_dist.commands import placements
+        from jaxrl_dist.settings import placements
 
         lines = [
             f"{name:12} {placement.says}"

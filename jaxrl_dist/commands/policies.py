@@ -8,12 +8,13 @@ from typing import Any
 
 from jaxrl_dist.algorithms import from_file, having
 from jaxrl_dist.checks import did_you_mean, flag
-from jaxrl_dist.commands import flags, placements
-from jaxrl_dist.config import Train
+from jaxrl_dist.commands import flags
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.training.policies import OWN, Policies, naming
-from jaxrl_dist.training.resolving import RUN_FIELDS
-from jaxrl_dist.training.still import Still, still
+from jaxrl_dist.settings import placements
+from jaxrl_dist.settings.fixed_policies import Still, still
+from jaxrl_dist.settings.policies import OWN, Policies, naming
+from jaxrl_dist.settings.resolve import RUN_FIELDS
 
 FLAG = "--policy"
 _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")

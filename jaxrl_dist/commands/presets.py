@@ -41,8 +41,8 @@ def run(args: Sequence[str]) -> int:
     core = {} if asked.core is None else flags.parse_train(asked.algorithm, ["--core", asked.core])
     find_modules(asked.env)
 
-    from jaxrl_dist.config import Train
-    from jaxrl_dist.training.resolving import resolved
+    from jaxrl_dist.config.train import Train
+    from jaxrl_dist.settings.resolve import resolved
 
     named = Train(asked.algorithm, env=asked.env, env_options=asked.env_options, published=asked.published)
     config, source = resolved(named, core)

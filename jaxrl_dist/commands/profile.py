@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import flags, train
-from jaxrl_dist.config import CONFIG_FILE
+from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.run.atomic_files import replacing
 from jaxrl_dist.run.directories import check_run_dir
-from jaxrl_dist.run.text import replacing
 
 if TYPE_CHECKING:
-    from jaxrl_dist.training.profiling import Profile
+    from jaxrl_dist.profiling.timing import Profile
 
 HELP = """\
 usage: jaxrl-dist profile ALGO --env ID [FLAGS]
@@ -66,15 +66,15 @@ def run(args: Sequence[str]) -> int:
     train.shown_as(asked.fields)
     config, source = asked.resolved()
 
+    from jaxrl_dist.profiling import timing
     from jaxrl_dist.run.console import one_line_warnings
-    from jaxrl_dist.training import profiling
 
     with one_line_warnings():
-        found = profiling.profile(config, source, seconds, trace)
+        found = timing.profile(config, source, seconds, trace)
     print(visible("\n".join(lines(found))))
     if (file := files["--json"]) is not None:
         with replacing(pathlib.Path(file)) as partial:
-            partial.write_text(json.dumps(profiling.to_json(found), indent=2) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps(timing.to_json(found), indent=2) + "\n", encoding="utf-8")
         print(f"wrote {file}")
     if (file := files["--picture"]) is not None:
         _draw(found, pathlib.Path(file))
@@ -101,7 +101,7 @@ def _seconds(text: str | None) -> float:
 
 def lines(found: Profile) -> list[str]:
     """Formats a profile for reading."""
-    from jaxrl_dist.training import profiling
+    from jaxrl_dist.profiling import timing
 
     run, whole = found.run, found.iteration_seconds
     shown = [
@@ -119,7 +119,7 @@ def lines(found: Profile) -> list[str]:
             if len(layers) > 1:
                 largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
                 shown.append(f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}")
-    _, _, share, advice = profiling.bound(found)
+    _, _, share, advice = timing.bound(found)
     return [*shown, "", f"{share:.0%} of the time: {advice}"]
 
 

@@ -10,12 +10,12 @@ from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags
 from jaxrl_dist.commands.train import joined, show, shown_as
-from jaxrl_dist.config import RESUMABLE
+from jaxrl_dist.config.train import RESUMABLE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals, trackers
 from jaxrl_dist.run.directories import check_run_dir
-from jaxrl_dist.training.policies import label
-from jaxrl_dist.training.stored import stored_config
+from jaxrl_dist.settings.policies import label
+from jaxrl_dist.settings.stored import stored_config
 
 HELP = """\
 usage: jaxrl-dist resume RUN_DIR [FLAGS]

@@ -13,14 +13,14 @@ from typing import IO, TYPE_CHECKING, Any
 from jaxrl_dist.checks import check_range, counted, flag
 from jaxrl_dist.commands import flags
 from jaxrl_dist.commands.train import asked, shown_as
-from jaxrl_dist.config import CONFIG_FILE, Train
+from jaxrl_dist.config.launch import NAMES as LAUNCH
+from jaxrl_dist.config.train import CONFIG_FILE, Train
 from jaxrl_dist.errors import DIVERGED, ConfigError, say
-from jaxrl_dist.hosts.config import NAMES as LAUNCH
+from jaxrl_dist.run import atomic_files, machine, signals, subprocesses
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run import machine, processes, signals, text
 
 if TYPE_CHECKING:
-    from jaxrl_dist.training.members import Member
+    from jaxrl_dist.settings.members import Member
 
 HELP = """\
 usage: jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...] [--jobs K] [FLAGS]
@@ -66,9 +66,9 @@ def run(args: Sequence[str]) -> int:
     with signals.stopping() as stop:
         config, source = found.resolved()
 
-        from jaxrl_dist.training.members import is_population, members
+        from jaxrl_dist.settings.members import is_population, members
+        from jaxrl_dist.settings.stored import to_json
         from jaxrl_dist.training.results import Row, refill, score_name, scored, table, write_results
-        from jaxrl_dist.training.stored import to_json
 
         if not is_population(config) or config.evolve is not None:
             raise ConfigError("a sweep needs members, by --seeds or --vary, which are not selected by --evolve")
@@ -107,8 +107,8 @@ def run(args: Sequence[str]) -> int:
             for log in logs:
                 _wait_for(log.with_suffix(""), stop)
             try:
-                processes.run_all(commands, logs, sweep.jobs, stop, ended, failed)
-            except processes.RefusedError as error:
+                subprocesses.run_all(commands, logs, sweep.jobs, stop, ended, failed)
+            except subprocesses.RefusedError as error:
                 raise ConfigError(str(error)) from None
         if stop():
             raise stop.interrupted(f"interrupted; the same command with --run-dir {path} goes on")
@@ -128,26 +128,26 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     config = json.loads(json.dumps(config))
     if (path / CONFIG_FILE).exists():
         # An older version stored no clock; members with several agents then refuse to go on.
-        there = {"clock": config["clock"], **text.read_json(path / CONFIG_FILE)}
+        there = {"clock": config["clock"], **atomic_files.read_json(path / CONFIG_FILE)}
         if {name: there.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
         return run_files.lock(str(path))
     run_files.claim(str(path))
     with run_files.freeing(path):
-        text.write_json(path / CONFIG_FILE, {**config, "versions": machine.versions()})
+        atomic_files.write_json(path / CONFIG_FILE, {**config, "versions": machine.versions()})
         return run_files.lock(str(path))
 
 
 def _wait_for(member: pathlib.Path, stop: Callable[[], bool]) -> None:
     """Waits while another process is at a member: if a sweep is killed, its members save what they have learnt."""
-    deadline, said = time.monotonic() + processes.GRACE_SECONDS, False
+    deadline, said = time.monotonic() + subprocesses.GRACE_SECONDS, False
     while (member / run_files.METRICS).exists() and not stop() and time.monotonic() < deadline:
         try:
             run_files.lock(str(member)).close()
             return
         except ConfigError as error:
             if not said:
-                say(f"{error.with_flags}: waiting until it has ended, for at most {processes.GRACE_SECONDS:g} s")
+                say(f"{error.with_flags}: waiting until it has ended, for at most {subprocesses.GRACE_SECONDS:g} s")
             said = True
             time.sleep(0.2)
 

@@ -13,14 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.algorithms import config_class, from_file
-from jaxrl_dist.commands import find_modules, flags, help, help_text, placements, policies
-from jaxrl_dist.config import Train
+from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
+from jaxrl_dist.config.launch import launch_of
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
-from jaxrl_dist.hosts.config import launch_of
-from jaxrl_dist.run import processes, signals, trackers
-from jaxrl_dist.training.policies import Policies, label
-from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.run import signals, subprocesses, trackers
+from jaxrl_dist.settings import placements
+from jaxrl_dist.settings.policies import Policies, label
+from jaxrl_dist.settings.resolve import resolved
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -48,7 +49,7 @@ class Asked(NamedTuple):
             find_modules(self.fields.get("env"))
         config, source = resolved(Train(self.algorithm), self.fields, self.stored)
         if self.config is not None:
-            from jaxrl_dist.training.stored import CLOCK, check_clock, file_of, stored_content
+            from jaxrl_dist.settings.stored import CLOCK, check_clock, file_of, stored_content
 
             path = file_of(pathlib.Path(self.config))
             instead = f'divide its numbers of env steps by the agents that they count, and add "clock": "{CLOCK}" to it'
@@ -96,7 +97,7 @@ def _stored(algorithm: str | type | None, args: Sequence[str]) -> tuple[str | ty
     config_file = flags.value_of(args, "--config")
     if config_file is None:
         return algorithm, {}
-    from jaxrl_dist.training.stored import stored_fields  # imported late, so that ``--help`` is fast
+    from jaxrl_dist.settings.stored import stored_fields
 
     own = algorithm if isinstance(algorithm, type) else None
     named, fields = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
@@ -159,7 +160,7 @@ def _help(asked: Asked, *, everything: bool) -> str:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``train ALGO --env ID [FLAGS]``."""
-    processes.end_with_parent()
+    subprocesses.end_with_parent()
     found = asked(args)
     if found is not None and (target := found.fields.pop("plan_memory", None)) is not None:
         from jaxrl_dist.commands import compile_for

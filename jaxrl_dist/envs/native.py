@@ -32,7 +32,7 @@ def construct(env: str, options: Mapping[str, Any]) -> Any:
     """
     import gymnasium
 
-    from jaxrl_dist.envs.parallel import Parallel, is_parallel  # here, because it imports Gymnasium
+    from jaxrl_dist.envs.agents.pettingzoo import Parallel, is_parallel
 
     function, name = creator(env)
     if callable(function):
@@ -253,7 +253,7 @@ def describe(made: Any) -> Description:
     """Describes the object that an environment's constructor returned."""
     import gymnasium
 
-    from jaxrl_dist.envs.parallel import Parallel
+    from jaxrl_dist.envs.agents.pettingzoo import Parallel
 
     kind = type(made).__name__
     if not isinstance(made, gymnasium.Env):

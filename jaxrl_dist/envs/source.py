@@ -8,11 +8,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_dist import config, rng
+from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config import LIBRARIES, OBJECT, env_name, split_env
-from jaxrl_dist.envs import envpool, gymnasium, gymnax, hidden, libraries, rows, stacks, vector
+from jaxrl_dist.config import train
+from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
+from jaxrl_dist.envs import hidden, stacks
+from jaxrl_dist.envs.agents import host as rows
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
+from jaxrl_dist.envs.device import gymnax, libraries
+from jaxrl_dist.envs.host import envpool, gymnasium, vector
 from jaxrl_dist.envs.native import NO_MASK, Mask, is_gymnax
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import leaves
@@ -21,7 +25,7 @@ from jaxrl_dist.types import EnvSpec
 __all__ = ["BACKENDS", "DeviceEnv", "DrawnEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
 
 _MODULES: dict[str, ModuleType] = {"gymnax": gymnax, "envpool": envpool, "gymnasium": gymnasium}
-BACKENDS = {name: _MODULES[name] for name in config.BACKENDS}
+BACKENDS = {name: _MODULES[name] for name in train.BACKENDS}
 
 
 class EnvSource(NamedTuple):

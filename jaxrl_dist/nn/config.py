@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxrl_dist.checks import MAX_SIZE, check_range, check_used
+from jaxrl_dist.config.values import OR_OBJECT, Inherits
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.values import OR_OBJECT, Inherits
 
 if TYPE_CHECKING:
     Torso = Any

@@ -7,8 +7,8 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_dist.checks import check_range, check_used
+from jaxrl_dist.config.values import Inherits
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.values import Inherits
 
 if TYPE_CHECKING:  # ``--help`` reads this file without JAX
     import jax

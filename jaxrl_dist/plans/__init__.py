@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.checks import check_used
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.mesh import by_policy

@@ -19,7 +19,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import ActorPool, ParamStore, Sample
 from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import check_divides, flag
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxrl_dist.checks import check_divides, counted, flag, parse_devices
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_dist.config.values import varied
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.values import varied
 
 Hyper = Mapping[str, np.ndarray]
 """Each varied hyperparameter of the members, ``[M]`` float64."""

@@ -18,7 +18,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Snapshot
 from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.gradients import check_sizes

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import Share
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers

@@ -20,7 +20,7 @@ from jaxrl_dist import flow
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.step import keys_of
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.policies import joined, state_of

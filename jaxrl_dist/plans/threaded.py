@@ -16,7 +16,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, PoolOptions, Sample, Snapshot
 from jaxrl_dist.actors.step import Stages, keys_of
 from jaxrl_dist.checks import check_divides, flag, parse_devices
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import state_of

@@ -15,7 +15,7 @@ from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.policy import Policy
-from jaxrl_dist.run.text import replacing
+from jaxrl_dist.run.atomic_files import replacing
 from jaxrl_dist.spaces import Part
 from jaxrl_dist.types import PyTree
 

@@ -12,19 +12,19 @@ import numpy as np
 
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.checkpoint import load_variables
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.run.files import members_of
+from jaxrl_dist.settings.policies import label
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.spaces import Space
 from jaxrl_dist.training.loading import of_policy
-from jaxrl_dist.training.policies import label
-from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
-from jaxrl_dist.training.stored import stored_config
 from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 
 

@@ -27,9 +27,9 @@ import jax
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
 from jaxrl_dist.run import arrays, manifest
 from jaxrl_dist.run.arrays import first_line
+from jaxrl_dist.run.atomic_files import read_json
 from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL, members_of
-from jaxrl_dist.run.text import read_json
 from jaxrl_dist.types import Checkpoint, PyTree
 
 ARRAYS, RUN = "arrays", "run.json"

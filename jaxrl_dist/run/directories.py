@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 
-from jaxrl_dist.config import CONFIG_FILE
+from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError
 
 _MAX_FILES = 10_000

@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from jaxrl_dist.config import CONFIG_FILE
+from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import directories, machine
-from jaxrl_dist.run.text import complete_lines, naming, read_json, write_json
+from jaxrl_dist.run.atomic_files import complete_lines, naming, read_json, write_json
 
 if TYPE_CHECKING:
     from jaxrl_dist.run.trackers import Tracker

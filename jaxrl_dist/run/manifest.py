@@ -9,9 +9,9 @@ from typing import Any
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import arrays, directories
+from jaxrl_dist.run.atomic_files import read_json
 from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.machine import memory_size
-from jaxrl_dist.run.text import read_json
 from jaxrl_dist.types import PyTree
 
 NAME = "manifest.json"

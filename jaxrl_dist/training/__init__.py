@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.run.directories import check_run_dir
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def resume(
       ConfigError: at once, if the run cannot be resumed with these arguments.
       CheckpointError: at once, if no checkpoint can be read.
     """
+    from jaxrl_dist.config.launch import launch_of
     from jaxrl_dist.hosts import start
-    from jaxrl_dist.hosts.config import launch_of
     from jaxrl_dist.run import trackers
+    from jaxrl_dist.settings.stored import stored_config
     from jaxrl_dist.training.resuming import prepare_resume
-    from jaxrl_dist.training.stored import stored_config
 
     check_run_dir(pathlib.Path(run_dir))
     start.start(launch_of(changes))
@@ -91,6 +91,6 @@ def preset(algorithm: str | type, env: Any, **changes: Any) -> Train[Any]:
     Raises:
       ConfigError: no such algorithm, environment or field, or a value that is out of range.
     """
-    from jaxrl_dist.training.resolving import resolved
+    from jaxrl_dist.settings.resolve import resolved
 
     return resolved(Train(algorithm, env=env), changes)[0]

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
-from jaxrl_dist.training.policies import alone, naming
-from jaxrl_dist.training.still import Copy
+from jaxrl_dist.settings.fixed_policies import Copy
+from jaxrl_dist.settings.policies import alone, naming
 from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, Learner, Replay, Rollout
 
 

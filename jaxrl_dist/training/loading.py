@@ -5,14 +5,14 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.directories import check_run_dir
-from jaxrl_dist.training.policies import Policies, alone
+from jaxrl_dist.settings.fixed_policies import Copy
+from jaxrl_dist.settings.policies import Policies, alone
+from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
-from jaxrl_dist.training.still import Copy
-from jaxrl_dist.training.stored import stored_config
 from jaxrl_dist.types import Algorithm, EnvSpec, Variables
 
 

@@ -13,18 +13,18 @@ from typing import IO, Any
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import plans
 from jaxrl_dist.checks import counted
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.training.members import Member
+from jaxrl_dist.settings.members import Member
+from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.reports import Ending
 from jaxrl_dist.training.results import ENDED, Row, refill, together, write_results
 from jaxrl_dist.training.run import UNFINISHED, Run
-from jaxrl_dist.training.stored import to_json
 from jaxrl_dist.types import Checkpoint, Report
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import DIVERGED, DivergedError, ProcessError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.start import failed_alike, signalled

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import text
+from jaxrl_dist.run import atomic_files
 from jaxrl_dist.run.checkpoint import finite
 from jaxrl_dist.run.console import of_each_policy
 from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
@@ -78,9 +78,9 @@ def _reports(run_dir: pathlib.Path, until: float) -> Iterator[Report]:
     """Yields the reports in a run's files, up to an iteration; others may have written them, and a kill cut them."""
     content, counts, end = b"", None, dict[str, Any]()
     with contextlib.suppress(ConfigError):
-        content = text.read_plain(run_dir / METRICS, _MAX_METRICS)
+        content = atomic_files.read_plain(run_dir / METRICS, _MAX_METRICS)
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError):
-        summary = text.read_json(run_dir / SUMMARY)
+        summary = atomic_files.read_json(run_dir / SUMMARY)
         end = {"ended_by": str(summary["ended_by"]), "evaluation": _known(summary["evaluation"] or {})}
         counts = summary["env_steps"], summary["updates"]
     for line in content.splitlines():
@@ -287,8 +287,8 @@ def table(rows: Sequence[Row], policy: str = "greedy") -> str:
     lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in found]
     shown = [[*found[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    text = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
-    return "\n".join([*text, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in found) else [])])
+    atomic_files = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
+    return "\n".join([*atomic_files, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in found) else [])])
 
 
 UNTRIMMED = "The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."
@@ -308,7 +308,7 @@ def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:
     """Returns the rows of a population's last session; copies of ``begun`` if its file is lost or damaged."""
     fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        kept = text.read_json(run_dir / POPULATION)["members"]
+        kept = atomic_files.read_json(run_dir / POPULATION)["members"]
         rows = zip(begun, kept, strict=True)
         return [dataclasses.replace(row, **{name: there[name] for name in fields}) for row, there in rows]
     return [dataclasses.replace(row) for row in begun]
@@ -320,7 +320,7 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
     Raises:
       OSError: a file cannot be written.
     """
-    text.write_json(
+    atomic_files.write_json(
         path / POPULATION,
         {"format": _FORMAT, "members": [dataclasses.asdict(row) for row in rows], "settings": settings(rows)},
     )
@@ -329,4 +329,4 @@ def write_results(path: pathlib.Path, rows: Sequence[Row]) -> None:
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([getattr(row, name, row.values.get(name)) for name in columns] for row in rows)
-    text.write_text(path / RESULTS, table.getvalue())
+    atomic_files.write_text(path / RESULTS, table.getvalue())

@@ -14,7 +14,7 @@ from typing import IO, Any
 import jax
 
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config import CONFIG_FILE, RESUMABLE, Train
+from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
 from jaxrl_dist.hosts import peers
@@ -24,14 +24,14 @@ from jaxrl_dist.plans.job import Job, ended_by, score_of
 from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.run import checkpoint, directories, machine
 from jaxrl_dist.run import files as run_files
+from jaxrl_dist.settings.members import is_population
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.stored import SPACES, check_clock, differences, stored_content, to_json
 from jaxrl_dist.training.learner import check_sizes
-from jaxrl_dist.training.members import is_population
 from jaxrl_dist.training.population import PopulationRun
-from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.results import read_rows, write_results
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
-from jaxrl_dist.training.stored import SPACES, check_clock, differences, stored_content, to_json
 from jaxrl_dist.types import Checkpoint, EnvSpec
 
 

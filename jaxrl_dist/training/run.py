@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 from jaxrl_dist import algorithms
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
-from jaxrl_dist.config import Train, env_name, split_env
+from jaxrl_dist.config.train import Train, env_name, split_env
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans import PLANS
@@ -27,9 +27,9 @@ from jaxrl_dist.run import directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.saving import PieceSaver, Saver
-from jaxrl_dist.training.policies import Policies, label
+from jaxrl_dist.settings.policies import Policies, label
+from jaxrl_dist.settings.stored import module_of_user, to_json
 from jaxrl_dist.training.reports import Ending, Evaluations, saving, surviving, writing
-from jaxrl_dist.training.stored import module_of_user, to_json
 from jaxrl_dist.types import Checkpoint, Report
 
 

@@ -17,26 +17,26 @@ from jaxrl_dist.actors.evaluate import check_samples
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
-from jaxrl_dist.config import LIBRARIES, Train, split_env
+from jaxrl_dist.config.train import LIBRARIES, Train, split_env
+from jaxrl_dist.config.values import varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
+from jaxrl_dist.settings.fixed_policies import Copy, Still
+from jaxrl_dist.settings.members import Member, is_population, kinds, members, programs
+from jaxrl_dist.settings.policies import Policies, alone, naming
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.stored import differences, to_json
 from jaxrl_dist.spaces import describe
-from jaxrl_dist.training import initial
+from jaxrl_dist.training import weights
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
-from jaxrl_dist.training.members import Member, is_population, kinds, members, programs
-from jaxrl_dist.training.policies import Policies, alone, naming
 from jaxrl_dist.training.population import PopulationRun
-from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.run import Run
-from jaxrl_dist.training.still import Copy, Still
-from jaxrl_dist.training.stored import differences, to_json
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner
-from jaxrl_dist.values import varied
 
 NOT_COMPILED = (
     *("seed", "total_env_steps", "stop_at_return", "run_dir", "report_interval", "tensorboard", "wandb"),
@@ -276,10 +276,10 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     """
     if config.init_from is None:
         return None
-    found = initial.load(config.init_from, variable_shapes(algorithm), config.init_parts)
+    found = weights.load(config.init_from, variable_shapes(algorithm), config.init_parts)
     parts = {name: part.algorithm for name, part in getattr(config.algorithm, "parts", {}).items()}
     copies = {name: kind.policy for name, kind in parts.items() if isinstance(kind, Copy)}
-    return initial.with_copies(found, copies) if copies else found
+    return weights.with_copies(found, copies) if copies else found
 
 
 def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]) -> Job:

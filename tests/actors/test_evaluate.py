@@ -22,8 +22,8 @@ from jaxrl_dist.checks import flag
 from jaxrl_dist.commands.plot import read_curve
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
-from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.types import Algorithm, Context, Variables
 
 SIZES: dict[str, Any] = {

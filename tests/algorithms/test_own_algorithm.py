@@ -17,7 +17,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import from_file, name_of
 from jaxrl_dist.algorithms.pg import PG
-from jaxrl_dist.config import RUN_DEFAULTS
+from jaxrl_dist.config.train import RUN_DEFAULTS
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.training.setup import prepare

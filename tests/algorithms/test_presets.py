@@ -16,10 +16,10 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
 from jaxrl_dist.algorithms.td3 import TD3
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings import resolve
 from jaxrl_dist.spaces import Box, Discrete
-from jaxrl_dist.training import resolving
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import EnvSpec
@@ -82,14 +82,14 @@ def test_later_rows_override_earlier_ones() -> None:
 def test_a_policy_that_shares_its_core_with_a_value_gets_scaled_rewards(
     algorithm: Any, env: str, fields: dict[str, Any], scaled: bool
 ) -> None:
-    config, _ = resolving.resolved(Train(algorithm, env=env), fields)
+    config, _ = resolve.resolved(Train(algorithm, env=env), fields)
     assert config.scale_rewards is scaled
 
 
 @pytest.mark.parametrize("algorithm, env", [("td3", "Pendulum-v1"), ("sac", "Pendulum-v1"), ("dqn", "CartPole-v1")])
 def test_env_steps_are_used_as_often_with_a_core(algorithm: str, env: str) -> None:
     def sizes(**fields: Any) -> tuple[int, float]:
-        hyperparameters = resolving.resolved(Train(algorithm, env=env), fields)[0].algorithm
+        hyperparameters = resolve.resolved(Train(algorithm, env=env), fields)[0].algorithm
         return hyperparameters.batch_size, hyperparameters.replay_ratio
 
     (batch, ratio), (windows, slower) = sizes(), sizes(core="gru")
@@ -99,36 +99,36 @@ def test_env_steps_are_used_as_often_with_a_core(algorithm: str, env: str) -> No
 
 def test_an_algorithm_with_a_core_keeps_its_sizes_with_another() -> None:
     own, other = (
-        resolving.resolved(Train("r2d2", env="CartPole-v1"), fields)[0].algorithm for fields in ({}, {"core": "lstm"})
+        resolve.resolved(Train("r2d2", env="CartPole-v1"), fields)[0].algorithm for fields in ({}, {"core": "lstm"})
     )
     assert (own.batch_size, own.replay_ratio) == (other.batch_size, other.replay_ratio) and other.core == "lstm"
 
 
 def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
     """The preset for classic control has a last epsilon, and Rainbow's a range of returns."""
-    config, _ = resolving.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True})
+    config, _ = resolve.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True})
     assert config.algorithm.epsilon_ladder and config.algorithm.epsilon_end == DQN().epsilon_end
     assert row("dqn", task("classic_control"))["epsilon_end"] != DQN().epsilon_end
-    config, _ = resolving.resolved(Train("rainbow", env="CartPole-v1"), {"num_atoms": 1})
+    config, _ = resolve.resolved(Train("rainbow", env="CartPole-v1"), {"num_atoms": 1})
     assert (config.algorithm.value_min, config.algorithm.value_max) == (DQN().value_min, DQN().value_max)
     with pytest.raises(ConfigError, match=r"epsilon_end does nothing without"):
-        resolving.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1})
+        resolve.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1})
 
 
 def test_values_of_a_config_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
     kept = Train(DQN(ez_greedy=True, epsilon_end=0.2), env="CartPole-v1")
-    config, _ = resolving.resolved(kept, {"parameter_noise": True})
+    config, _ = resolve.resolved(kept, {"parameter_noise": True})
     assert (config.algorithm.parameter_noise, config.algorithm.ez_greedy) == (True, False)
     assert config.algorithm.epsilon_end == 0.2
     with pytest.raises(ConfigError, match=r"ez_greedy does nothing without"):
-        resolving.resolved(kept, {"parameter_noise": True, "ez_greedy": True})
+        resolve.resolved(kept, {"parameter_noise": True, "ez_greedy": True})
     with pytest.raises(ConfigError, match=r"ez_greedy does nothing without"):
-        resolving.resolved(Train(DQN(ez_greedy=True, parameter_noise=True), env="CartPole-v1"))
+        resolve.resolved(Train(DQN(ez_greedy=True, parameter_noise=True), env="CartPole-v1"))
     with pytest.raises(ConfigError, match=r"discount must be a number, not 'x'"):
-        resolving.resolved(kept, {"discount": "x"})
+        resolve.resolved(kept, {"discount": "x"})
     varied = Train("dqn", env="CartPole-v1", vary={"learning_rate_schedule": "constant,linear"})
     with pytest.raises(ConfigError, match=r"or cosine; for some of the members, it goes into vary, as learning-rate-s"):
-        resolving.resolved(varied, {"learning_rate_steps": 9})
+        resolve.resolved(varied, {"learning_rate_steps": 9})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -157,7 +157,7 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
             continue
         spec = task(kind)
         source: Any = SimpleNamespace(spec=spec, is_pure=True)
-        config = resolving.resolve(Train(name, env="Test-v0"), source)
+        config = resolve.resolve(Train(name, env="Test-v0"), source)
         config.validate()
         check_sizes(config, make_algorithm(config, spec), spec, 8)
 

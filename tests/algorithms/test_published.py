@@ -13,9 +13,9 @@ from test_presets import task
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.algorithms.published import TABLE
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.training import resolving
+from jaxrl_dist.settings import resolve
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import EnvSpec
@@ -185,10 +185,10 @@ def test_every_value_is_that_of_the_source(name: str, where: str) -> None:
             assert row[flag] == convert(value), entry
     assert row.keys() - {flag for *_, flag, _ in SOURCES[name, where]} <= FURTHER
     source: Any = SimpleNamespace(spec=spec, is_pure=where != "atari")
-    config = resolving.resolve(Train(name, env=where, published=True), source)
+    config = resolve.resolve(Train(name, env=where, published=True), source)
     config.validate()
     for flag, value in row.items():
-        owner = config if flag in resolving.RUN_FIELDS else config.algorithm
+        owner = config if flag in resolve.RUN_FIELDS else config.algorithm
         assert getattr(owner, flag) == value, flag
     for devices in (1, 8):
         check_sizes(config, make_algorithm(config, spec), spec, devices)
@@ -200,7 +200,7 @@ def test_what_nobody_has_published_is_refused(capsys: pytest.CaptureFixture[str]
         capsys.readouterr().err
     )
     with pytest.raises(ConfigError, match="published: the table has no row of a2c"):
-        resolving.resolve(
+        resolve.resolve(
             Train(config_class("a2c")(), env="x", published=True),
             SimpleNamespace(spec=task("minatar"), is_pure=True),  # type: ignore[arg-type]
         )

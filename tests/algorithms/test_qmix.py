@@ -18,7 +18,7 @@ from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn.networks import mixing_network
-from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import Context
 

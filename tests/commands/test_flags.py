@@ -15,13 +15,13 @@ from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import flags, help, train
 from jaxrl_dist.commands.plot import Plot
-from jaxrl_dist.config import RUN_DEFAULTS, Train
+from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans import PLANS
-from jaxrl_dist.training import resolving
-from jaxrl_dist.training.resolving import resolved
-from jaxrl_dist.training.stored import stored_config, stored_fields, to_json
+from jaxrl_dist.settings import resolve
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.stored import stored_config, stored_fields, to_json
 from jaxrl_dist.types import EnvSpec
 
 
@@ -147,7 +147,7 @@ def test_values_are_checked_before_the_environment_is_made(
     def never(config: Train[Any]) -> EnvSource:
         raise AssertionError
 
-    monkeypatch.setattr(resolving, "find_env", never)
+    monkeypatch.setattr(resolve, "find_env", never)
     with pytest.raises(ConfigError, match=r"num_envs must be|discount must be|seed must be|a field 'discont'"):
         resolved(Train("ppo", "CartPole-v1"), wrong)
 

@@ -8,7 +8,8 @@ import pytest
 import runs
 
 from jaxrl_dist import cli
-from jaxrl_dist.commands import placements, train
+from jaxrl_dist.commands import train
+from jaxrl_dist.settings import placements
 
 SMALL = "--total-env-steps 256 --evaluation-episodes 0 --num-envs 8 --rollout-length 8 --hidden-sizes 4"
 

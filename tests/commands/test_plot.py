@@ -20,7 +20,7 @@ from PIL import Image
 from jaxrl_dist import cli
 from jaxrl_dist.commands import plot
 from jaxrl_dist.commands.plot import Curve, drawing, reading, statistics
-from jaxrl_dist.config import RESUMABLE, Train
+from jaxrl_dist.config.train import RESUMABLE, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.training import results
 

@@ -18,9 +18,9 @@ import runs
 from jaxrl_dist.cli import main
 from jaxrl_dist.commands import sweep, train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import files, processes, text
-from jaxrl_dist.run.text import read_json, write_json
-from jaxrl_dist.training.members import is_population, members
+from jaxrl_dist.run import atomic_files, files, subprocesses
+from jaxrl_dist.run.atomic_files import read_json, write_json
+from jaxrl_dist.settings.members import is_population, members
 
 
 def python(code: str) -> list[str]:
@@ -31,7 +31,7 @@ def run_all(tmp_path: pathlib.Path, codes: list[str], jobs: int = 2, **options: 
     done: list[int] = []
     logs = [tmp_path / f"{number:03d}.log" for number in range(len(codes))]
     arguments = {"stop": lambda: False, "ended": done.append, "failed": pytest.fail, **options}
-    processes.run_all([*map(python, codes)], logs, jobs, **arguments)  # type: ignore[arg-type]
+    subprocesses.run_all([*map(python, codes)], logs, jobs, **arguments)  # type: ignore[arg-type]
     return done
 
 
@@ -59,14 +59,14 @@ def test_what_fails_for_good_ends_alone(tmp_path: pathlib.Path) -> None:
     codes = ["print('begun'); raise ValueError('no')", diverged, "import time; time.sleep(1)"]
     assert run_all(tmp_path, codes, failed=given_up.__setitem__) == [2]
     assert given_up == {0: "ValueError: no", 1: "training has diverged by environment step 9"}
-    assert (tmp_path / "000.log").read_text().count("ValueError: no") == processes.ATTEMPTS
+    assert (tmp_path / "000.log").read_text().count("ValueError: no") == subprocesses.ATTEMPTS
     assert (tmp_path / "001.log").read_text().count("\n") == 1
 
 
 def test_a_wrong_command_ends_all(tmp_path: pathlib.Path) -> None:
     wrong = "import sys; print('jaxrl-dist: error: --x is wrong', file=sys.stderr); sys.exit(2)"
     began = time.monotonic()
-    with pytest.raises(processes.RefusedError, match=r"^001: --x is wrong$"):
+    with pytest.raises(subprocesses.RefusedError, match=r"^001: --x is wrong$"):
         run_all(tmp_path, ["import time; time.sleep(100)", wrong])
     assert time.monotonic() - began < 30
 
@@ -151,7 +151,7 @@ def test_members_get_the_flags_that_are_theirs(
     def collect(made: Any, *args: Any) -> None:
         commands.extend(made)
 
-    monkeypatch.setattr(processes, "run_all", collect)
+    monkeypatch.setattr(subprocesses, "run_all", collect)
     stored, population = runs.finished(runs.CARTPOLE) if "{stored}" in flags else "", tmp_path / "config.json"
     if "{population}" in flags:
         config = runs.read_json(runs.finished(runs.CARTPOLE) / "config.json")
@@ -182,7 +182,7 @@ def test_members_get_no_flag_that_does_nothing_in_them(
     flags: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(processes, "run_all", lambda made, *_: commands.extend(made))
+    monkeypatch.setattr(subprocesses, "run_all", lambda made, *_: commands.extend(made))
     words = [*flags.split(), "--run-dir", str(tmp_path)]
     assert main(["sweep", *words]) == 0
     population = train.asked(words)
@@ -204,7 +204,7 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
         with pytest.raises(ConfigError, match="another process is at the run"):
             files.lock(str(tmp_path))
 
-    monkeypatch.setattr(processes, "run_all", run_all)
+    monkeypatch.setattr(subprocesses, "run_all", run_all)
     assert main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "3", "--run-dir", str(tmp_path), "--quiet"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"jaxrl-dist: member 000 has diverged, the others go on: training has diverged by environment step 9; see "
@@ -219,7 +219,7 @@ def test_a_start_that_fails_leaves_the_directory_free(tmp_path: pathlib.Path, mo
     def no_space(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(text, "write_json", no_space)
+    monkeypatch.setattr(atomic_files, "write_json", no_space)
     assert main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "2", "--run-dir", str(tmp_path)]) == 1
     assert [*tmp_path.iterdir()] == []
 

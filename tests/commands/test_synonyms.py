@@ -16,8 +16,8 @@ from jaxrl_dist.algorithms import ALGORITHMS, config_class, having
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import flags
+from jaxrl_dist.config.synonyms import INSTEAD, MEANT, SYNONYMS
 from jaxrl_dist.errors import ConfigError, ConfigWarning
-from jaxrl_dist.synonyms import INSTEAD, MEANT, SYNONYMS
 
 TRAIN = {field.name for field in dataclasses.fields(jaxrl_dist.Train)}
 OWN = {name: {field.name for field in dataclasses.fields(config_class(name))} for name in ALGORITHMS}

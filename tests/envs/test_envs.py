@@ -19,9 +19,10 @@ import pytest
 from probes import Probe, assert_close, make_mesh
 
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.envs import base, envpool
-from jaxrl_dist.envs import gymnax as adapter
-from jaxrl_dist.envs.calls import Caller
+from jaxrl_dist.envs import base
+from jaxrl_dist.envs.device import gymnax as adapter
+from jaxrl_dist.envs.host import envpool
+from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.envs.source import BACKENDS, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space

@@ -19,8 +19,8 @@ import team
 import jaxrl_dist
 from jaxrl_dist import cli, rng
 from jaxrl_dist.actors import device
-from jaxrl_dist.envs import envpool
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
+from jaxrl_dist.envs.host import envpool
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.types import Rollout

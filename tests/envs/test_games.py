@@ -16,8 +16,8 @@ import runs
 from test_libraries import needs
 
 from jaxrl_dist import load_policy
-from jaxrl_dist.envs import libraries
 from jaxrl_dist.envs.base import Wrappers
+from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 

@@ -26,10 +26,10 @@ from test_envs import check_contract, random_actions
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.config import split_env
-from jaxrl_dist.envs import gymnasium as adapter
-from jaxrl_dist.envs import vector
-from jaxrl_dist.envs import worker as env_worker
+from jaxrl_dist.config.train import split_env
+from jaxrl_dist.envs.host import gymnasium as adapter
+from jaxrl_dist.envs.host import vector
+from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete

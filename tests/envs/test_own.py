@@ -20,8 +20,8 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.spaces import Discrete
-from jaxrl_dist.training.resolving import resolved
 
 SIZES: dict[str, Any] = {
     "num_envs": 8,

@@ -22,14 +22,14 @@ from probes import make_mesh
 
 from jaxrl_dist import Train, cli, preset
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.config.launch import Launch, launch_of
 from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
 from jaxrl_dist.hosts import arrays, peers, start
 from jaxrl_dist.hosts import watch as watching
-from jaxrl_dist.hosts.config import Launch, launch_of
 from jaxrl_dist.run import signals
 from jaxrl_dist.run.console import one_line_warnings
+from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training import setup
-from jaxrl_dist.training.stored import to_json
 
 # --- Flags --------------------------------------------------------------------------------------------
 

@@ -20,11 +20,11 @@ from jaxrl_dist import preset, rng, train
 from jaxrl_dist.actors.evaluate import Evaluation, evaluate
 from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.envs import envpool
+from jaxrl_dist.envs.host import envpool
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.memory import frames, ring
+from jaxrl_dist.settings.resolve import find_env
 from jaxrl_dist.training import learner, setup
-from jaxrl_dist.training.resolving import find_env
 from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Rollout, Variables
 
 NUM_ENVS, LENGTH, ROLLOUTS = 8, 30, 8

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from probes import KINDS, make_job, make_mesh
 
-from jaxrl_dist import config, plans, preset, train
+from jaxrl_dist import plans, preset, train
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.algorithms.a2c import A2C
@@ -29,7 +29,8 @@ from jaxrl_dist.algorithms.pqn import PQN
 from jaxrl_dist.algorithms.rainbow import Rainbow
 from jaxrl_dist.algorithms.sac import SAC
 from jaxrl_dist.algorithms.td3 import TD3
-from jaxrl_dist.config import BACKENDS, Train
+from jaxrl_dist.config import train as config
+from jaxrl_dist.config.train import BACKENDS, Train
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import Program

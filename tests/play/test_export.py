@@ -22,9 +22,9 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.export import export
-from jaxrl_dist.run.text import replacing
-from jaxrl_dist.training.resolving import find_env
-from jaxrl_dist.training.still import Random
+from jaxrl_dist.run.atomic_files import replacing
+from jaxrl_dist.settings.fixed_policies import Random
+from jaxrl_dist.settings.resolve import find_env
 
 WITHOUT_THE_PACKAGE = """
 import pathlib, sys

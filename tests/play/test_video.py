@@ -24,8 +24,8 @@ from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
 from jaxrl_dist.play.video import record
+from jaxrl_dist.settings.resolve import find_env
 from jaxrl_dist.spaces import Discrete
-from jaxrl_dist.training.resolving import find_env
 from jaxrl_dist.types import EnvSpec
 
 

@@ -28,7 +28,7 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.commands import train
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import arrays, checkpoint, manifest, saving, signals, trackers

@@ -15,9 +15,9 @@ import team
 import jaxrl_dist
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.run import arrays, checkpoint, saving
-from jaxrl_dist.training.initial import load
-from jaxrl_dist.training.resolving import find_env, resolved
+from jaxrl_dist.settings.resolve import find_env, resolved
 from jaxrl_dist.training.setup import make_algorithm, make_job, variable_shapes
+from jaxrl_dist.training.weights import load
 from jaxrl_dist.types import Variables
 
 

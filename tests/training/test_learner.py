@@ -9,8 +9,8 @@ import pytest
 import jaxrl_dist
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training.learner import MAX_COUNT
-from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.setup import prepare
 
 

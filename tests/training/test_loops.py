@@ -10,7 +10,7 @@ from probes import make_job
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.plans import compiled
-from jaxrl_dist.training.loops import Loop, find_loops
+from jaxrl_dist.profiling.kernels import Loop, find_loops
 
 HLO = """\
 HloModule jit_run, is_scheduled=true

@@ -23,18 +23,18 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import train as train_command
 from jaxrl_dist.commands.plot import plot
+from jaxrl_dist.config.values import varied
+from jaxrl_dist.envs.agents.groups import agents_of
 from jaxrl_dist.envs.base import Wrappers
-from jaxrl_dist.envs.groups import agents_of
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import by_hand
+from jaxrl_dist.settings.fixed_policies import Random
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
-from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.training.setup import prepare
-from jaxrl_dist.training.still import Random
-from jaxrl_dist.training.stored import stored_config
 from jaxrl_dist.types import Context
-from jaxrl_dist.values import varied
 
 PPO_ = PPO(hidden_sizes=(8,), num_minibatches=2, num_epochs=2)
 DQN_ = DQN(

@@ -33,8 +33,8 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileW
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.synchronous import Hosted
 from jaxrl_dist.run import checkpoint
-from jaxrl_dist.run.text import read_json
-from jaxrl_dist.training.members import members, programs
+from jaxrl_dist.run.atomic_files import read_json
+from jaxrl_dist.settings.members import members, programs
 from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.results import Row, read_rows, refill, scored, settings, table, together
 from jaxrl_dist.training.setup import make_job, prepare

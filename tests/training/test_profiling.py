@@ -19,9 +19,11 @@ import team
 
 from jaxrl_dist import cli, mesh
 from jaxrl_dist.commands import profile
-from jaxrl_dist.config import Train
-from jaxrl_dist.training import counts, parts, profiling, setup
-from jaxrl_dist.training.resolving import resolved
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.profiling import costs, timing
+from jaxrl_dist.profiling import stages as parts
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.training import setup
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Algorithm
 
@@ -159,11 +161,11 @@ def test_the_operations_of_matrix_products_are_counted() -> None:
     product, pixels = 2 * 5 * 7 * 7, 2 * 6 * 6
     args = jnp.ones((5, 7)), jnp.ones((7, 7)), jnp.ones((3, 3, 3, 4))
     jaxpr = jax.make_jaxpr(layers)(*args).jaxpr
-    assert counts.of_products(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
+    assert costs.of_products(jaxpr) == {"other": (3 + 2) * product + 2 * pixels * 4 * (3 * 3 * 3)}
     backward = jax.make_jaxpr(jax.grad(named, argnums=(0, 1)))(*args[:2]).jaxpr
-    assert counts.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, "forward, and two gradients"
+    assert costs.of_products(backward) == {"torso": 3 * 3 * product, "head": 3 * product}, "forward, and two gradients"
     over = mesh.acting(lambda x, w: x @ w, mesh.make_mesh(jax.devices()[:2]), (mesh.BATCH, mesh.REPLICATED), mesh.BATCH)
-    assert counts.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {"other": 2 * product}
+    assert costs.of_products(jax.make_jaxpr(over)(jnp.ones((10, 7)), args[1]).jaxpr) == {"other": 2 * product}
 
 
 def test_the_bytes_that_a_program_moves_are_counted() -> None:
@@ -171,7 +173,7 @@ def test_the_bytes_that_a_program_moves_are_counted() -> None:
     x, w, row = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32), np.int32(0)
 
     def moved(function: Any, *args: Any) -> int:
-        return counts.of_memory(jax.make_jaxpr(function)(*args).jaxpr)
+        return costs.of_memory(jax.make_jaxpr(function)(*args).jaxpr)
 
     assert moved(lambda x: jnp.tanh(x + 1) * 2, x) == 2 * x.nbytes
     product, out = x.nbytes + w.nbytes, 8 * 4 * 4
@@ -207,13 +209,13 @@ def test_the_bytes_that_a_program_moves_are_counted() -> None:
 
 def test_parts_are_scaled_to_their_update_and_threads_sum_to_the_whole() -> None:
     alone = {"postprocess": 1.0, "gradient": 3.0}
-    stages = profiling._divided({"environment": 2.0, "update": 2.0, "closing": 0.0}, alone, 5.0)
+    stages = timing._divided({"environment": 2.0, "update": 2.0, "closing": 0.0}, alone, 5.0)
     assert stages == {"environment": 2.0, "postprocess": 0.5, "gradient": 1.5, "rest": 1.0}
-    stages = profiling._divided({"update": 5.0}, alone, 5.0)
+    stages = timing._divided({"update": 5.0}, alone, 5.0)
     assert stages == {"postprocess": 1.0, "gradient": 3.0, "rest": 1.0}
     thirds = {name: 0.1 / 3 for name in ("policy", "postprocess", "gradient")}
-    assert [profiling._divided({"update": 0.1 * k}, thirds, 0.1 * k)["rest"] for k in (0.1, 0.3, 0.7)] == [0.0] * 3
-    assert profiling._divided({"update": 4.0}, alone, 3.9)["rest"] == pytest.approx(-0.1), "not rounding"
+    assert [timing._divided({"update": 0.1 * k}, thirds, 0.1 * k)["rest"] for k in (0.1, 0.3, 0.7)] == [0.0] * 3
+    assert timing._divided({"update": 4.0}, alone, 3.9)["rest"] == pytest.approx(-0.1), "not rounding"
 
 
 def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
@@ -221,7 +223,7 @@ def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
     threads = {"device": {"gradient": 1.0, "optimizer": 1.0, "rest": 0.0}}
     matmul, memory = {"gradient": 0.25, "optimizer": 1.25}, {"gradient": 3.05, "optimizer": 0.5}
     run = {name: 1 for name in ("algorithm", "env", "plan", "num_envs", "rollout_length", "devices", "kind")}
-    found = profiling.Profile(run, 1.0, 2.0, threads, matmul, {}, 1.0, memory, 1.0)
+    found = timing.Profile(run, 1.0, 2.0, threads, matmul, {}, 1.0, memory, 1.0)
     gradient, optimizer, rest = profile.lines(found)[4:7]
     assert gradient.endswith("  25% of the peak of matrix products")
     assert optimizer.endswith("  50% of the peak of memory") and "matrix" not in optimizer
@@ -265,7 +267,7 @@ def test_a_run_is_profiled(command: str, threads: set[str], tmp_path: Path, caps
 
 def test_the_picture_names_each_stage_once(tmp_path: Path) -> None:
     threads = {"learner": {"gradient": 1.0, "rest": 1.0}, "actor": {"policy": 1.0, "rest": 1.0}}
-    profile._draw(profiling.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0), tmp_path / "profile.svg")
+    profile._draw(timing.Profile({}, 1.0, 2.0, threads, {}, {}, 1.0, {}, 1.0), tmp_path / "profile.svg")
     drawn = (tmp_path / "profile.svg").read_text()
     assert [drawn.count(f">{stage}<") for stage in ("gradient", "policy", "rest")] == [1, 1, 1]
 

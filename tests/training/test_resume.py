@@ -29,7 +29,7 @@ import tensorstore
 
 import jaxrl_dist
 from jaxrl_dist import cli, plans
-from jaxrl_dist.config import Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning
 from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
@@ -37,9 +37,10 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import arrays, checkpoint, directories, manifest, saving
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.directories import DamageError
-from jaxrl_dist.training import resuming, setup, stored
+from jaxrl_dist.settings import stored
+from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.training import resuming, setup
 from jaxrl_dist.training import run as training_run
-from jaxrl_dist.training.resolving import resolved
 from jaxrl_dist.types import Checkpoint, Report
 
 SIZES: dict[str, Any] = {

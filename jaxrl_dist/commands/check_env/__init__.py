@@ -58,9 +58,10 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
       ConfigError: no environment has this name and these options, or EnvPool provides it.
     """
     from jaxrl_dist.commands.check_env.findings import Check, Findings
-    from jaxrl_dist.config import LIBRARIES
-    from jaxrl_dist.envs import gymnasium, gymnax, libraries
+    from jaxrl_dist.config.train import LIBRARIES
     from jaxrl_dist.envs.contract import Stop
+    from jaxrl_dist.envs.device import gymnax, libraries
+    from jaxrl_dist.envs.host import gymnasium
     from jaxrl_dist.envs.native import construct, is_team
     from jaxrl_dist.envs.source import locate
 

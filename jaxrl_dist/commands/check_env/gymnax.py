@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxrl_dist.actors.step import count_steps
 from jaxrl_dist.commands.check_env.findings import STEPS, Check
-from jaxrl_dist.envs import gymnax, masks
+from jaxrl_dist.envs import masks
+from jaxrl_dist.envs.agents.groups import Team
 from jaxrl_dist.envs.base import DeviceEnv
-from jaxrl_dist.envs.groups import Team
+from jaxrl_dist.envs.device import gymnax
 from jaxrl_dist.envs.native import is_team, plain, unnamed
 from jaxrl_dist.nn.observations import legal, masked
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space, leaves

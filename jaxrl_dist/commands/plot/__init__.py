@@ -28,7 +28,7 @@ from jaxrl_dist.commands.plot.reading import (
     with_members,
 )
 from jaxrl_dist.errors import ConfigError, ConfigWarning, visible
-from jaxrl_dist.run.text import replacing
+from jaxrl_dist.run.atomic_files import replacing
 
 __all__ = [
     "POINTS",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config import CONFIG_FILE, RESUMABLE
+from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE
 from jaxrl_dist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     """
     import numpy as np
 
+    from jaxrl_dist.run.atomic_files import read_plain
     from jaxrl_dist.run.files import METRICS
-    from jaxrl_dist.run.text import read_plain
 
     path, (field, _) = run_dir / METRICS, AXES[x]
     try:
@@ -146,8 +146,8 @@ def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Cur
     """
     import numpy as np
 
+    from jaxrl_dist.run.atomic_files import read_json
     from jaxrl_dist.run.files import SUMMARY
-    from jaxrl_dist.run.text import read_json
 
     path, (field, _) = run_dir / SUMMARY, AXES[x]
     summary = read_json(path) if path.exists() else {field: 0}  # not of a run that goes on, or has ended early
@@ -290,7 +290,7 @@ def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
 
     Hyperparameters of several policies are named as in ``--vary prey.learning-rate=...``.
     """
-    from jaxrl_dist.run.text import read_json
+    from jaxrl_dist.run.atomic_files import read_json
 
     path = run_dir / CONFIG_FILE
     config = read_json(path)

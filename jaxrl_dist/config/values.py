@@ -1,0 +1,278 @@
+"""Fields of configs: converts Python values to what flags and files can hold, and overrides inherited defaults.
+
+Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.config.synonyms import hint
+from jaxrl_dist.errors import ConfigError
+
+OR_OBJECT = "or an object from Python"
+"""Annotates the type of a field whose value may also be an object that no flag and no file can hold."""
+NO_NUMBER = "none", "auto"
+"""Texts of an optional number that leave it to the run, in any case; other libraries have ``auto``."""
+Fields = TypeVar("Fields")
+
+
+def plain(config: Fields) -> Fields:
+    """Converts the values of a dataclass to plain Python values of the fields' types.
+
+    Scalars of numpy and JAX become Python numbers, lists and arrays become tuples, and paths become text. A text field
+    also takes a number, and an integer field a float such as 1e6. So every config can be written to ``config.json`` and
+    read again. Fields of other types (not numbers, switches, text, choices, or tuples and dictionaries of these) stay
+    unchanged, and so do fields that still have their default.
+
+    Raises:
+      ConfigError: a value has the wrong type; the message names the field's flag and the type that works.
+    """
+    fields = [field for field in dataclasses.fields(config) if field.init]  # type: ignore[arg-type]
+    hints: Mapping[str, Any] = {}
+    with contextlib.suppress(NameError):  # names that only type checkers import
+        hints = get_type_hints(type(config), include_extras=True)
+    changes = {}
+    for field in fields:
+        before = getattr(config, field.name)
+        value = before if before is field.default else _plain(field.name, before, hints.get(field.name, Any))
+        if value is not before:
+            changes[field.name] = value
+    return dataclasses.replace(config, **changes) if changes else config  # type: ignore[type-var]
+
+
+def _plain(name: str, value: Any, hint: Any) -> Any:
+    """Converts ``value`` to the type ``hint``."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return value if OR_OBJECT in args and not isinstance(value, _NO_OBJECT) else _plain(name, value, args[0])
+    if origin in (Union, types.UnionType):
+        kinds, optional = alternatives(hint)
+        return value if (optional and value is None) or len(kinds) > 1 else _plain(name, value, kinds[0])
+    if origin is tuple:
+        return _plain_tuple(name, value, args)
+    if hint == dict[str, str]:
+        return _plain_texts(name, value)
+    if origin is Literal:
+        return _choice(name, value, args)
+    read = _READERS.get(hint)
+    return value if read is None else read(name, _scalar(value))
+
+
+_NO_OBJECT = str | bool | int | float | None
+
+
+def _scalar(value: Any) -> Any:
+    """Converts a numpy or JAX scalar to a Python number; returns other values unchanged."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _truth(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{flag(name)} must be True or False, not {shown(value)}")
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not (
+        isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+    ):
+        raise ConfigError(f"{flag(name)} must be a whole number, not {shown(value)}")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, bool) and isinstance(value, Real):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ConfigError(f"{flag(name)} must be a number, not {shown(value)}")
+
+
+def _text(name: str, value: Any, part: str = "") -> str:
+    """Returns text unchanged, and converts a path or a number to text."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return value
+    with contextlib.suppress(ValueError):  # Python does not write out thousands of digits
+        if not isinstance(value, bool) and isinstance(value, Real):
+            return str(value)
+    if isinstance(value, bytes):
+        raise ConfigError(f"{flag(name)}{part} must be text, not bytes: {shown(value)}.decode() is text")
+    raise ConfigError(f"{flag(name)}{part} must be text or a number, not {shown(value)}")
+
+
+_READERS: Mapping[Any, Callable[[str, Any], Any]] = {bool: _truth, int: _whole, float: _number, str: _text}
+
+
+def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    if not (isinstance(value, str) and value in choices):
+        near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+        raise ConfigError(f"{flag(name)} must be one of {', '.join(map(str, choices))}, not {shown(value)}{near}")
+    return value
+
+
+def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    if hasattr(value, "tolist"):  # an array
+        value = value.tolist()
+    if not isinstance(value, tuple | list | range):
+        raise ConfigError(f"{flag(name)} must be a tuple, not {shown(value)}")
+    parts = tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
+    same = isinstance(value, tuple) and all(x is y for x, y in zip(parts, value, strict=True))
+    return value if same else parts
+
+
+def _with_kinds(name: str, parts: Sequence[Any], kinds: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+    """Pairs the values of a tuple with their types, given the arguments of the tuple's type."""
+    each = kinds[:1] * len(parts) if kinds[1:] == (...,) else kinds
+    if len(each) != len(parts):
+        raise ConfigError(f"{flag(name)} must be a tuple of {len(each)} values, not {shown(parts)}")
+    return zip(parts, each, strict=True)
+
+
+def _plain_texts(name: str, value: Any) -> Any:
+    """Converts a dictionary's values to text as on the command line, such as ``True`` and ``False``."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{flag(name)} must be a dictionary of names and values, not {shown(value)}")
+    scalars = {key: _scalar(x) for key, x in value.items()}
+    return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
+
+
+def alternatives(hint: Any) -> tuple[list[Any], bool]:
+    """Returns the types of values that ``hint`` allows beside None, and whether it allows None."""
+    if get_origin(hint) is Annotated:
+        return alternatives(get_args(hint)[0])
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return [kind for kind in kinds if kind is not type(None)], type(None) in kinds
+
+
+def from_texts(name: str, texts: Sequence[str], hint: Any) -> Any:
+    """Reads a value of the type ``hint`` from the texts behind a flag: several for a tuple or ``key=value`` pairs.
+
+    Raises:
+      ConfigError: the texts are not such a value.
+    """
+    (kind, *_), optional = alternatives(hint)
+    if kind == dict[str, str]:
+        return _pairs(name, texts)
+    if get_origin(kind) is not tuple or (optional and texts == ["None"]):
+        return from_text(name, texts[-1], hint)
+    kinds = get_args(kind)
+    numbers = {*kinds} <= {int, float, ...}  # which commas may divide, too
+    parts = [part for text in texts for part in text.split(",")] if numbers else texts
+    return tuple(from_text(name, part, each) for part, each in _with_kinds(name, parts, kinds))
+
+
+def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"{flag(name)}: {text!r} is no key=value pair")
+        if key in pairs:
+            raise ConfigError(f"{flag(name)}: {key} is given twice")
+        pairs[key] = value
+    return pairs
+
+
+def from_text(name: str, text: str, hint: Any) -> Any:
+    """Reads a value of the type ``hint`` from one text.
+
+    Raises:
+      ConfigError: the text is not such a value, or the type cannot be written as text.
+    """
+    kinds, optional = alternatives(hint)
+    if optional and (text.lower() in NO_NUMBER if kinds[0] in (int, float) else text == "None"):
+        return None
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return _choice(name, text, (*get_args(kind), *(["None"] if optional else [])))
+        with contextlib.suppress(ValueError, OverflowError, KeyError):
+            return _FROM_TEXT[kind](text)
+    words = {bool: "neither True nor False", int: "no whole number", float: "no number"}
+    words |= {int: "neither a whole number nor None", float: "neither a number nor None"} if optional else {}
+    raise ConfigError(
+        f"{flag(name)}: {shown(text)} is {words.get(kinds[-1], 'more than a flag of one value can hold')}"
+    )
+
+
+def _whole_of(text: str) -> int:
+    """Reads a whole number, which may be written as 1e6."""
+    return _whole("", float(text)) if "e" in text.lower() else int(text)
+
+
+_FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
+    str: str,
+    int: _whole_of,
+    float: float,
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+}
+
+
+class Named:
+    """A dataclass that refuses unknown fields with a ``ConfigError`` that suggests what to use instead."""
+
+    def __new__(cls, *values: Any, **fields: Any) -> Any:
+        known = getattr(cls, "__dataclass_fields__", fields)
+        for name in fields:
+            if name not in known:
+                raise ConfigError(f"{cls.__name__} has no field {name!r}{cls.unknown(name, list(known))}")
+        return super().__new__(cls)
+
+    @classmethod
+    def unknown(cls, name: str, known: list[str]) -> str:
+        """Returns what to use instead of an unknown field, to be appended to a message."""
+        return hint(name, known, lambda field: "" if field == name else "other algorithms have")
+
+
+class Inherits(Named):
+    """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
+
+    Such a field keeps the type and docstring of the class that declares it. Values need names, since the order of
+    fields is that of the bases.
+    """
+
+    def __new__(cls, *values: Any, **fields: Any) -> Any:
+        if values:
+            raise ConfigError(f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none")
+        return super().__new__(cls, **fields)
+
+    def validate(self) -> None:
+        """Raises ``ConfigError`` if a value is out of range; subclasses check their fields and call this."""
+
+    def __init_subclass__(cls, **defaults: Any) -> None:
+        """Raises ``TypeError`` if a default names no inherited field."""
+        super().__init_subclass__()
+        hints: dict[str, Any] = {}  # those of the bases: the class's own fields are added later
+        for base in reversed(cls.__bases__) if defaults else ():
+            hints |= get_type_hints(base, include_extras=True)
+        for name, default in defaults.items():
+            if name not in hints:
+                raise TypeError(f"{cls.__name__} inherits no field {name!r}")
+            # As a type: the annotation's text may use names that the subclass's module does not import.
+            cls.__annotations__[name] = hints[name]
+            setattr(cls, name, default)
+
+
+def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:
+    """Returns hyperparameters with other values; with several policies, names are ``POLICY.FIELD``."""
+    if not hasattr(algorithm, "parts"):
+        return dataclasses.replace(algorithm, **values)
+    parts = dict(algorithm.parts)
+    for name, value in values.items():
+        policy, _, field = name.partition(".")
+        part = parts[policy]
+        own = {field: value}  # a field of the algorithm, or of the policy's normalisation and clipping
+        if field in {each.name for each in dataclasses.fields(part.algorithm)}:
+            own = {"algorithm": dataclasses.replace(part.algorithm, **own)}
+        parts[policy] = dataclasses.replace(part, **own)
+    return dataclasses.replace(algorithm, parts=parts)

@@ -1,0 +1,301 @@
+"""gymnax environments as pure functions over a batch, with next-step autoreset."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_dist import rng
+from jaxrl_dist.envs import episodes, masks
+from jaxrl_dist.envs.agents import device
+from jaxrl_dist.envs.agents.groups import Team
+from jaxrl_dist.envs.base import (
+    UNWRAPPED,
+    DeviceEnv,
+    Wrappers,
+    check_finite,
+    checked_action,
+    clipped,
+    outcome,
+    parse_options,
+    policy_space,
+    restarted,
+    rows_where,
+)
+from jaxrl_dist.envs.contract import Contract, of_env
+from jaxrl_dist.envs.device import libraries
+from jaxrl_dist.envs.drawing import draw, own_render
+from jaxrl_dist.envs.native import is_team, plain, unnamed
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.lazy import postponed
+from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.spaces import zeros
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
+
+
+class State(NamedTuple):
+    """A batch of environments; every leaf is ``[B, ...]``."""
+
+    env: PyTree
+    obs: PyTree
+    ended: jax.Array  # bool: the next step is a reset
+    episode_return: jax.Array  # float32
+    episode_length: jax.Array  # int32
+    info: PyTree  # float32, keyed by metric of the info; see ``episodes.advanced``
+
+
+def ids() -> list[str]:
+    """Returns gymnax's ids, in its order."""
+    return list(_library().registered_envs)
+
+
+def _library() -> Any:
+    """Imports gymnax without pandas and SciPy's statistics, which only its pictures need.
+
+    Called only when gymnax is used, so an EnvPool run does not wait for it.
+    """
+    with postponed("matplotlib.pyplot", "seaborn"):
+        import gymnax
+    return gymnax
+
+
+def make(env_id: str, options: Mapping[str, str], wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
+    """Makes the gymnax environment ``env_id``; ``options`` set fields of its parameters or constructor arguments.
+
+    Raises:
+      ConfigError: unknown option, or no policy here supports the spaces.
+    """
+    env, params = native(env_id, options)
+    return from_gymnax(env, params, env_id, _family(env), wrappers)
+
+
+def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
+    """Makes gymnax's environment object and its parameters; arguments as in ``make``.
+
+    Raises:
+      ConfigError: unknown option.
+    """
+    gymnax = _library()
+    try:
+        env, params = gymnax.make(env_id)
+    except OSError as error:  # some environments download data in their constructor
+        raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
+    arguments = {
+        name: parameter.default
+        for name, parameter in inspect.signature(type(env)).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    values = parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
+    env, params = gymnax.make(env_id, **{k: v for k, v in values.items() if k in arguments})
+    return env, params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
+
+
+def adapt(
+    made: Any, env_id: str, backend: str, wrappers: Wrappers = UNWRAPPED, contract: Contract | None = None
+) -> DeviceEnv:
+    """Adapts an environment of a JAX library or of the user, and traces a first step to check it.
+
+    Args:
+      made: what ``native.is_gymnax`` recognises, or a result of ``libraries.make``.
+      backend: the library; ``gymnax`` for the user's own.
+      contract: what becomes of faults; None: the first raises ``EnvError``.
+
+    Raises:
+      ConfigError: no policy here supports the spaces.
+      EnvError: a fault, or its code fails in a compiled program.
+    """
+    env, params = made if isinstance(made, tuple) else (made, None)
+    contract = contract or Contract(f"{backend}:{env_id}")
+    with contract.during("a first step"):
+        if is_team(env):
+            own = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
+            env = Team(env, **own)
+        if isinstance(env, Team):
+            found = device.from_team(env, env_id, backend, wrappers, contract)
+        else:
+            family = env.family if isinstance(env, libraries.Adapted) else _family(env)
+            found = from_gymnax(env, params, env_id, family, wrappers, backend, contract)
+        if backend == "gymnax":  # libraries work for several environments at once
+            _trace(found)
+    return found
+
+
+def _trace(env: DeviceEnv) -> None:
+    """Traces a step of two environments with all wrappers, without compiling it."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2 * env.spec.num_agents))
+    action = over_policies(lambda spec: zeros(spec.action, 2 * spec.num_agents))(env.spec.policies or env.spec)
+    jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, action)
+
+
+def _family(env: Any) -> str:
+    for kind in type(env).__mro__:  # the user's class may extend one of gymnax's
+        match kind.__module__.split("."):
+            case ["gymnax", "environments", family, _, *_]:
+                return family
+    return "other"
+
+
+def from_gymnax(
+    env: Any,
+    params: Any,
+    env_id: str,
+    family: str,
+    wrappers: Wrappers = UNWRAPPED,
+    backend: str = "gymnax",
+    contract: Contract | None = None,
+) -> DeviceEnv:
+    """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
+
+    gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
+    Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
+    """
+    name = f"{backend}:{env_id}"
+    params, (native_obs, native_action), action_space, *first, info = of_env(contract or Contract(name), env, params)
+    observation = policy_space(native_obs, name, "observations", first[0])
+    found = masks.of_gymnax(env, first[1], plain(native_obs), plain(native_action))
+    found = found if found.where else masks.of_info(info)
+    observation, mask = masks.with_mask(observation, action_space, found)
+    observe = masks.observer(found, native_obs)
+    limit = getattr(params, "max_steps_in_episode", None)
+    limit = wrappers.limit(None if limit is None else int(limit))
+    metrics = episodes.parse(wrappers.info)
+    episodes.check_known(metrics, episodes.numbers(info), name)
+    spec = EnvSpec(
+        env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread,
+        info_metrics=metrics,
+    )  # fmt: skip
+
+    def reported(info: PyTree) -> dict[str, jax.Array]:
+        known = episodes.numbers(info) if metrics else {}
+        return {metric: jnp.float32(known[episodes.field(metric)]).reshape(()) for metric in metrics}
+
+    def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
+        obs, state = jax.vmap(env.reset_env, (0, None))(keys, params)
+        obs = jax.vmap(observe)(obs, state)
+        # Some environments start from Python numbers: give every leaf a dtype and a row per environment.
+        return obs, jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
+
+    def nothing(like: jax.Array) -> dict[str, jax.Array]:
+        return {metric: jnp.full_like(like, jnp.nan) for metric in metrics}
+
+    def reset(keys: jax.Array) -> tuple[State, PyTree]:
+        obs, state = reset_all(keys)
+        none = jnp.zeros(keys.shape, jnp.float32)
+        return State(state, obs, none > 0, none, none.astype(jnp.int32), nothing(none)), obs
+
+    def step_once(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
+        *stepped, reward, terminated, info = env.step_env(key, env_state, unnamed(native_action, action), params)
+        # The contract allows for dtypes that those of a reset can hold.
+        obs, env_state = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), stepped, first)
+        over = terminated, env.is_truncated(env_state, params)
+        return observe(obs, env_state), env_state, jnp.float32(reward), *over, reported(info)
+
+    def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
+        action = clipped(action_space, action)
+        if wrappers.action_repeat == 1:
+            return step_once(key, env_state, action)
+        keys = jax.random.split(key, wrappers.action_repeat)
+
+        def again(now: tuple[PyTree, ...], key: jax.Array) -> tuple[tuple[PyTree, ...], None]:
+            _, state, reward, terminated, truncated, info = now
+            obs, state, more, *flags, news = step_once(key, state, action)
+            over = terminated | truncated  # the episode has ended: keep its outcome
+            new = obs, state, reward + more, *flags, episodes.advanced(info, news)
+            return jax.tree.map(lambda x, y: jnp.where(over, x, y), now, new), None
+
+        first = jax.tree.map(jnp.asarray, step_once(keys[0], env_state, action))
+        return jax.lax.scan(again, first, keys[1:])[0]
+
+    def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
+        keys = jax.vmap(jax.random.split)(keys)
+        outcomes = jax.vmap(step_one)(keys[:, 0], state.env, action)
+        next_obs, next_env, reward, terminated, truncated, info = outcomes
+
+        def started(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
+            return rows_where(ended, reset_all(keys), stepped)
+
+        obs, env_state = restarted(started, keys[:, 1], state.ended, (next_obs, next_env))
+        if wrappers.time_limit is not None:
+            truncated = truncated | (state.episode_length + 1 >= wrappers.time_limit)
+        valid, terminated, truncated = outcome(state.ended, terminated, truncated)
+        reward = jnp.where(valid, reward, 0.0)
+        episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
+        episode_length = jnp.where(valid, state.episode_length + 1, 0)
+        info = rows_where(valid, episodes.advanced(state.info, info), nothing(reward))
+        ended = terminated | truncated
+        statistics = episodes.ended_episodes(ended, episode_return, episode_length, info)
+        new_state = State(env_state, obs, ended, episode_return, episode_length, info)
+        return new_state, Timestep(obs, reward, terminated, truncated, valid), statistics
+
+    return DeviceEnv(spec, reset, step, own_render(env, params))
+
+
+class HostGymnax:
+    """gymnax environments stepped from the host, with one jitted call per step: a ``HostEnv``.
+
+    It uses the keys of the compiled rollout, so both give the same experience for the same actions.
+    """
+
+    def __init__(self, env: DeviceEnv, num_envs: int, key: jax.Array, first: int = 0) -> None:
+        """Compiles the programs; the states stay on JAX's default device.
+
+        Args:
+          key: the key of the environment stream; for several runs side by side, an array of keys.
+          first: the index of the first environment within the run.
+        """
+        self.spec, self.num_envs, self._draw = env.spec, num_envs, env.render
+        self._steps = self._resets = 0
+        self._key, self._first = key, np.int32(first)
+        self._reset, self._step = _programs(env.reset, env.step, num_envs)
+
+    def reset(self) -> PyTree:
+        self._state, obs = self._reset(self._key, self._first, rng.rollout_step(self._resets))
+        self._resets += 1
+        obs = jax.tree.map(np.array, obs)
+        check_finite(self.spec, self._steps, "observation", obs)
+        return obs
+
+    def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
+        action = checked_action(self.spec, action, self._steps)
+        self._state, *outputs = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
+        step, ended = jax.tree.map(np.array, outputs)
+        check_finite(self.spec, self._steps, "observation", over_policies(lambda step: step.obs)(step))
+        check_finite(self.spec, self._steps, "reward", over_policies(lambda step: step.reward)(step))
+        self._steps += 1
+        return step, ended
+
+    def render(self, index: int) -> np.ndarray:
+        state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second
+        place = index // self.spec.num_agents
+        env_state = jax.tree.map(lambda x: np.asarray(x[place]), state.env)
+        rows = over_policies(lambda spec: place * spec.num_agents)(self.spec.policies or self.spec)
+        obs = over_policies(lambda row, seen: jax.tree.map(lambda x: np.asarray(x[row]), seen))(rows, state.obs)
+        return draw(self.spec, env_state, obs, self._draw)
+
+    def close(self) -> None:
+        self._state = None
+
+
+@functools.lru_cache(maxsize=8)  # environments recreated for each evaluation compile once
+def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
+    """Compiles reset ``(key, first, steps) -> (state, obs)`` and step ``(state, action, key, first, steps) -> ...``."""
+
+    def keys(key: jax.Array, first: jax.Array, steps: jax.Array) -> jax.Array:
+        index = first + jnp.arange(num_envs // key.size, dtype=jnp.int32)
+        return jax.vmap(lambda key: rng.per_index(jax.random.fold_in(key, steps), index))(key.reshape(-1)).reshape(-1)
+
+    def reset(key: jax.Array, first: jax.Array, steps: jax.Array) -> tuple[PyTree, PyTree]:
+        return env_reset(keys(key, first, steps))
+
+    def step(state: PyTree, action: jax.Array, key: jax.Array, first: jax.Array, steps: jax.Array) -> Any:
+        return env_step(state, action, keys(key, first, steps))
+
+    return jax.jit(reset), jax.jit(step, donate_argnums=0)

@@ -1,0 +1,201 @@
+"""Environments of JAX libraries, each as a gymnax-style object; a library is imported only when it is named."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl_dist import rng
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config.train import LIBRARIES
+from jaxrl_dist.errors import ConfigError, one_line
+from jaxrl_dist.types import PyTree
+
+
+class Step(NamedTuple):
+    """The result of one step of one environment; fields except ``obs``, ``state`` and ``info`` are scalars."""
+
+    obs: PyTree
+    state: PyTree
+    reward: Any
+    terminated: Any
+    truncated: Any = False
+    """True where the library's own time limit has cut the episode."""
+    info: Mapping[str, Any] = {}
+
+
+class State(NamedTuple):
+    """The state of an ``Adapted`` environment."""
+
+    env: PyTree  # the library's
+    steps: jax.Array  # int32 scalar
+    truncated: jax.Array  # bool scalar
+
+
+class Params(NamedTuple):
+    """The parameters of an ``Adapted`` environment, named as in gymnax."""
+
+    max_steps_in_episode: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """A library's environment behind gymnax's interface; it never resets by itself.
+
+    ``reset_env``, ``step_env`` and ``is_truncated`` are as in gymnax. The time limit is counted here, unless the
+    library itself distinguishes truncation from termination.
+    """
+
+    reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
+    """``(key) -> (obs, state)``; keys are uint32 arrays, because libraries keep them in states, which are saved."""
+    step: Callable[[jax.Array, PyTree, Any], Step]
+    """``(key, state, action) -> step``."""
+    observations: spaces.Space[Any]
+    actions: spaces.Space[Any]
+    family: str
+    """As ``EnvSpec.family``."""
+    time_limit: int | None = None
+    """Steps after which an episode is truncated."""
+
+    @property
+    def default_params(self) -> Params:
+        return Params(self.time_limit)
+
+    def observation_space(self, params: Params) -> spaces.Space[Any]:
+        return self.observations
+
+    def action_space(self, params: Params) -> spaces.Space[Any]:
+        return self.actions
+
+    def reset_env(self, key: jax.Array, params: Params) -> tuple[PyTree, State]:
+        with theirs():
+            obs, state = self.reset(rng.raw(key))
+        return obs, State(state, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+
+    def step_env(
+        self, key: jax.Array, state: State, action: Any, params: Params
+    ) -> tuple[PyTree, State, jax.Array, jax.Array, Mapping[str, Any]]:
+        with theirs():
+            step = self.step(rng.raw(key), state.env, action)
+        steps, truncated = state.steps + 1, jnp.asarray(step.truncated, bool)
+        if params.max_steps_in_episode is not None:
+            truncated = truncated | (steps >= params.max_steps_in_episode)
+        terminated = jnp.asarray(step.terminated).astype(bool)
+        return step.obs, State(step.state, steps, truncated), jnp.float32(step.reward), terminated, dict(step.info)
+
+    def is_truncated(self, state: State, params: Params) -> jax.Array:
+        return state.truncated
+
+
+class Library(Protocol):
+    """A module of this folder; its name is the prefix and the name of the package."""
+
+    def ids(self) -> list[str]:
+        """Returns the ids of the library's environments."""
+
+    def make(self, env_id: str, options: Mapping[str, str]) -> Adapted:
+        """Makes an environment; ``options`` are ``--env-options``.
+
+        Raises:
+          ConfigError: unknown option, or spaces that have no counterpart here.
+        """
+
+
+def installed(library: str) -> bool:
+    """Returns True if the library is installed, without importing it."""
+    return importlib.util.find_spec(LIBRARIES[library]) is not None
+
+
+def load(library: str) -> Library:
+    """Imports the adapter of a library, and the library.
+
+    Raises:
+      ConfigError: the library is not installed, or cannot be imported.
+    """
+    if not installed(library):
+        raise ConfigError(f"{library}: needs a package that is not installed: pip install {library}")
+    try:
+        with theirs():
+            module: Any = importlib.import_module(f"{__name__}.{library}")
+    except Exception as error:  # an outdated library may raise any error with newer dependencies
+        raise ConfigError(f"{library}: cannot be imported: {one_line(error)}") from error
+    found: Library = module
+    return found
+
+
+def check(library: str, env_id: str) -> Library:
+    """Returns the adapter of a library that has an environment of this id.
+
+    Raises:
+      ConfigError: the id is unknown, or the library is missing.
+    """
+    module = load(library)
+    if env_id not in module.ids():
+        raise ConfigError(
+            f"--env {library}:{env_id}: {library} has no such environment{did_you_mean(env_id, module.ids())}; see: "
+            f"jaxrl-dist list envs {library}"
+        )
+    return module
+
+
+def make(library: str, env_id: str, options: Mapping[str, str]) -> Adapted:
+    """Makes an environment of a library.
+
+    Raises:
+      ConfigError: unknown environment or option, the library is missing, or it cannot make this environment here.
+    """
+    module = check(library, env_id)
+    try:
+        with theirs():
+            return module.make(env_id, options)
+    except ConfigError:
+        raise
+    except Exception as error:  # such as a failed download of levels
+        raise ConfigError(f"{library}:{env_id} cannot be made here: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def theirs() -> Iterator[None]:
+    """Runs the libraries' own code: hides its output and warnings, and allows rank promotion."""
+    silent = contextlib.redirect_stdout(io.StringIO())
+    with warnings.catch_warnings(), silent, jax.numpy_rank_promotion("allow"):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def summary() -> list[str]:
+    """Returns a line for each library: its prefix, and how to list its environments or to install it."""
+    return [
+        f"{library}:NAME{' ' * (10 - len(library))} "
+        + (f"installed; see: jaxrl-dist list envs {library}" if installed(library) else f"pip install {library}")
+        for library in LIBRARIES
+    ]
+
+
+# --- Shared by the adapters ------------------------------------------------------------------------------
+
+
+def one_hot(obs: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+    """Converts a grid of categories ``[H, W, len(sizes)]`` to an image ``[H, W, sum(sizes)]``, bool.
+
+    Args:
+      sizes: the number of categories of each channel.
+    """
+    channels = [jax.nn.one_hot(obs[..., i], size, dtype=bool) for i, size in enumerate(sizes)]
+    return jnp.concatenate(channels, axis=-1)
+
+
+def bool_space(shape: tuple[int, ...]) -> spaces.Box:
+    """Returns the space of arrays of bool: images of categories, and action masks."""
+    return spaces.Box(0, 1, shape, np.bool_)  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""Pgx: board games and others (Koyamada et al. 2023, https://arxiv.org/abs/2303.17503)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pgx
+from gymnasium import spaces
+
+from jaxrl_dist.envs.agents.groups import Team
+from jaxrl_dist.envs.base import parse_options
+from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, theirs
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.types import PyTree
+
+PLAYER = 0
+"""The player that learns if the opponents are random; pgx draws which player begins."""
+OPPONENTS = ("agents", "random")
+
+
+def ids() -> list[str]:
+    return list(pgx.available_envs())
+
+
+def make(env_id: str, options: Mapping[str, str]) -> Adapted | Team:
+    """Makes a game; if it has several players, each is an agent.
+
+    Options of games with several players are ``opponents`` (``random``: the agent is player 0, and the others choose
+    legal actions at random) and ``state`` (whether observations have a part ``state``: those of all players).
+
+    Raises:
+      ConfigError: an option is unknown.
+    """
+    env, name = pgx.make(env_id), f"pgx:{env_id}"
+    if env.num_players == 1:
+        parse_options(name, options, {})
+        return against_random(env)
+    values = {"opponents": OPPONENTS[0], "state": False}
+    values |= parse_options(name, options, values)
+    if values["opponents"] not in OPPONENTS:
+        raise ConfigError(f"{name}: opponents={values['opponents']} is unknown; {' and '.join(OPPONENTS)} work")
+    if values["opponents"] == "agents":
+        return Team(Players(env), "game", shows_state=bool(values["state"]))
+    if values["state"]:
+        raise ConfigError(f"{name}: state=true needs opponents=agents")
+    return against_random(env)
+
+
+class Players:
+    """A game whose players are agents, in JaxMARL's style; see ``groups.Team``.
+
+    All players act at every step. Except for the player whose turn it is, action 0 is the only legal one and has no
+    effect. Each player gets its rewards after every move, and sees the game from its side; pgx draws which player
+    begins.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.agents = [f"player_{player}" for player in range(env.num_players)]
+        observation, _ = jax.eval_shape(self.reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))
+        self._observation = box(observation[self.agents[0]])
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observation
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(self.env.num_actions)
+
+    def reset(self, key: jax.Array) -> tuple[dict[str, jax.Array], PyTree]:
+        with theirs():
+            state = self.env.init(key)
+            return self._seen(state), state
+
+    def step_env(self, key: jax.Array, state: Any, actions: Mapping[str, jax.Array]) -> tuple[Any, ...]:
+        with theirs():
+            action = jnp.stack([actions[agent] for agent in self.agents])[state.current_player]
+            state = self.env.step(state, action, key)
+            over = dict.fromkeys([*self.agents, "__all__"], state.terminated | state.truncated)
+            return self._seen(state), state, dict(zip(self.agents, state.rewards, strict=True)), over, {}
+
+    def get_avail_actions(self, state: Any) -> dict[str, jax.Array]:
+        legal = state.legal_action_mask
+        passes = jnp.arange(len(legal)) == 0
+        return {
+            agent: jnp.where(state.current_player == player, legal, passes) for player, agent in enumerate(self.agents)
+        }
+
+    def _seen(self, state: Any) -> dict[str, jax.Array]:
+        return {agent: self.env.observe(state, jnp.int32(player)) for player, agent in enumerate(self.agents)}
+
+
+def against_random(env: Any) -> Adapted:
+    """Makes a game in which all players but player 0 choose legal actions at random.
+
+    A step is an action of player 0 and those of the others, until it is player 0's turn again. The observation's part
+    ``mask`` has the legal actions.
+    """
+
+    def others_play(key: jax.Array, state: Any) -> Any:
+        """Returns the state at player 0's next turn, with the rewards ``[players]`` since its last."""
+
+        def waits(carry: Any) -> jax.Array:
+            _, state = carry
+            return (state.current_player != PLAYER) & ~(state.terminated | state.truncated)
+
+        def play(carry: Any) -> Any:
+            key, state = carry
+            key, choice, chance = jax.random.split(key, 3)
+            action = jax.random.categorical(choice, jnp.where(state.legal_action_mask, 0.0, -jnp.inf))
+            new = env.step(state, action, chance)
+            return key, new.replace(rewards=state.rewards + new.rewards)
+
+        return state if env.num_players == 1 else jax.lax.while_loop(waits, play, (key, state))[1]
+
+    def observed(state: Any) -> PyTree:
+        obs = env.observe(state) if env.num_players == 1 else env.observe(state, jnp.int32(PLAYER))
+        return {"observation": obs, "mask": state.legal_action_mask}
+
+    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+        first, then = jax.random.split(key)
+        state = others_play(then, env.init(first))
+        return observed(state), state
+
+    def step(key: jax.Array, state: Any, action: Any) -> Step:
+        chance, then = jax.random.split(key)
+        state = others_play(then, env.step(state, action, chance))
+        return Step(observed(state), state, state.rewards[PLAYER], state.terminated, state.truncated)
+
+    with theirs():
+        shape = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.PRNGKey(0)))[0]["observation"]
+    parts: dict[str, spaces.Space[Any]] = {"observation": box(shape), "mask": bool_space((env.num_actions,))}
+    return Adapted(reset, step, spaces.Dict(parts), spaces.Discrete(env.num_actions), "pgx")
+
+
+def box(shape: jax.ShapeDtypeStruct) -> spaces.Box:
+    """Returns the space of observations of this shape and dtype."""
+    low, high = (0, 1) if shape.dtype == bool else (-np.inf, np.inf)
+    return spaces.Box(low, high, shape.shape, np.dtype(shape.dtype).type)

@@ -1,0 +1,53 @@
+"""XLand-MiniGrid (Nikulin et al. 2024, https://arxiv.org/abs/2312.12044)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import xminigrid
+from gymnasium import spaces
+from xminigrid.core.constants import NUM_COLORS, NUM_TILES
+
+from jaxrl_dist.envs.base import parse_options
+from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, one_hot
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.types import PyTree
+
+SIZES = (NUM_TILES, NUM_COLORS)
+
+
+def ids() -> list[str]:
+    return sorted(xminigrid.registered_environments())
+
+
+def make(env_id: str, options: Mapping[str, str]) -> Adapted:
+    """Options are the fields of the parameters that are numbers; tiles and colours become images, see ``one_hot``.
+
+    Raises:
+      ConfigError: an unknown option, or an environment whose task is a ruleset that a program chooses.
+    """
+    if env_id.startswith("XLand-"):
+        raise ConfigError(
+            f"xminigrid:{env_id} has no task without a ruleset, and no option chooses one; "
+            "those named MiniGrid-... have tasks"
+        )
+    env, params = xminigrid.make(env_id)
+    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    numbers = {name: value for name, value in fields.items() if isinstance(value, int)}
+    params = params.replace(**parse_options(f"xminigrid:{env_id}", options, numbers))
+
+    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+        timestep = env.reset(params, key)
+        return one_hot(timestep.observation, SIZES), timestep
+
+    def step(key: jax.Array, timestep: Any, action: Any) -> Step:
+        timestep = env.step(params, timestep, action)
+        over, terminated = timestep.last(), timestep.discount == 0
+        ends = over & terminated, over & ~terminated
+        return Step(one_hot(timestep.observation, SIZES), timestep, timestep.reward, *ends)
+
+    observations = bool_space((params.view_size, params.view_size, sum(SIZES)))
+    return Adapted(reset, step, observations, spaces.Discrete(env.num_actions(params)), "grid", params.max_steps)

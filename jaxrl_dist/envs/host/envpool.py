@@ -1,0 +1,343 @@
+"""EnvPool environments: C++ environments on the host, stepped from a separate thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_dist.envs import episodes, masks
+from jaxrl_dist.envs.base import (
+    UNWRAPPED,
+    Wrappers,
+    check_finite,
+    checked_action,
+    outcome,
+    parse_options,
+    space_of,
+)
+from jaxrl_dist.envs.host.calls import Caller
+from jaxrl_dist.envs.native import counted, plain
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.memory.frames import Frame
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
+
+ATARI_PRESETS: dict[str, dict[str, Any]] = {
+    # OpenAI baselines' wrappers, the protocol of Mnih et al. (2015): deterministic, random no-ops at the start.
+    "baselines": {
+        "repeat_action_probability": 0.0,
+        "noop_max": 30,
+        "use_fire_reset": True,
+        "episodic_life": True,
+        "reward_clip": True,
+        "max_episode_steps": 27_000,
+    },
+    # Machado et al. (2018), "Revisiting the Arcade Learning Environment", section 5: sticky actions, the full game.
+    "machado": {
+        "repeat_action_probability": 0.25,
+        "noop_max": 1,
+        "use_fire_reset": False,
+        "episodic_life": False,
+        "reward_clip": False,
+        "max_episode_steps": 27_000,  # 108,000 frames, four per step
+    },
+}
+ATARI_TRAINING_ONLY = {"episodic_life": False, "reward_clip": False}
+"""Options that evaluation turns off, to play full games for their unclipped score."""
+
+_RESERVED = {"num_envs", "batch_size", "seed", "env_seed", "base_path", "max_num_players", "gym_reset_return_info"}
+_POSITIVE = {"frame_skip", "img_height", "img_width", "noop_max", "size", "stack_num"}
+"""Options whose value 0 crashes the process."""
+_MAX_THREADS = 1024
+"""Limit on threads: EnvPool crashes the process when the system refuses a thread."""
+NO_LIMIT = 2**31 - 1
+"""EnvPool's value for no time limit."""
+
+
+def _registry() -> Any:
+    import envpool  # imported here: it takes two seconds, which a gymnax run need not wait for
+
+    return envpool.registration.registry
+
+
+_ALONE = threading.Lock()
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hides gymnasium's warnings that float64 bounds lose precision.
+
+    Runs in one thread at a time: warning filters belong to the process, so two threads would restore a mixture.
+    """
+    with _ALONE, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def ids() -> list[str]:
+    """Returns EnvPool's ids, in its order, without those that reset in the step that ends an episode."""
+    return [env_id for env_id in _registry().specs if "AutoReset" not in env_id]
+
+
+def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED) -> EnvSpec:
+    """Reads the spec of ``env_id`` with the given keyword arguments, without making an environment.
+
+    Raises:
+      ConfigError: the options are invalid, a system library is missing, no policy here supports the spaces, or
+        there are several players.
+    """
+    registry = _registry()
+    with _without_warnings():
+        try:
+            native = registry.make_spec(env_id, **options)
+            spaces = native.observation_space, native.action_space
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigError(f"envpool:{env_id} cannot be made with these --env-options: {error}") from error
+        except ImportError as error:  # such as Procgen without Qt
+            raise ConfigError(f"envpool:{env_id} cannot be made on this machine: {error}") from error
+    if any(np.any(getattr(space, "start", 0)) for space in spaces):
+        raise ConfigError(f"envpool:{env_id} has categories that do not count from 0")
+    kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
+    seen, chosen = masks.with_arrays(plain(spaces[0])), counted(plain(spaces[1]))
+    observation, action = (
+        space_of(space, f"envpool:{env_id}", what, kinds)
+        for space, what in ((seen, "observations"), (chosen, "actions"))
+    )
+    found = masks.of_parts(seen, chosen)
+    observation, mask = masks.with_mask(observation, action, found)
+    limit = getattr(native.config, "max_episode_steps", None)
+    if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):  # BabyAI's 0: the level has its limit
+        limit = None
+    if getattr(native.config, "max_num_players", 1) > 1:
+        raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
+    kind = family(env_id)
+    frame_stack = native.config.stack_num if kind == "atari" else 1
+    metrics = episodes.parse(wrappers.info)
+    episodes.check_known(metrics, _numbers(native), f"envpool:{env_id}")
+    return EnvSpec(
+        env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, info_metrics=metrics,
+        mask=mask, unread_mask=found.unread or masks.of_keys(native._state_keys),
+    )  # fmt: skip
+
+
+def _numbers(native: Any) -> list[str]:
+    """Returns the names of the numbers in the info."""
+    names = {key: key.removeprefix("info:") for key, spec in native.state_array_spec.items() if spec.shape == [-1]}
+    return [name for key, name in names.items() if name != key and ":" not in name and "." not in name]
+
+
+def options(
+    env_id: str, texts: Mapping[str, str], preset: str | None, wrappers: Wrappers = UNWRAPPED, *, training: bool
+) -> dict[str, Any]:
+    """Builds EnvPool's keyword arguments; ``--env-options`` override ``--atari-preset``.
+
+    On Atari, two wrappers become options: the time limit of a game and the number of frames in a stack.
+
+    Raises:
+      ConfigError: unknown option, a preset for an environment that is not Atari, or contradictory settings.
+    """
+    registry = _registry()
+    config = registry.make_spec(env_id).config
+    defaults = {key: value for key, value in config._asdict().items() if key not in _RESERVED}
+    chosen: dict[str, Any] = {}
+    if preset is not None:
+        if family(env_id) != "atari":
+            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and envpool:{env_id} is none")
+        chosen.update(ATARI_PRESETS[preset])
+        if not training:
+            chosen.update(ATARI_TRAINING_ONLY)
+    asked = parse_options(f"envpool:{env_id}", texts, defaults)
+    for key, value in asked.items():
+        _check_range(f"envpool:{env_id}", key, value, defaults[key])
+    chosen.update(asked)
+    if family(env_id) != "atari":
+        return chosen
+    if wrappers.frame_stack is not None:
+        if chosen.get("stack_num", wrappers.frame_stack) != wrappers.frame_stack:
+            told = f"--frame-stack {wrappers.frame_stack}"
+            raise ConfigError(
+                f"{told} contradicts --env-options stack_num={texts['stack_num']}, which is the same thing"
+            )
+        chosen["stack_num"] = wrappers.frame_stack
+    if wrappers.own_limit is not None:
+        own = chosen.get("max_episode_steps", defaults["max_episode_steps"])
+        chosen["max_episode_steps"] = min(own, wrappers.own_limit)
+    return chosen
+
+
+def _check_range(name: str, key: str, value: Any, default: Any) -> None:
+    """Checks numbers that EnvPool uses unchecked for the sizes of arrays, threads and images.
+
+    Raises:
+      ConfigError: the number is too small or too large.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or default < 0:  # a default of -1 means no value
+        return
+    low = 1 if key in _POSITIVE else 0
+    if value < low:
+        raise ConfigError(f"--env-options {key}={value} of {name}: {low} or more works")
+    if key == "num_threads" and value > _MAX_THREADS:
+        most = f"at most {_MAX_THREADS} work, and 0 stands for one a core"
+        raise ConfigError(f"--env-options {key}={value} of {name}: {most}")
+
+
+def default_preset(env_id: str) -> str | None:
+    """Returns the default Atari preset; None if the environment is not Atari."""
+    return "baselines" if family(env_id) == "atari" else None
+
+
+def family(env_id: str) -> str:
+    """Returns EnvPool's package of the environment: ``atari``, ``mujoco``, ``classic_control`` ..."""
+    return str(_registry().specs[env_id][0]).split(".")[1]
+
+
+class EnvPool:
+    """``num_envs`` EnvPool environments: a ``HostEnv``.
+
+    EnvPool resets on the next step by itself. Its calls run in a separate thread, because it ignores Ctrl-C while it
+    steps; the caller waits with a time-out. Atari frames are stacked elsewhere.
+
+    Episodes are truncated here at the time limit of the spec: many of EnvPool's environments ignore theirs, and rewards
+    of others depend on it. Atari counts the steps of games, which lost lives do not end, by itself.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        seeds: Sequence[int],
+        options: Mapping[str, Any],
+        timeout: float = 120.0,
+        wrappers: Wrappers = UNWRAPPED,
+        *,
+        drawn: bool = False,
+    ) -> None:
+        """Makes the environments.
+
+        Args:
+          seeds: one per environment.
+          options: EnvPool's keyword arguments.
+          timeout: seconds within which each call must return.
+          wrappers: only ``action_repeat`` and ``time_limit`` are applied here.
+          drawn: whether ``render`` will be called.
+        """
+        self.spec = spec(env_id, options, wrappers)
+        self._action_repeat = wrappers.action_repeat
+        self.num_envs = num_envs = len(seeds)
+        options = {"num_threads": 0, **options}
+        options["num_threads"] = options["num_threads"] or min(num_envs, len(os.sched_getaffinity(0)))
+        if self.spec.frame_stack > 1:
+            options["stack_num"] = 1
+        if drawn:
+            options["render_mode"] = "rgb_array"
+
+        def make() -> Any:
+            with _without_warnings():  # the spaces are built on first access, with warnings
+                envs = _registry().make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **options)
+                _ = envs.observation_space, envs.action_space
+            return envs
+
+        self._worker = Caller(f"envpool:{env_id}", timeout)
+        try:
+            self._envs = self._worker.call(make)
+        except BaseException:
+            self._worker.stop()
+            raise
+        self._steps = 0
+        self._limit = np.inf if self.spec.family == "atari" else self.spec.max_episode_steps or np.inf
+        self._begin()
+        self._lives = np.zeros(num_envs, np.int32)
+
+    def _begin(self) -> None:
+        self._ended = np.zeros(self.num_envs, bool)
+        self._cut = self._ended  # which of these EnvPool does not reset by itself
+        self._episodes = episodes.EpisodeCounter(self.num_envs, self.spec.info_metrics)
+
+    def reset(self) -> PyTree:
+        obs, info = self._worker.call(self._envs.reset)
+        self._begin()
+        return self._observation(obs, info, np.ones(self.num_envs, bool))
+
+    def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
+        action = checked_action(self.spec, action, self._steps)
+        obs, reward, terminated, truncated, info = self._worker.call(lambda: self._advance(action))
+        self._cut = ~(self._ended | terminated | truncated) & (self._episodes.length + 1 >= self._limit)
+        valid, terminated, truncated = outcome(self._ended, terminated, truncated | self._cut)
+        self._ended = terminated | truncated
+        raw_reward, over = reward, self._ended
+        if self.spec.family == "atari":  # info holds the unclipped reward, and whether the whole game is over
+            raw_reward, over = info["reward"], truncated | (terminated & (info["terminated"] != 0))
+        told = {metric: info[episodes.field(metric)] for metric in self.spec.info_metrics}
+        ended = self._episodes.add(raw_reward, valid, over, told)
+        reward = np.where(valid, reward, 0).astype(np.float32)
+        observation = self._observation(obs, info, ~valid)
+        check_finite(self.spec, self._steps, "reward", reward)
+        self._steps += 1
+        return Timestep(observation, reward, terminated, truncated, valid), ended
+
+    def render(self, index: int) -> np.ndarray:
+        try:
+            return self._worker.call(lambda: self._envs.render(env_ids=np.array([index])))[0]
+        except RuntimeError as error:
+            raise ConfigError(f"envpool:{self.spec.id} cannot be drawn: {error}") from error
+
+    def close(self) -> None:
+        try:
+            if not self._worker.hangs:
+                self._worker.call(self._envs.close)
+        finally:
+            self._worker.stop()
+            del self._envs  # EnvPool's own threads end with the last reference
+
+    def _advance(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps EnvPool once per repeat of the action; environments whose episode has ended wait."""
+        obs, reward, terminated, truncated, info = self._first(action)
+        if self._action_repeat == 1:
+            return obs, reward, terminated, truncated, info
+        both = obs, reward, terminated, truncated
+        obs, reward, terminated, truncated = jax.tree.map(np.copy, both)  # see _observation
+        info = {name: x.copy() for name, x in info.items() if isinstance(x, np.ndarray)}
+        going = ~self._ended
+        sums = {"reward", *(x.removesuffix(episodes.SUM) for x in self.spec.info_metrics if x.endswith(episodes.SUM))}
+        for _ in range(self._action_repeat - 1):
+            going &= ~(terminated | truncated)
+            if not going.any():
+                break
+            ids = np.flatnonzero(going)
+            newest, more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
+            for old, new in zip(jax.tree.leaves(obs), jax.tree.leaves(newest), strict=True):
+                old[ids] = new
+            reward[ids] += more
+            for name, x in info.items():
+                x[ids] = news[name] + (x[ids] if name in sums else 0)
+        return obs, reward, terminated, truncated, info
+
+    def _first(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps EnvPool once; resets the environments whose episode it has not ended itself."""
+        if not self._cut.any():
+            return self._envs.step(action)
+        cut, others = np.flatnonzero(self._cut), np.flatnonzero(~self._cut)
+        obs, info = jax.tree.map(np.copy, self._envs.reset(cut))  # see _observation
+        no = np.zeros(len(cut), bool)
+        begun = obs, no.astype(np.float32), no, no, info
+        if not len(others):
+            return begun
+        place, stepped = np.argsort(np.concatenate([cut, others])), self._envs.step(action[others], others)
+        return jax.tree.map(lambda *rows: np.concatenate(rows)[place], begun, stepped)
+
+    def _observation(self, obs: PyTree, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
+        # Always copy: EnvPool may reuse its buffers while a device still reads them.
+        obs = jax.tree.map(lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs)
+        check_finite(self.spec, self._steps, "observation", obs)
+        if self.spec.frame_stack == 1:  # masks become vectors
+            return jax.tree.map(lambda space, part: part.reshape(-1, *space.shape), self.spec.observation, obs)
+        # EnvPool's own stacks continue over a lost life and restart with each game, as does ``elapsed_step``. The
+        # exception is a game that ends during the no-ops of a reset: only the number of lives shows it.
+        fresh = (info["elapsed_step"] == 0) | (resetting & (info["lives"] > self._lives))
+        self._lives = info["lives"].copy()
+        return Frame(obs, fresh)

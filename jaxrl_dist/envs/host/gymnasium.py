@@ -1,0 +1,218 @@
+"""Finds Gymnasium environments, registered ones and the user's own, and reads their options and spaces."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.config.train import BACKENDS, LIBRARIES
+from jaxrl_dist.envs import episodes, masks
+from jaxrl_dist.envs.base import Wrappers, awaited, parse_option, space_of
+from jaxrl_dist.envs.host import runners
+from jaxrl_dist.envs.host import worker as env_worker
+from jaxrl_dist.envs.native import Description, construct, creator, describe
+from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.spaces import Box, leaves
+from jaxrl_dist.types import EnvSpec
+
+
+def ids() -> list[str]:
+    """Returns the ids in Gymnasium's registry, in its order; some need libraries that may not be installed."""
+    import gymnasium  # imported here: it takes half a second, which other backends need not wait for
+
+    # The excluded ids run any older Gym environment that an option names, so a file could choose code to run.
+    return [name for name in gymnasium.registry if not name.startswith(("GymV21", "GymV26"))]
+
+
+Found = TypeVar("Found")
+
+
+def look(
+    env_id: str,
+    texts: Mapping[str, str],
+    timeout: float,
+    workers: Literal["threads", "processes"],
+    adapt: Callable[[Any], Found],
+) -> Description | Found:
+    """Makes an environment, reads its description and closes it.
+
+    Args:
+      env_id: ``ID`` of Gymnasium's registry, or ``MODULE:NAME``: a function or class of the module that makes an
+        environment, or an id that the module registers on import.
+      texts: ``--env-options``.
+      timeout: seconds for making the environment.
+      workers: where to make it: in a thread, or in a process, which survives a crash.
+      adapt: converts a gymnax-style environment; those need ``threads``.
+
+    Returns:
+      The description of a ``gymnasium.Env``, or the result of ``adapt``.
+
+    Raises:
+      ConfigError: no environment has this name and these options, a library that it needs is not installed, or it is
+        of another kind.
+      EnvError: its code raised another error.
+      TimeoutError: making it took too long.
+    """
+    name = f"gymnasium:{env_id}"
+    made: list[Any] = []
+    closing: Future[bytes] = Future()
+
+    def make() -> Description | Found:
+        first = construct(env_id, options(env_id, texts))
+        description = describe(first)
+        if description.gymnasium:
+            made.append(first)
+            description = masks.described(first, description)
+        return adapt(first) if description.gymnax else description
+
+    def close() -> None:
+        closing.set_result(env_worker.closed(made[0]) if made else b"")
+
+    if workers == "processes":
+        keywords = _in_time(name, timeout, lambda: options(env_id, texts))
+        found: Description | Found = runners.look(env_id, keywords, timeout)
+    else:
+        found = _in_time(name, timeout, make, close)
+        awaited(lambda nap: futures.wait([closing], nap).done, runners.CLOSE_SECONDS)
+        runners.warn_of_closing(name, closing.result() if closing.done() else None)
+    if isinstance(found, Description) and not found.gymnasium:
+        if found.gymnax:
+            raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and gymnax:{env_id} is none")
+        raise ConfigError(
+            f"{name} made a {found.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
+            "step_env, is_truncated, observation_space and action_space) of one agent; docs/environments.md shows both"
+        )
+    return found
+
+
+def _in_time(
+    name: str, timeout: float, function: Callable[[], Found], then: Callable[[], None] = lambda: None
+) -> Found:
+    """Runs ``function`` (user code that may hang) and then ``then`` in a thread; returns the result of ``function``."""
+    from gymnasium.error import Error
+
+    answer: Future[Found] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(function())
+        except BaseException as error:
+            answer.set_exception(error)
+        then()
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    if not awaited(lambda nap: futures.wait([answer], nap).done, timeout):
+        raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
+    try:
+        return answer.result()
+    except (ConfigError, EnvError):
+        raise
+    except (Error, ImportError) as error:
+        raise ConfigError(f"{name} cannot be made here: {error}") from error
+    except BaseException as error:  # SystemExit too
+        line = f"{type(error).__name__}: {error}"
+        raise EnvError(f"{name} cannot be made: {line}", traceback.format_exc()) from error
+
+
+def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
+    """Builds the spec of an environment for algorithms.
+
+    Raises:
+      ConfigError: no policy supports its spaces.
+    """
+    name = f"gymnasium:{env_id}"
+    observation, action = space_of(made.observation, name, "observations"), space_of(made.action, name, "actions")
+    for part in leaves(action).values():
+        if isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
+            raise ConfigError(f"{name} has Box actions of {part.dtype}; a Box of floats works")
+    observation, mask = masks.with_mask(observation, action, made.mask)
+    limit = wrappers.limit(made.time_limit)
+    return EnvSpec(
+        env_id, "gymnasium", made.family, observation, action, limit, mask=mask, unread_mask=made.mask.unread,
+        info_metrics=episodes.parse(wrappers.info),
+    )  # fmt: skip
+
+
+def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Parses ``--env-options`` into keyword arguments.
+
+    Each text is parsed as the type of the argument's default; without a default, as the first of int, float, bool and
+    str that fits.
+
+    Raises:
+      ConfigError: unknown environment, unknown option, missing option, or invalid value.
+      Exception: any error from importing the environment's module.
+    """
+    name = f"gymnasium:{env_id}"
+    function, defaults = _function(env_id)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some functions written in C have no signature
+        parameters = inspect.signature(lambda **options: None).parameters.values()
+    named = [x for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+    defaults = {x.name: x.default for x in named} | defaults
+    for key in texts:
+        if key not in defaults and all(x.kind is not x.VAR_KEYWORD for x in parameters):
+            known = ", ".join(sorted(defaults)) or "none"
+            raise ConfigError(f"{name} has no option {key!r}{did_you_mean(key, defaults)}; it has: {known}")
+    for key, default in defaults.items():
+        if default is inspect.Parameter.empty and key not in texts:
+            raise ConfigError(f"{name} needs an option: --env-options {key}=...")
+    unknown = (None, inspect.Parameter.empty)
+    return {
+        key: _guess(text) if defaults.get(key) in unknown else parse_option(name, key, text, defaults[key])
+        for key, text in texts.items()
+    }
+
+
+def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns the function that makes the environment, and the defaults that its signature does not show.
+
+    Raises:
+      ConfigError: unknown environment.
+      Exception: any error from importing its module.
+    """
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    module, _, _ = env_id.rpartition(":")
+    try:
+        function, name = creator(env_id)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module exists, but lacks another module
+        if module.startswith("pettingzoo."):
+            raise ConfigError(
+                f"--env {env_id}: PettingZoo is not installed, or has no such environment: pip install pettingzoo"
+            ) from None
+        near = did_you_mean(module, [*BACKENDS, *LIBRARIES])
+        raise ConfigError(
+            f"--env {env_id}: unknown backend {module!r}{near}, and no module of that name can be imported"
+        ) from None
+    if callable(function):
+        return function, {}
+    if name in gymnasium.registry:
+        spec = gymnasium.registry[name]
+        entry = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        limit = spec.max_episode_steps or -1  # Gymnasium's value for no limit
+        return entry or gymnasium.make, {"max_episode_steps": limit, **spec.kwargs}
+    near = did_you_mean(name, [key for key, value in vars(sys.modules[module]).items() if callable(value)])
+    raise ConfigError(f"--env {env_id}: the module {module} has no function {name!r}{near}")
+
+
+def _guess(text: str) -> int | float | bool | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -1,0 +1,137 @@
+"""Starts the workers that step Gymnasium environments, threads or processes, and listens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from jaxrl_dist.envs.base import awaited
+from jaxrl_dist.envs.host import worker as env_worker
+from jaxrl_dist.envs.native import Description, Mask, PlainSpace
+from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
+
+START_SECONDS = 60.0
+"""Time limit for the start of a worker process on a busy machine; ``timeout`` counts from then on."""
+CLOSE_SECONDS = 5.0
+"""Time limit for closing environments; one second if they had already stopped answering."""
+
+
+def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description:
+    """Makes one environment in a worker process, reads its description and closes it.
+
+    Raises:
+      ConfigError: a library that it needs is not installed.
+      EnvError: its code raised another error, or ended the process.
+      TimeoutError: making it took too long.
+    """
+    name = f"gymnasium:{env_id}"
+    worker = Worker(range(1), *process([env_id, options]))
+    try:
+        up = worker.receive(START_SECONDS)
+        answer = None if up is None else worker.receive(timeout)
+        what = json.loads(answer or "null")
+        closing = worker.receive(CLOSE_SECONDS) if isinstance(what, list) else b""
+    except (EOFError, OSError):
+        raise EnvError(f"{name} cannot be made: the process of its constructor {worker.end()}") from None
+    finally:
+        worker.connection.close()
+        worker.join(1.0)
+    if what is None:
+        raise TimeoutError(f"{name}: making an environment has taken longer than {timeout:g} s")
+    if isinstance(what, dict):
+        if what["missing"]:
+            raise ConfigError(f"{name} cannot be made here: {what['error'].partition(': ')[2]}")
+        raise EnvError(f"{name} cannot be made: {what['error']}", what["traceback"])
+    warn_of_closing(name, closing)
+    description = Description(*what)
+    observation, action = map(PlainSpace.restored, (description.observation, description.action))
+    agents = {agent: Mask(*mask) for agent, mask in description.agents.items()}
+    return description._replace(observation=observation, action=action, mask=Mask(*description.mask), agents=agents)
+
+
+def warn_of_closing(name: str, answer: bytes | None) -> None:
+    """Warns if ``close`` raised an error, as ``worker.closed`` reports it, or has not returned (``answer`` None)."""
+    if answer != b"":
+        late = f"has not come back within {CLOSE_SECONDS:g} s, and is not waited for"
+        told = late if answer is None else f"raises {json.loads(answer)['error']}"
+        warnings.warn(f"{name}: close() {told}", EnvWarning, stacklevel=2)
+
+
+def process(asked: Any, *memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
+    """Starts a worker process and sends it ``asked``; returns the connection to it and the process."""
+    # Not by multiprocessing: it would import the caller's script again in each process, and forking a process that runs
+    # JAX's threads may hang. A new session keeps signals to the caller's process group from the worker before it has
+    # installed its handlers.
+    ours, theirs = multiprocessing.Pipe()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", env_worker.__name__, *map(str, (theirs.fileno(), *memory))],
+            stdin=subprocess.PIPE,
+            pass_fds=(theirs.fileno(), *memory),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            start_new_session=True,
+        )
+    with contextlib.suppress(OSError):
+        ours.send_bytes(json.dumps(asked).encode())
+    return ours, process
+
+
+class Worker(NamedTuple):
+    """A thread or process that runs ``worker``, and the connection to it."""
+
+    indices: range
+    connection: Connection
+    runner: threading.Thread | subprocess.Popen[bytes]
+
+    def receive(self, seconds: float) -> bytes | None:
+        """Returns the next answer; None if it does not arrive in time.
+
+        Raises:
+          EOFError, OSError: the worker has ended.
+        """
+        return self.connection.recv_bytes() if awaited(self.connection.poll, seconds) else None
+
+    def stop(self) -> None:
+        """Asks the worker to close its environments and end."""
+        with contextlib.suppress(OSError):  # it may have ended already
+            self.connection.send_bytes(b"")
+
+    def last_words(self, patience: float) -> bytes | None:
+        """Returns the worker's last answer, skipping unread ones; None if it does not end in time."""
+        deadline, answer = time.monotonic() + patience, b""
+        with contextlib.suppress(EOFError, OSError):
+            while self.connection.poll(max(0.0, deadline - time.monotonic())):
+                answer = self.connection.recv_bytes()
+            return None
+        return answer
+
+    def join(self, patience: float) -> None:
+        """Waits until the worker has ended; abandons a thread that hangs, and kills a process."""
+        if isinstance(self.runner, threading.Thread):
+            self.runner.join(patience)
+            return
+        try:
+            self.runner.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.runner.kill()
+            self.runner.wait(CLOSE_SECONDS)
+        assert self.runner.stdin is not None
+        self.runner.stdin.close()
+
+    def end(self) -> str:
+        """Describes how a dead worker ended."""
+        if isinstance(self.runner, threading.Thread):
+            return "has ended"
+        code = self.runner.wait(CLOSE_SECONDS)
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"

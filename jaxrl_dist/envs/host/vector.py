@@ -1,0 +1,239 @@
+"""Gymnasium environments side by side, stepped by worker threads or worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, check_finite, checked_action, outcome
+from jaxrl_dist.envs.episodes import EpisodeCounter
+from jaxrl_dist.envs.host import records, runners
+from jaxrl_dist.envs.host import worker as env_worker
+from jaxrl_dist.envs.host.runners import Worker, process, warn_of_closing
+from jaxrl_dist.envs.native import NO_MASK, Mask, creator
+from jaxrl_dist.errors import ConfigError, EnvError
+from jaxrl_dist.spaces import Box, Discrete, leaves, paths
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
+
+
+def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], *how: Any) -> Gymnasium:
+    """Makes ``Gymnasium`` with environments that can be drawn.
+
+    Raises:
+      ConfigError: they cannot be drawn.
+    """
+    function, _ = creator(spec.id)
+    parameters = inspect.signature(function).parameters if callable(function) else {}
+    named = any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters.values())
+    if named or not callable(function):  # other functions may draw without the argument
+        options = {"render_mode": "rgb_array", **options}
+    try:
+        return Gymnasium(spec, seeds, options, *how)
+    except EnvError as error:  # making one without render_mode has worked before
+        hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
+        raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}{hint}") from error
+
+
+class Gymnasium:
+    """``num_envs`` Gymnasium environments: a ``HostEnv``.
+
+    One worker per CPU core steps a share of the environments. Data goes through shared memory; calls and errors go
+    through a pipe. After an error, only ``close`` works.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seeds: Sequence[int],
+        options: Mapping[str, Any],
+        workers: Literal["threads", "processes"] = "threads",
+        timeout: float = 120.0,
+        wrappers: Wrappers = UNWRAPPED,
+        mask: Mask = NO_MASK,
+    ) -> None:
+        """Makes the environments.
+
+        Args:
+          seeds: one per environment.
+          options: keyword arguments of the environment.
+          timeout: seconds within which each call of an environment must return.
+          wrappers: applied here, except ``frame_stack``.
+          mask: where the environment says which actions are legal.
+
+        Raises:
+          EnvError: an environment cannot be made.
+          TimeoutError: making one takes too long.
+        """
+        self.spec = spec
+        self.num_envs = num_envs = len(seeds)
+        self._timeout = timeout
+        self._steps = 0
+        self._ended = np.zeros(num_envs, bool)
+        self._episodes = EpisodeCounter(num_envs, spec.info_metrics)
+        fields = records.record_fields(spec.observation, spec.action, spec.info_metrics)
+        descriptor = os.memfd_create("environments")
+        self._workers: list[Worker] = []
+        self._pending: list[Worker] = []
+        try:
+            os.truncate(descriptor, num_envs * records.record_dtype(fields).itemsize)
+            self._records = records.open_records(descriptor, fields)
+            cores = len(os.sched_getaffinity(0))
+            for part in np.array_split(np.arange(num_envs), min(num_envs, cores)):
+                indices = range(int(part[0]), int(part[-1]) + 1)
+                own = [seeds[i] for i in indices]
+                extra = wrappers.action_repeat, wrappers.own_limit, NO_MASK if mask.where == "part" else mask
+                task = env_worker.Task(spec.id, options, indices.start, own, fields, *extra, spec.info_metrics)
+                runner = self._thread(task) if workers == "threads" else process(task._asdict(), descriptor)
+                self._workers.append(Worker(indices, *runner))
+            self._collect(max(timeout, runners.START_SECONDS))
+            self._collect(timeout)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _thread(self, task: env_worker.Task) -> tuple[Connection, threading.Thread]:
+        ours, theirs = multiprocessing.Pipe()
+        name = f"{self._name}[{task.first}:{task.first + len(task.seeds)}]"
+        thread = threading.Thread(target=env_worker.serve, args=(theirs, task, self._records), name=name, daemon=True)
+        thread.start()
+        return ours, thread
+
+    @property
+    def _name(self) -> str:
+        return f"{self.spec.backend}:{self.spec.id}"
+
+    def _observations(self) -> PyTree:
+        return jax.tree.map(lambda path: self._records[path].copy(), paths(self.spec.observation, "obs"))
+
+    def reset(self) -> PyTree:
+        self._ended[:] = True
+        self._advance()
+        self._ended = np.zeros(self.num_envs, bool)
+        self._episodes = EpisodeCounter(self.num_envs, self.spec.info_metrics)
+        return self._observations()
+
+    def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
+        for path, part in leaves(checked_action(self.spec, action, self._steps), "action").items():
+            self._records[path][:] = part
+        self._advance()
+        self._steps += 1
+        reward, *flags = (self._records[name].copy() for name in ("reward", "terminated", "truncated"))
+        valid, terminated, truncated = outcome(self._ended, *flags)
+        self._ended = terminated | truncated
+        info = {metric: self._records[f"info/{metric}"] for metric in self.spec.info_metrics}
+        episodes = self._episodes.add(reward, valid, self._ended, info)
+        return Timestep(self._observations(), reward, terminated, truncated, valid), episodes
+
+    def render(self, index: int) -> np.ndarray:
+        worker = next(worker for worker in self._workers if index in worker.indices)
+        try:
+            worker.connection.send_bytes(env_worker.DRAW + str(index).encode())
+            drawn = worker.receive(self._timeout)
+        except (EOFError, OSError):
+            raise self._dead(worker) from None
+        if drawn is None:
+            self._pending = [worker]
+            raise TimeoutError(f"{self._name}: environment {index} has not drawn itself within {self._timeout:g} s")
+        answer, _, pixels = drawn.partition(b"\n")
+        what = json.loads(answer)
+        if "error" in what:
+            raise ConfigError(f"{self._name} cannot be drawn: {what['error']}")
+        return np.frombuffer(pixels, np.uint8).reshape(what["shape"])
+
+    def close(self) -> None:
+        workers, self._workers = self._workers, []
+        deadline = time.monotonic() + (1.0 if self._pending else runners.CLOSE_SECONDS)
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        for worker in workers:
+            worker.stop()
+        answers = [worker.last_words(left()) for worker in workers]
+        for worker in workers:
+            worker.connection.close()
+            worker.join(left())
+        if not self._pending and (failures := [answer for answer in answers if answer != b""]):
+            warn_of_closing(self._name, failures[0])
+
+    def _advance(self) -> None:
+        """Steps each environment, or resets it if the last step ended its episode."""
+        if self._pending or not self._workers:
+            raise RuntimeError(f"{self._name}: these environments have failed or are closed; make new ones")
+        self._records["reset"][:] = self._ended
+        for worker in self._workers:
+            with contextlib.suppress(OSError):  # ``_collect`` reports a dead worker
+                worker.connection.send_bytes(env_worker.GO)
+        self._collect(self._timeout)
+        self._check()
+
+    def _collect(self, limit: float) -> None:
+        """Waits until every worker has answered once.
+
+        Raises:
+          EnvError: an environment raised an error, or a worker process died.
+          TimeoutError: an environment takes longer than ``limit`` seconds.
+        """
+        began = now = time.monotonic()
+        stopped = nap = 0.0  # ``stopped``: seconds that this process, and perhaps its workers, spent stopped
+        self._pending = list(self._workers)
+        while self._pending:
+            before, now = now, time.monotonic()
+            stopped += max(0.0, now - before - nap)
+            # A worker steps its environments one after the other, and each has the full time limit.
+            turned = [max(began, self._since(worker).max()) for worker in self._pending]
+            patience = min(turned) + limit + stopped - now
+            nap = min(max(patience, 0.0), 1.0)
+            ready = wait([worker.connection for worker in self._pending], nap)
+            if not ready and patience <= 0:
+                stuck = ", ".join(str(w.indices[int(self._since(w).argmax())]) for w in self._pending)
+                raise TimeoutError(
+                    f"{self._name}: no answer from environment {stuck} at step {self._steps} within {limit:g} s "
+                    "(--env-timeout)"
+                )
+            for worker in [worker for worker in self._pending if worker.connection in ready]:
+                try:
+                    failure = worker.connection.recv_bytes()
+                except (EOFError, OSError):
+                    raise self._dead(worker) from None
+                if failure:
+                    what = json.loads(failure)
+                    if what["refused"]:
+                        raise ConfigError(what["refused"].replace("the environment", self._name, 1))
+                    line = f"environment {what['index']} at step {self._steps}, {what['doing']}: {what['error']}"
+                    raise EnvError(f"{self._name}: {line}", what["traceback"])
+                self._pending.remove(worker)
+
+    def _since(self, worker: Worker) -> np.ndarray:
+        return self._records["since"][worker.indices.start : worker.indices.stop]
+
+    def _dead(self, worker: Worker) -> EnvError:
+        first, last = worker.indices[0], worker.indices[-1]
+        text = f"the worker of environments {first} to {last} {worker.end()} at step {self._steps}"
+        return EnvError(f"{self._name}: {text}")
+
+    def _check(self) -> None:
+        """Raises ``EnvError`` if a number is not finite, or an observation is outside a discrete space."""
+        check_finite(self.spec, self._steps, "reward", self._records["reward"])
+        for path, space in leaves(self.spec.observation, "obs").items():
+            obs, part = self._records[path], path.removeprefix("obs").removeprefix("/")
+            check_finite(self.spec, self._steps, "observation", {part: obs} if part else obs)
+            if isinstance(space, Box):
+                continue
+            wrong = np.argwhere((obs < 0) | (obs >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec)))
+            if len(wrong):
+                gave = f"environment {wrong[0, 0]} at step {self._steps} gave the observation {part and f'{part} '}"
+                raise EnvError(f"{self._name}: {gave}{obs[wrong[0, 0]]}, outside {space}")

@@ -1,0 +1,134 @@
+"""Counts the floating-point operations of a program's matrix products, by layer of the network, and bytes it moves."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxrl_dist.profiling.kernels import SCOPES
+
+
+def of_products(jaxpr: Any, within: str = "") -> Counter[str]:
+    """Counts the floating-point operations of a traced program's matrix products and convolutions, on all devices.
+
+    A loop whose number of passes is known only at run time counts once; of several branches, the largest counts.
+
+    Args:
+      within: the names of the scopes that the program is called in.
+
+    Returns:
+      The operations of each layer, such as ``MLP/Dense_0``: the path of its flax modules or other named scopes.
+    """
+    total: Counter[str] = Counter()
+    for eqn in jaxpr.eqns:
+        name, params = eqn.primitive.name, eqn.params
+        scopes = f"{within}/{eqn.source_info.name_stack}"
+        if name == "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            left = eqn.invars[0].aval.shape
+            total[_layer(scopes)] += 2 * eqn.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
+        elif name == "conv_general_dilated":
+            kernel = eqn.invars[1].aval
+            channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+            total[_layer(scopes)] += 2 * eqn.outvars[0].aval.size * kernel.size // channels
+        else:
+            inside = [of_products(inner, scopes) for inner in _inside(eqn)]
+            counted = sorted(inside, key=Counter.total)[-1:] if name == "cond" else inside
+            for layer, flops in sum(counted, Counter[str]()).items():
+                total[layer] += _times(eqn) * flops
+    return total
+
+
+def of_memory(jaxpr: Any) -> int:
+    """Counts the bytes that a traced program reads and writes on all devices, if XLA fuses all elementwise operations.
+
+    Matrix products, convolutions, reductions and sorts read their operands and write their results. Gathering and
+    slicing read and write only what they take, and their counterparts what they put. The elementwise operations of a
+    program read its arguments and write its results, and those of a loop do so in each pass. Caches are ignored: what
+    fits into one may move faster than memory does. Loops and branches count as in ``of_products``.
+    """
+    moved, read, written = _moved(jaxpr)
+    return moved + _sizes(jaxpr.invars[at] for at in read) + _sizes(jaxpr.outvars[at] for at in written)
+
+
+def _moved(jaxpr: Any) -> tuple[int, set[int], set[int]]:
+    """Counts the bytes of all but elementwise operations.
+
+    Returns:
+      The bytes, the places of the arguments that elementwise operations read, and of the results that they write.
+    """
+    place = {x: at for at, x in enumerate(jaxpr.invars)}  # also for arguments with another shape or with new parts
+    total, read = 0, set[int]()
+    made = set[Any]()
+    for eqn in jaxpr.eqns:
+        name, given, out = eqn.primitive.name, eqn.invars, eqn.outvars
+        inside = list(_inside(eqn))
+        if name in _SAME or name in _PUTTING:
+            if _known(given[0], place):
+                place[out[0]] = place[given[0]]
+            if _known(given[0], made):
+                made.add(out[0])
+        if name in _TAKING:
+            total += _sizes(given[1:]) + 2 * _sizes(out)
+        elif name in _PUTTING:
+            total += _sizes(given[1:]) + _sizes(given[_PUTTING[name] :][:1])
+        elif name in _WHOLE or name.startswith(("reduce_", "cum")):
+            total += _sizes(given) + _sizes(out)
+        elif name in ("scan", "while"):
+            total += _times(eqn) * sum(map(of_memory, inside))
+        elif inside:
+            found = [_moved(inner) for inner in inside]
+            total += _times(eqn) * (max if name == "cond" else sum)(moved for moved, _, _ in found)
+            for inner, (_, reads, writes) in zip(inside, found, strict=True):
+                passed = given[len(given) - len(inner.invars) :]
+                read |= {place[passed[at]] for at in reads if _known(passed[at], place)}
+                made |= {out[at] for at in writes}
+        elif name not in _SAME:
+            read |= {place[x] for x in given if _known(x, place)}
+            made |= set(out)
+    return total, read, {at for at, x in enumerate(jaxpr.outvars) if _known(x, made)}
+
+
+_SAME = ("reshape", "squeeze", "expand_dims")
+_TAKING = ("gather", "dynamic_slice", "slice")
+_PUTTING = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2}
+"""Operations that put an operand, by its place among the operands, into the first one."""
+_WHOLE = ("dot_general", "conv_general_dilated", "sort", "top_k", "argmax", "argmin")
+
+
+def _known(variable: Any, variables: Collection[Any]) -> bool:
+    """Returns whether a variable is among those; constants, which cannot be hashed, are not."""
+    return not isinstance(variable, Literal) and variable in variables
+
+
+def _sizes(variables: Iterable[Any]) -> int:
+    """Returns the bytes of arrays; keys and effects have none."""
+    found = (x.aval for x in variables)
+    return sum(aval.size * getattr(aval.dtype, "itemsize", 0) for aval in found if hasattr(aval, "dtype"))
+
+
+def _times(eqn: Any) -> int:
+    """Returns how often an operation runs the programs inside it, over all devices."""
+    name, params = eqn.primitive.name, eqn.params
+    return int(params["length"] if name == "scan" else params["mesh"].size if name == "shard_map" else 1)
+
+
+def _inside(eqn: Any) -> Iterator[Any]:
+    """Yields the programs inside an operation."""
+    for value in eqn.params.values():
+        for x in value if isinstance(value, (tuple, list)) else [value]:
+            if hasattr(x, "eqns"):
+                yield x
+            elif hasattr(x, "jaxpr"):
+                yield x.jaxpr
+
+
+def _layer(scopes: str) -> str:
+    """Returns the scopes of a layer's forward pass, without those of transformations and loops."""
+    words = re.sub(r"\w+\(|\)", "", scopes).split("/")
+    return "/".join(word for word in words if word and word not in ("shard_map", *SCOPES)) or "other"

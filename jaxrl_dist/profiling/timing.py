@@ -1,0 +1,316 @@
+"""Measures where the time of a run goes: times the run itself, then each of its stages by itself.
+
+A compiled program does not tell how long its parts take, and a tracer that watches every operation slows small networks
+tenfold. So each stage is compiled by itself, gets the inputs it has in the run, and is repeated as often as in an
+iteration. The rest of the run's time is a stage too: starting loops and kernels, moving data, Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_dist.config.train import Train, env_name
+from jaxrl_dist.config.values import varied
+from jaxrl_dist.envs.source import EnvSource
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.plans import PLANS
+from jaxrl_dist.profiling import stages as parts
+from jaxrl_dist.run.atomic_files import replacing
+from jaxrl_dist.settings.members import is_population
+from jaxrl_dist.settings.policies import label
+from jaxrl_dist.training import setup
+from jaxrl_dist.training.run import Run
+from jaxrl_dist.types import Report
+
+REST = "rest"
+"""The stage for all time that belongs to no other one."""
+UPDATE = "update"
+"""The stage of a host thread that updates; it is divided into the learner's stages."""
+HOST_STAGES = {
+    "env": "environment",
+    "acting": "policy",
+    "updating": UPDATE,
+    "blocked": "waiting for the learner",
+    "parameters": "waiting for parameters",
+    "waiting": "waiting for actors",
+}
+"""Stages of host threads by their names in reports; stages that are not here keep their names."""
+WAITING = ("waiting for the learner", "waiting for parameters", "waiting for actors")
+ADVICE = {
+    "environment": "the environments bind: actors in threads overlap them with learning (--plan asynchronous), and "
+    "environments that JAX compiles are faster",
+    "policy": "choosing actions binds: more --num-envs make each call do more, smaller --hidden-sizes make it cheaper",
+    "replay": "sampling binds: a smaller --batch-size or --replay-ratio samples less",
+    "postprocess": "the postprocessor binds: it computes targets and advantages of every example",
+    "shuffle": "dividing the rollout into minibatches binds: fewer --num-epochs shuffle less often",
+    "gradient": "the loss and its gradient bind: fewer --num-epochs, a lower --replay-ratio or smaller --hidden-sizes "
+    "compute less; --precision bfloat16 computes faster on accelerators",
+    "optimizer": "the optimiser binds: fewer, larger updates (--num-minibatches, --batch-size) call it less often",
+    REST: "no stage binds: starting loops and kernels, and moving data, take most; more --num-envs do more with each",
+}
+"""What would speed up a run, for each stage that may bind it."""
+LONG = 10**8
+"""Minimum env steps of the run, so that its seconds end it."""
+LEAST_SECONDS, MOST_CALLS = 0.02, 64
+"""Minimum seconds for which a part is called in a round, and maximum number of calls."""
+ROUNDS = 5
+"""Minimum number of times that each stage is timed; the median counts."""
+STRETCH = 1.0
+"""Minimum seconds of the run between two rounds: shorter intervals would start with caches filled by the stages."""
+
+
+class Profile(NamedTuple):
+    """Where the time of a run goes."""
+
+    run: Mapping[str, Any]
+    """Names and sizes of the run, for JSON."""
+    env_steps_per_second: float
+    iteration_seconds: float
+    threads: Mapping[str, Mapping[str, float]]
+    """Seconds of an iteration by thread and stage; those of a thread sum to ``iteration_seconds``."""
+    matmul_rates: Mapping[str, float]
+    """Floating-point operations per second of a stage's matrix products."""
+    layers: Mapping[str, Mapping[str, float]]
+    """Share of a stage's matrix products in each layer, largest first: counted, not timed."""
+    matmul_ceiling: float
+    """Operations per second of one large matrix product on each device."""
+    memory_rates: Mapping[str, float]
+    """Bytes per second that a stage reads and writes, as ``counts.of_memory`` counts them."""
+    memory_ceiling: float
+    """Bytes per second of reading and writing one large array on each device."""
+
+
+def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathlib.Path | None = None) -> Profile:
+    """Times a run and its stages.
+
+    Updates begin at once, without waiting for ``learning_starts``.
+
+    Args:
+      config: resolved; the run writes no files.
+      source: its environment.
+      seconds: for the run, which makes at least two reports. The stages take about as long again. Compiling adds to it.
+      trace: the file for a trace of one pass of each stage, as JSON compressed by gzip.
+
+    Raises:
+      ConfigError: the config describes a population or several processes, or cannot be run.
+      OSError: the trace's file cannot be written.
+    """
+    if is_population(config):
+        raise ConfigError("a profile is of one run; leave out --seeds and --vary")
+    if config.coordinator is not None:
+        raise ConfigError("a profile is of one process; leave out --coordinator")
+    total = max(config.total_env_steps, LONG)
+    config = dataclasses.replace(
+        config,
+        algorithm=_learning_throughout(config.algorithm, total),
+        total_env_steps=total,
+        run_dir=None,
+        tensorboard=False,
+        wandb=False,
+        evaluation_episodes=0,
+        evaluation_interval=None,
+        stop_at_return=None,
+    )
+    run = setup.prepare(config, source)
+    assert isinstance(run, Run)
+    made = parts.make_parts(run.job)
+    if trace is not None and not made:
+        raise ConfigError(f"--trace is of the stages on devices, and --plan {config.plan} has none: leave it out")
+    timed = _timed(run.reports(), made, seconds, in_turn=not PLANS[config.plan].threaded)
+    if trace is not None:
+        _trace(made, trace)
+    iterations = timed.last.iteration - timed.first.iteration
+    whole = timed.seconds / iterations
+    threads = {
+        thread: {stage: spent / iterations for stage, spent in stages.items()}
+        for thread, stages in _of_threads(timed.first, timed.last).items()
+    } or {"device": {UPDATE: whole}}
+    return Profile(
+        run=_described(config, run),
+        env_steps_per_second=(timed.last.env_steps - timed.first.env_steps) / timed.seconds,
+        iteration_seconds=whole,
+        threads={thread: _divided(stages, timed.alone, whole) for thread, stages in threads.items()},
+        matmul_rates={
+            name: sum(part.layers.values()) / timed.alone[name] for name, part in made.items() if part.layers
+        },
+        layers={name: _shares(part.layers) for name, part in made.items() if part.layers},
+        matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
+        memory_rates={name: part.moved / timed.alone[name] for name, part in made.items()},
+        memory_ceiling=memory_ceiling() * run.job.mesh.size,
+    )
+
+
+def _learning_throughout(algorithm: Any, total: int) -> Any:
+    """Returns hyperparameters, or those of several policies, that learn from the first env step to the last."""
+    policies = getattr(algorithm, "parts", None)
+    found = {"": algorithm} if policies is None else {f"{name}.": part.algorithm for name, part in policies.items()}
+    changes = {}
+    for name, each in found.items():
+        if hasattr(each, "learning_starts"):
+            changes[f"{name}learning_starts"] = 0
+        if (steps := getattr(each, "learning_rate_steps", None)) is not None:
+            changes[f"{name}learning_rate_steps"] = max(steps, total)
+    return varied(algorithm, changes)
+
+
+class _Timed(NamedTuple):
+    first: Report
+    last: Report
+    seconds: float  # from the first to the last report
+    alone: dict[str, float]  # median seconds of each part
+
+
+def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: float, *, in_turn: bool) -> _Timed:
+    """Times a run for some seconds, starting at a report after its first updates, and its parts; ends the run.
+
+    Args:
+      in_turn: run the parts once after each stretch of the run, so that drift of the machine affects all alike. This is
+        for runs that pause meanwhile; other runs are timed before their parts.
+
+    Raises:
+      ConfigError: the run is too short.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in made}
+    first, spent, last = next(reports, None), 0.0, None
+    stretch = min(STRETCH, seconds / ROUNDS)
+    while first is not None and (last is None or spent < seconds or (in_turn and _rounds(taken) < ROUNDS)):
+        began = time.perf_counter()
+        last = next(reports, None)
+        if last is None:
+            raise ConfigError(
+                f"the run ended before {seconds:g} s of it were timed; a larger --total-env-steps works, or fewer "
+                "--seconds"
+            )
+        spent += time.perf_counter() - began
+        if not first.updates:
+            first, spent, last = last, 0.0, None
+        elif in_turn and spent >= stretch * (1 + _rounds(taken)):
+            _time_each(made, taken)
+    while _rounds(taken) < ROUNDS:
+        _time_each(made, taken)
+    assert first is not None and last is not None, "a run yields a report at least"
+    return _Timed(first, last, spent, {name: statistics.median(each) for name, each in taken.items()})
+
+
+def _rounds(taken: Mapping[str, Sequence[float]]) -> int:
+    return min(map(len, taken.values()), default=ROUNDS)
+
+
+def _time_each(made: Mapping[str, parts.Part], taken: dict[str, list[float]]) -> None:
+    """Times each part once: calls it several times in a row, so that Python prepares one call while another runs."""
+    for name, part in made.items():
+        jax.block_until_ready(part.run())
+        calls = 1 if not taken[name] else min(MOST_CALLS, math.ceil(LEAST_SECONDS / taken[name][-1]))
+        began = time.perf_counter()
+        for _ in range(calls):
+            out = part.run()
+        jax.block_until_ready(out)
+        taken[name].append((time.perf_counter() - began) / calls)
+
+
+def _shares(layers: Mapping[str, int]) -> dict[str, float]:
+    whole = sum(layers.values())
+    return {name: flops / whole for name, flops in sorted(layers.items(), key=lambda layer: -layer[1])}
+
+
+def _trace(made: Mapping[str, parts.Part], out: pathlib.Path) -> None:
+    """Writes what JAX's profiler sees of one pass of each part, which slows small programs down by much."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for name, part in made.items():
+                with jax.profiler.TraceAnnotation(name):
+                    jax.block_until_ready(part.run())
+        (written,) = pathlib.Path(folder).rglob("*.trace.json.gz")
+        with replacing(out) as partial:
+            shutil.copyfile(written, partial)
+
+
+def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:
+    """Returns the seconds between two reports that host threads spent on each stage, by thread; {}: none is timed."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in last.metrics.items():
+        if name.startswith("time/") and name.endswith("_s") and name != "time/compile_s" and value is not None:
+            thread, _, stage = name.removeprefix("time/").removesuffix("_s").rpartition("/")
+            spent = value - (first.metrics.get(name) or 0.0)
+            found.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = spent
+    return found
+
+
+def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: float) -> dict[str, float]:
+    """Returns a thread's stages, its update divided into the parts, and the rest, so that they sum to ``whole``.
+
+    Parts that take longer alone than in the update, where a compiler joins them, are scaled down to it.
+    """
+    divided = {stage: seconds for stage, seconds in stages.items() if seconds and not (alone and stage == UPDATE)}
+    scale = min(1.0, stages.get(UPDATE, 0.0) / max(sum(alone.values()), 1e-12))
+    if UPDATE in stages:
+        divided |= {stage: scale * seconds for stage, seconds in alone.items()}
+    rest = whole - sum(divided.values())
+    return {**divided, REST: 0.0 if abs(rest) < 1e-9 * whole else rest}  # the sum rounds
+
+
+def _described(config: Train[Any], run: Run) -> dict[str, Any]:
+    devices = list(run.job.mesh.devices.flat)
+    return {
+        "algorithm": label(config.algorithm),
+        "env": env_name(config.env),
+        "plan": config.plan,
+        "num_envs": config.num_envs,
+        "rollout_length": config.rollout_length,
+        "devices": len(devices),
+        "kind": devices[0].device_kind,
+    }
+
+
+def matmul_ceiling(size: int = 2048, rounds: int = 7) -> float:
+    """Returns the floating-point operations per second of a float32 product of square matrices on the first device."""
+    return 2 * size**3 / _fastest(lambda x: x @ x, jnp.ones((size, size), jnp.float32), rounds)
+
+
+def memory_ceiling(size: int = 2**26, rounds: int = 7) -> float:
+    """Returns the bytes per second that doubling a large float32 array reads and writes on the first device."""
+    x = jnp.ones(size, jnp.float32)
+    return 2 * x.nbytes / _fastest(lambda x: 2 * x, x, rounds)
+
+
+def _fastest(function: Callable[[jax.Array], jax.Array], x: jax.Array, rounds: int) -> float:
+    """Returns the least seconds of ``rounds`` calls of a compiled function."""
+    program, best = jax.jit(function), math.inf
+    program(x).block_until_ready()
+    for _ in range(rounds):
+        began = time.perf_counter()
+        program(x).block_until_ready()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def bound(found: Profile) -> tuple[str, str, float, str]:
+    """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would help.
+
+    With several threads, the one that waits least for the others binds.
+    """
+
+    def waits(thread: str) -> float:
+        return sum(seconds for stage, seconds in found.threads[thread].items() if stage in WAITING)
+
+    thread = min(found.threads, key=waits)
+    stages = {stage: seconds for stage, seconds in found.threads[thread].items() if stage not in WAITING}
+    stage = max(stages, key=stages.__getitem__)
+    advice = ADVICE.get(stage.rpartition("/")[2], f"{stage} binds, in thread {thread}")
+    return thread, stage, stages[stage] / found.iteration_seconds, advice
+
+
+def to_json(found: Profile) -> dict[str, Any]:
+    """Returns a profile for JSON, with the stage that binds the run."""
+    return {**found._asdict(), "bound": dict(zip(("thread", "stage", "share", "advice"), bound(found), strict=True))}

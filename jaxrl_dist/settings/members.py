@@ -1,0 +1,132 @@
+"""The members of a population: the runs that ``--seeds`` and ``--vary`` ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_type_hints
+
+from jaxrl_dist.algorithms import name_of
+from jaxrl_dist.checks import did_you_mean, flag
+from jaxrl_dist.config.synonyms import hint
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import from_text, varied
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.directories import check_no_links
+from jaxrl_dist.run.files import MEMBERS
+from jaxrl_dist.settings.fixed_policies import Still
+from jaxrl_dist.settings.resolve import several, without_unused
+
+VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
+"""Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
+SHARED, OWN = VARIED[:2], VARIED[2:]
+"""With several policies: the fields of the run, and those of each policy."""
+MAX_MEMBERS = 10_000
+
+
+class Member(NamedTuple):
+    """A run of a population."""
+
+    config: Train[Any]
+    values: Mapping[str, Any]
+    """The varied fields, with this member's values."""
+
+
+def is_population(config: Train[Any]) -> bool:
+    """Returns whether a config asks for several runs."""
+    return config.seeds > 1 or bool(config.vary)
+
+
+def members(config: Train[Any]) -> list[Member]:
+    """Returns the members of a resolved config: all settings with the first seed, then with the second, and so on.
+
+    A hyperparameter that has no effect in one of the members, such as the end of epsilon in those that explore in
+    another way, has its default there.
+
+    Raises:
+      ConfigError: a field cannot vary, a value cannot be read or is out of range, several values are asked for where
+        they have no effect, there are too many members, or a link is in the place of one.
+    """
+    if config.run_dir is not None:
+        check_no_links(pathlib.Path(config.run_dir, MEMBERS))
+    known, asked = kinds(config), dict[str, list[Any]]()
+    for given, text in config.vary.items():
+        policy, dot, field = given.rpartition(".")
+        name = policy + dot + field.replace("-", "_")
+        if name not in known:
+            raise ConfigError(_refusal(name, known, config.algorithm))
+        if name in asked:
+            raise ConfigError(f"--vary names {name} twice")
+        asked[name] = [from_text(name, part, known[name]) for part in text.split(",")]
+    settings = _settings(asked, zipped=config.zip)
+    if len(settings) * config.seeds > MAX_MEMBERS:
+        raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
+    if len({repr(values) for values in settings}) < len(settings):
+        raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
+    made: list[Member] = []
+    for offset, values in itertools.product(range(config.seeds), settings):
+        own = {name: value for name, value in values.items() if name not in VARIED}
+        run = {name: value for name, value in values.items() if name in VARIED}
+        run |= {"seed": config.seed + offset, "seeds": 1, "vary": {}, "zip": False}
+        run |= {"evolve": None, "evolve_interval": None, "average_every": None}
+        if config.run_dir is not None:
+            run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
+        algorithm = varied(config.algorithm, own)
+        if not several(algorithm):
+            algorithm = without_unused(algorithm, [name for name in own if len(asked[name]) > 1])
+        made.append(Member(dataclasses.replace(config, algorithm=algorithm, **run).checked(), values))
+    return made
+
+
+def kinds(config: Train[Any]) -> dict[str, Any]:
+    """Returns the types of the fields in which members may differ, by name: ``POLICY.FIELD`` if a policy has it."""
+
+    def of(algorithm: Any, fields: Sequence[str]) -> dict[str, Any]:
+        hints = {**get_type_hints(Train, include_extras=True), **get_type_hints(type(algorithm), include_extras=True)}
+        names = [field.name for field in dataclasses.fields(algorithm) if field.init]
+        return {name: hints[name] for name in (*names, *fields)}
+
+    if not several(config.algorithm):
+        return of(config.algorithm, VARIED)
+    run = of(Still(), SHARED)
+    parts = {policy: part.algorithm for policy, part in config.algorithm.parts.items()}
+    trained = {policy: of(algorithm, OWN) for policy, algorithm in parts.items() if not isinstance(algorithm, Still)}
+    return run | {f"{policy}.{name}": kind for policy, own in trained.items() for name, kind in own.items()}
+
+
+def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
+    if name == "seed":
+        return "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
+    if several(algorithm) and (owners := [each for each in known if each.partition(".")[2] == name]):
+        return f"--vary {name} belongs to a policy, and there are several: --vary {owners[0]}=..."
+    if name in {field.name for field in dataclasses.fields(Train)}:
+        return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"
+    if several(algorithm):
+        return f"--vary {name}: no policy that trains has such a field{did_you_mean(name, known)}"
+    return f"--vary {name}: {name_of(type(algorithm))} has no such hyperparameter{hint(name, known)}"
+
+
+def _settings(varied: Mapping[str, Sequence[Any]], *, zipped: bool) -> list[dict[str, Any]]:
+    """Returns the combinations of values: all of them, or the first of each field, then the second, and so on.
+
+    Raises:
+      ConfigError: fields that are combined one by one have different numbers of values.
+    """
+    if zipped and len({len(values) for values in varied.values()}) > 1:
+        counts = ", ".join(f"{len(values)} of {name}" for name, values in varied.items())
+        raise ConfigError(f"--zip combines values one by one, and --vary names {counts}; equal numbers work")
+    rows = zip(*varied.values(), strict=True) if zipped else itertools.product(*varied.values())
+    return [dict(zip(varied, row, strict=True)) for row in rows]
+
+
+def programs(population: Sequence[Member], hyper: Sequence[str]) -> list[list[int]]:
+    """Returns the members, by number, that one program can train: they differ in seeds and in ``hyper`` only."""
+    groups: dict[str, list[int]] = {}
+    for number, member in enumerate(population):
+        algorithm = member.config.algorithm
+        fields = member.values if several(algorithm) else {**member.values, **vars(algorithm)}
+        fixed = {name: value for name, value in fields.items() if name not in hyper}
+        groups.setdefault(repr(fixed), []).append(number)
+    return list(groups.values())

@@ -1,0 +1,280 @@
+"""``config.json``: the config of a run, as its directory and its checkpoints store it.
+
+Imports nothing heavy, so that a directory without a run is refused fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.machinery
+import json
+import math
+import os
+import pathlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_dist.algorithms import config_class, name_of
+from jaxrl_dist.checks import did_you_mean, shown
+from jaxrl_dist.config.launch import NAMES as LAUNCH
+from jaxrl_dist.config.train import CONFIG_FILE, LIBRARIES, OBJECT, RUN_DEFAULTS, Train, env_name, named_env, split_env
+from jaxrl_dist.config.values import plain
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.run.atomic_files import read_json
+from jaxrl_dist.settings.fixed_policies import STILL
+from jaxrl_dist.settings.policies import OWN, Policies, naming
+
+if TYPE_CHECKING:
+    from jaxrl_dist.types import EnvSpec
+
+RETIRED = {"anneal_updates": None}
+"""Hyperparameters of earlier versions, with the value that changed nothing: a run with that value can be read."""
+FORMAT = 1
+"""Format number of ``config.json``; a reader refuses unknown numbers."""
+CLOCK = "env_steps"
+"""What numbers of steps in ``config.json`` count; files of versions that counted each agent's steps do not say it."""
+SPACES = ("observation", "action")
+"""Spaces of the environment that are stored: they must not change between two sessions of a run."""
+_NOT_KEPT = ("algorithm", "run_dir", *LAUNCH)
+_PARTS = {"algorithm": str, "hyperparameters": dict, "run": dict}
+
+
+def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
+    """Returns the contents of ``config.json`` for a resolved config, with its environment's spaces if known."""
+    run = {name: value for name, value in vars(config).items() if name not in _NOT_KEPT}
+
+    return {
+        "format": FORMAT,
+        "clock": CLOCK,
+        "algorithm": name_of(config.algorithm),
+        "hyperparameters": _hyperparameters(config.algorithm),
+        "run": {**run, "env": env_name(config.env)},
+        **({} if spec is None else {"spaces": _spaces(spec)}),
+    }
+
+
+def _hyperparameters(algorithm: Any) -> dict[str, Any]:
+    if isinstance(algorithm, Policies):
+        return {name: _part(part) for name, part in algorithm.parts.items()}
+    return {
+        field.name: _in_json(getattr(algorithm, field.name)) for field in dataclasses.fields(algorithm) if field.init
+    }
+
+
+def _part(part: Train[Any]) -> dict[str, Any]:
+    """Returns one of several policies as JSON."""
+    own = {name: getattr(part, name) for name in OWN}
+    return {"algorithm": name_of(part.algorithm), "hyperparameters": _hyperparameters(part.algorithm), **own}
+
+
+def _parts(kept: Mapping[str, Any], own: type | None) -> dict[str, Any]:
+    """The inverse of ``_part`` for all policies.
+
+    Raises:
+      ConfigError: a part is missing, or unknown.
+    """
+    parts = {}
+    for policy, part in kept.items():
+        with naming(policy):
+            if not isinstance(part, dict) or not isinstance(part.get("hyperparameters"), dict):
+                raise ConfigError("algorithm or hyperparameters is missing")
+            _check_known(part, ("algorithm", "hyperparameters", *OWN))
+            kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), own)
+            _check_known(part["hyperparameters"], [field.name for field in dataclasses.fields(kind) if field.init])
+            seen = {name: part[name] for name in OWN if name in part}
+            parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **seen))
+    return parts
+
+
+def _spaces(spec: EnvSpec) -> dict[str, str]:
+    from jaxrl_dist.spaces import describe  # imported here: it needs numpy
+
+    return {name: describe(getattr(spec, name)) for name in SPACES}
+
+
+def _in_json(value: Any) -> Any:
+    """Returns a hyperparameter as JSON; an object becomes a name that cannot be loaded."""
+    try:
+        json.dumps(value)
+    except TypeError:
+        return f"{OBJECT}:{type(value).__name__}"
+    return value
+
+
+def stored_config(
+    run_dir: str | pathlib.Path, algorithm: type | None = None, env: Any = None, **objects: Any
+) -> Train[Any]:
+    """Reads the config of a run; the arguments replace objects that no file can hold, as in ``load_policy``.
+
+    ``objects`` are hyperparameters, such as ``torso``; None: the file's value.
+
+    Raises:
+      ConfigError: the config cannot be read, or an object that it needs is not passed.
+    """
+    env, objects = named_env(env), {name: value for name, value in objects.items() if value is not None}
+    name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
+    if name == Policies.__name__:
+        config: Train[Any] = Train(Policies(fields.pop("parts")), **{**RUN_DEFAULTS, **fields})
+        return config if env is None else dataclasses.replace(config, env=env)
+    kind = config_class(name, algorithm)
+    own = {field.name: fields.pop(field.name) for field in dataclasses.fields(kind) if field.name in fields}
+    config = Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
+    return config if env is None else dataclasses.replace(config, env=env)
+
+
+def stored_fields(
+    path: pathlib.Path, own: type | None = None, env: str | None = None, objects: Collection[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """Reads a ``config.json``: the algorithm's name, and the values of the stored fields and hyperparameters.
+
+    Args:
+      path: the file, or its run directory.
+      own: the config class of an algorithm that is not built in.
+      env: the user's environment, which replaces the file's.
+      objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
+
+    Raises:
+      ConfigError: the file is missing or damaged, has unknown names, names a module to import, which no file may, or
+        needs an object, which no file can hold.
+    """
+    path = file_of(path)
+    content = stored_content(path)
+    algorithm, hyperparameters, run = (content[key] for key in _PARTS)
+    several = algorithm == Policies.__name__
+    with _naming(path):
+        hyperparameters = _without_objects(hyperparameters, objects)
+        if several:
+            hyperparameters = {"parts": _parts(hyperparameters, own)}
+        kind = Policies if several else config_class(algorithm, own)
+        _check_known(run, [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT])
+        _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
+        known = plain(Train(plain(kind(**hyperparameters)), **run))
+        named = _checked_env(run.get("env", "")) if env is None else env
+        values = {name: getattr(known, name) for name in run}
+        return algorithm, {**values, **{name: getattr(known.algorithm, name) for name in hyperparameters}, "env": named}
+
+
+def file_of(path: pathlib.Path) -> pathlib.Path:
+    """Returns the ``config.json`` that the user names by itself or by its run directory.
+
+    A link that the user names is followed; one in a run directory is not.
+    """
+    return path / CONFIG_FILE if path.is_dir() else pathlib.Path(os.path.realpath(path))
+
+
+def _without_objects(hyperparameters: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
+    """Returns stored hyperparameters without those that the caller sets to ``objects``, and without retired ones.
+
+    Raises:
+      ConfigError: another one needs an object.
+    """
+    kept = {name: value for name, value in hyperparameters.items() if name not in objects}
+    for name, value in kept.items():
+        if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
+            raise ConfigError(
+                f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
+                f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
+            )
+    return {name: value for name, value in kept.items() if not (name in RETIRED and value == RETIRED[name])}
+
+
+def _checked_env(env: Any) -> str:
+    """Returns the environment that a file names.
+
+    Raises:
+      ConfigError: it is no name, or a name that only the user may choose.
+    """
+    if not isinstance(env, str):
+        raise ConfigError(f"env must be a name, not {shown(env)}")
+    module = module_of_user(env)
+    if module == OBJECT:
+        raise ConfigError(
+            f"its environment, {env}, was an object handed over from Python, which no file can hold; name one "
+            "yourself, by --env or in Python as env="
+        )
+    if module is not None:
+        raise ConfigError(f"no file may choose code to run; name its environment yourself, by --env {env}")
+    return env
+
+
+def stored_content(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a ``config.json`` as it is: its parts are there, and their contents unchecked.
+
+    Raises:
+      ConfigError: the file is missing or damaged.
+    """
+    content = read_json(path)
+    with _naming(path):
+        if not isinstance(content, dict):
+            raise ConfigError(f"a run's config is an object, not a {type(content).__name__}")
+        if content.get("format") != FORMAT:
+            raise ConfigError(f"format {shown(content.get('format'))} is unknown; this version reads format {FORMAT}")
+        if not all(isinstance(content.get(name), kind) for name, kind in _PARTS.items()):
+            raise ConfigError("algorithm, hyperparameters or run is missing")
+    run = content["run"]
+    if run.get("evolve") is not None and run.get("evolve_interval") is None:  # of an earlier version
+        with contextlib.suppress(LookupError, TypeError, AttributeError, ValueError, ArithmeticError):  # damaged
+            run["evolve_interval"] = _interval_by_total(run)
+    return content
+
+
+def check_clock(content: Mapping[str, Any], spec: EnvSpec, path: pathlib.Path, instead: str) -> None:
+    """Checks that a ``config.json`` counts steps as this version does; of environments with one agent, all do.
+
+    Raises:
+      ConfigError: it counts the steps of each agent; the message ends with what to do ``instead``.
+    """
+    if spec.num_agents > 1 and content.get("clock") != CLOCK:
+        raise ConfigError(f"{path} is of a version that counted each agent's steps as env steps: {instead}")
+
+
+def _interval_by_total(run: Mapping[str, Any]) -> int:
+    """Returns the default ``evolve_interval`` of earlier versions: 20 selections, or as many as leave one member."""
+    values = [len(text.split(",")) for text in run["vary"].values()]
+    members = run["seeds"] * (values[0] if run["zip"] else math.prod(values))
+    return max(1, round(run["total_env_steps"] / (20 if run["evolve"] == "pbt" else 1 << (members - 1).bit_length())))
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the fields in which two contents of ``config.json`` differ, by name within each part, and both values."""
+    for part in _PARTS:
+        before, now = ({part: x[part]} if part == "algorithm" else x[part] for x in (old, new))
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                yield name, before.get(name), now.get(name)
+
+
+def module_of_user(env: str) -> str | None:
+    """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
+
+    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library counts as the user's
+    module if Python would take it from the current directory.
+    """
+    backend, module, name = split_env(env)
+    library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
+    if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
+        library = "pettingzoo"
+    return module if library is None else library if is_here(library) else None
+
+
+def is_here(name: str) -> bool:
+    """Returns whether Python finds a module, or package, in the current directory: its files may be anyone's."""
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    return pathlib.Path.cwd() in [pathlib.Path(place).resolve().parent for place in places]
+
+
+def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown field {name!r}{did_you_mean(name, known)}")
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Puts the file's name before the message of an error."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.with_flags}") from None
