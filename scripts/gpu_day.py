@@ -97,9 +97,9 @@ def speed(flags: Sequence[str], sizes: Sizes) -> dict[str, Any]:
     import jax
 
     import jaxrl_dist
-    from jaxrl_dist.commands import train
+    from jaxrl_dist.commands import request
 
-    asked = train.asked([*flags, *sizes.extra])
+    asked = request.parse([*flags, *sizes.extra])
     assert asked is not None, "the flags name an algorithm"
     config, _ = asked.resolved()
     interval = max(config.report_interval, 4 * config.num_envs * config.rollout_length)

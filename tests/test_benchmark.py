@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import runs
 
-from jaxrl_dist.commands import train
+from jaxrl_dist.commands import request
 
 spec = importlib.util.spec_from_file_location("benchmark", runs.ROOT / "scripts" / "benchmark.py")
 assert spec is not None and spec.loader is not None
@@ -20,7 +20,7 @@ spec.loader.exec_module(benchmark)
 
 @pytest.mark.parametrize("row", benchmark.ROWS, ids=lambda row: row.name)
 def test_each_row_is_a_run_with_the_sizes_of_its_peers(row: Any) -> None:
-    asked = train.asked(row.flags.split())
+    asked = request.parse(row.flags.split())
     assert asked is not None
     config, _ = asked.resolved()
     assert row.suites.split() and set(row.suites.split()) <= {"cpu", "gpu", "tpu"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_dist.checks import counted, flag
-from jaxrl_dist.commands import accelerators, flags, train
+from jaxrl_dist.commands import accelerators, flags, request
 from jaxrl_dist.config.train import env_name
 from jaxrl_dist.errors import ConfigError
 
@@ -37,15 +37,15 @@ def run(args: Sequence[str]) -> int:
     assert target is not None, "that is what doctor looks for"
     if not args:
         raise ConfigError(f"which run? Such as: jaxrl-dist doctor --compile-for {target} ppo --env CartPole-v1")
-    asked = train.asked(args)
+    asked = request.parse(args)
     if asked is not None:
-        train.shown_as(asked.fields)
+        request.output_flags(asked.fields)
         found = report(target, asked)
         print(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
     return 0
 
 
-def report(target: str, asked: train.Asked) -> dict[str, Any]:
+def report(target: str, asked: request.Request) -> dict[str, Any]:
     """Compiles a run for the target of this name; see ``compiled``.
 
     Raises:
@@ -63,7 +63,7 @@ def report(target: str, asked: train.Asked) -> dict[str, Any]:
     return compiled(chosen, asked)
 
 
-def compiled(target: Any, asked: train.Asked) -> dict[str, Any]:
+def compiled(target: Any, asked: request.Request) -> dict[str, Any]:
     """Compiles a run for a ``targets.Target``.
 
     Returns:

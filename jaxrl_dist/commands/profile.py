@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxrl_dist.checks import counted
-from jaxrl_dist.commands import flags, train
+from jaxrl_dist.commands import flags, request
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.run.atomic_files import replacing
@@ -61,9 +61,9 @@ def run(args: Sequence[str]) -> int:
     if args and pathlib.Path(args[0]).is_dir():
         check_run_dir(pathlib.Path(args[0]))
         args = ["--config", str(pathlib.Path(args[0], CONFIG_FILE)), *args[1:]]
-    asked = train.asked(args)
+    asked = request.parse(args)
     assert asked is not None, "help has been printed"
-    train.shown_as(asked.fields)
+    request.output_flags(asked.fields)
     config, source = asked.resolved()
 
     from jaxrl_dist.profiling import timing

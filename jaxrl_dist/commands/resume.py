@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import flag
-from jaxrl_dist.commands import find_modules, flags
-from jaxrl_dist.commands.train import joined, show, shown_as
+from jaxrl_dist.commands import find_modules, flags, request
+from jaxrl_dist.commands.train import joined, show
 from jaxrl_dist.config.train import RESUMABLE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import signals, trackers
@@ -56,7 +56,7 @@ def run(args: Sequence[str]) -> int:
             how = f"{CHANGE} allows it" if name == "env_options" else how
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {how}")
     trackers.check_asked(before.wandb, given)
-    output = shown_as(given)
+    output = request.output_flags(given)
     changes = {name: value for name, value in changes.items() if name in (*RESUMABLE, "env_options")}
     dataclasses.replace(before, **changes).validate()
 

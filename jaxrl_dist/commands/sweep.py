@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import check_range, counted, flag
-from jaxrl_dist.commands import flags
-from jaxrl_dist.commands.train import asked, shown_as
+from jaxrl_dist.commands import flags, request
 from jaxrl_dist.config.launch import NAMES as LAUNCH
 from jaxrl_dist.config.train import CONFIG_FILE, Train
 from jaxrl_dist.errors import DIVERGED, ConfigError, say
@@ -54,13 +53,13 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"--jobs must be a whole number, not {jobs}")
     sweep = Sweep(int(jobs or Sweep.jobs))
     check_range(sweep, "jobs", low=1, high=1000)
-    found = asked(args)
+    found = request.parse(args)
     assert found is not None, "help is answered above"
     if "plan_memory" in found.fields:
         raise ConfigError(
             "--plan-memory is of train: `jaxrl-dist train ... --plan-memory here` says what one member takes"
         )
-    output = shown_as(found.fields)
+    output = request.output_flags(found.fields)
     if output["verbose"]:
         raise ConfigError("--verbose is of train: a sweep prints one line for each member")
     with signals.stopping() as stop:

@@ -1,11 +1,10 @@
-"""Finds, makes and describes the user's environments.
+"""Descriptions of the user's environments, their spaces and what they return.
 
 This module imports no JAX, because worker processes import it.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,33 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_dist import checks
-
-
-def creator(env: str) -> tuple[Any, str]:
-    """Imports the module of ``MODULE:NAME`` and returns its attribute ``NAME``, and ``NAME``.
-
-    The attribute is None for an ``ID``, and for an id that the module may have registered on import.
-    """
-    module, _, name = env.rpartition(":")
-    return (getattr(importlib.import_module(module), name, None) if module else None), name
-
-
-def construct(env: str, options: Mapping[str, Any]) -> Any:
-    """Makes the environment of this name, of any kind.
-
-    Raises:
-      Exception: any error that the environment raises.
-    """
-    import gymnasium
-
-    from jaxrl_dist.envs.agents.pettingzoo import Parallel, is_parallel
-
-    function, name = creator(env)
-    if callable(function):
-        made = function(**options)
-        return Parallel(made) if is_parallel(made) else made
-    # This package checks at every step what Gymnasium's checker would warn about.
-    return gymnasium.make(name, **{"disable_env_checker": True, **options})
 
 
 class PlainSpace(NamedTuple):
@@ -249,22 +221,6 @@ class Description(NamedTuple):
     Empty for other environments."""
 
 
-def describe(made: Any) -> Description:
-    """Describes the object that an environment's constructor returned."""
-    import gymnasium
-
-    from jaxrl_dist.envs.agents.pettingzoo import Parallel
-
-    kind = type(made).__name__
-    if not isinstance(made, gymnasium.Env):
-        return Description(kind, gymnasium=False, gymnax=is_gymnax(made))
-    if isinstance(made, Parallel):
-        return made.description()
-    observation, action = (plain(getattr(made, name, None)) for name in ("observation_space", "action_space"))
-    limit = made.get_wrapper_attr("_max_episode_steps") if made.has_wrapper_attr("_max_episode_steps") else None
-    return Description(kind, True, False, observation, action, _family(made), limit)
-
-
 def picture(drawn: Any) -> np.ndarray:
     """Returns the result of an environment's ``render`` if it is a picture, ``[H, W, 3]`` uint8.
 
@@ -288,13 +244,3 @@ def is_team(made: Any) -> bool:
     """Returns True for a multi-agent environment in JaxMARL's style."""
     wanted = ("agents", "reset", "step_env", "observation_space", "action_space")
     return not isinstance(made, type) and all(hasattr(made, name) for name in wanted)
-
-
-def _family(env: Any) -> str:
-    for kind in type(env.unwrapped).__mro__:  # the user's class may extend one of Gymnasium's
-        match kind.__module__.split("."):
-            case ["gymnasium", "envs", family, _, *_]:
-                return family
-            case ["ale_py", *_]:
-                return "atari"
-    return "gymnasium"

@@ -21,9 +21,8 @@ from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.settings.stored import stored_config
+from jaxrl_dist.settings.stored import of_policy, stored_config
 from jaxrl_dist.spaces import Space
-from jaxrl_dist.training.loading import of_policy
 from jaxrl_dist.training.setup import make_algorithm, variable_shapes
 from jaxrl_dist.types import Context, PyTree, Timestep, Variables
 

@@ -72,11 +72,8 @@ class Fixed(Still):
         if not self.run_dir:
             raise ConfigError("fixed needs the directory of a run, as in fixed(runs/NAME)")
 
-    def make(self, spec: EnvSpec) -> Algorithm:
-        from jaxrl_dist.training.loading import load_acting
-
-        algorithm, variables = load_acting(self.run_dir, self.policy, spec)
-
+    def of(self, algorithm: Algorithm, variables: Variables) -> Algorithm:
+        """Returns the algorithm that acts as that run's does at its end, with these variables of it."""
         made = _still(lambda key: jax.tree.map(jnp.asarray, variables), _at_the_end(algorithm))
         return dataclasses.replace(made, initial_core=algorithm.initial_core, feedback=algorithm.feedback)
 

@@ -22,8 +22,9 @@ from jaxrl_dist.config.train import CONFIG_FILE, LIBRARIES, OBJECT, RUN_DEFAULTS
 from jaxrl_dist.config.values import plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.atomic_files import read_json
-from jaxrl_dist.settings.fixed_policies import STILL
-from jaxrl_dist.settings.policies import OWN, Policies, naming
+from jaxrl_dist.run.directories import check_run_dir
+from jaxrl_dist.settings.fixed_policies import STILL, Copy
+from jaxrl_dist.settings.policies import OWN, Policies, alone, naming
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
@@ -278,3 +279,31 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.with_flags}") from None
+
+
+def acting_config(run_dir: str, policy: str | None, env: Any) -> Train[Any]:
+    """Returns the config of a finished run, or of one of its policies, with another environment.
+
+    Raises:
+      ConfigError: there is no such run or policy, or its files are damaged.
+    """
+    check_run_dir(pathlib.Path(run_dir))
+    return of_policy(stored_config(run_dir, env=env), policy, run_dir)
+
+
+def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any]:
+    """Returns the config of the policy that the user has named in a run.
+
+    Raises:
+      ConfigError: the run has no such policy, or has several, and none is named.
+    """
+    known = list(config.algorithm.parts) if isinstance(config.algorithm, Policies) else []
+    if policy is None and not known:
+        return config
+    if policy not in known:
+        there = f"it has the policies {', '.join(known)}" if known else "it has one policy, which needs no name"
+        raise ConfigError(f"{run_dir}: {'which policy?' if policy is None else f'no policy {policy}'}; {there}")
+    kind = config.algorithm.parts[str(policy)].algorithm
+    if isinstance(kind, Copy) and kind.size > 1:
+        raise ConfigError(f"{run_dir}: {policy} is a pool of copies of {kind.policy}; {kind.policy} can be loaded")
+    return alone(config, kind.policy if isinstance(kind, Copy) else str(policy))

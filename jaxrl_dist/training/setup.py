@@ -25,18 +25,18 @@ from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
-from jaxrl_dist.settings.fixed_policies import Copy, Still
+from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still
 from jaxrl_dist.settings.members import Member, is_population, kinds, members, programs
 from jaxrl_dist.settings.policies import Policies, alone, naming
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.settings.stored import differences, to_json
+from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import weights
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
 from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.run import Run
-from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner
+from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner, Variables
 
 NOT_COMPILED = (
     *("seed", "total_env_steps", "stop_at_return", "run_dir", "report_interval", "tensorboard", "wandb"),
@@ -187,7 +187,11 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
     """
     if isinstance(config.algorithm, Policies):
         return {name: _of_policy(config, name, spec) for name in config.algorithm.parts}
-    algorithm = config.algorithm.make(spec)
+    if isinstance(config.algorithm, Fixed):
+        fixed = config.algorithm
+        algorithm = fixed.of(*load_acting(fixed.run_dir, fixed.policy, spec))
+    else:
+        algorithm = config.algorithm.make(spec)
     if config.ema_steps:
         algorithm = wrappers.average_parameters(algorithm, config.ema_steps, spec.num_agents)
     if config.normalize_observations:
@@ -202,6 +206,21 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards
     return algorithm
+
+
+def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algorithm, Variables]:
+    """Returns the algorithm of a finished run, or of one of its policies, and its variables as numpy arrays.
+
+    Args:
+      policy: the policy's name; None if the run has only one.
+      spec: the policy's observations and actions.
+
+    Raises:
+      ConfigError: there is no such run or policy, it has other spaces, or its files are damaged.
+    """
+    config = acting_config(run_dir, policy, f"{spec.backend}:{spec.id}")
+    algorithm: Algorithm = make_algorithm(config, spec)
+    return algorithm, checkpoint.load_variables(run_dir, variable_shapes(algorithm), policy)
 
 
 def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:

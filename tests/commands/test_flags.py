@@ -13,7 +13,7 @@ import pytest
 from jaxrl_dist import cli, preset
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.commands import flags, help, train
+from jaxrl_dist.commands import flags, help, request
 from jaxrl_dist.commands.plot import Plot
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.envs.source import EnvSource
@@ -117,7 +117,7 @@ def test_a_stored_value_gives_way_to_vary_and_to_flags_that_make_it_useless(tmp_
 
     def config(stored: Train[Any], args: str) -> Any:
         write(tmp_path / "config.json", stored)
-        asked = train.asked(["--config", str(tmp_path), *args.split()])
+        asked = request.parse(["--config", str(tmp_path), *args.split()])
         assert asked is not None
         return asked.resolved()[0]
 

@@ -8,7 +8,7 @@ import pytest
 import runs
 
 from jaxrl_dist import cli
-from jaxrl_dist.commands import train
+from jaxrl_dist.commands import request
 from jaxrl_dist.settings import placements
 
 SMALL = "--total-env-steps 256 --evaluation-episodes 0 --num-envs 8 --rollout-length 8 --hidden-sizes 4"
@@ -36,7 +36,7 @@ SMALL = "--total-env-steps 256 --evaluation-episodes 0 --num-envs 8 --rollout-le
     ],
 )
 def test_a_word_stands_for_flags_and_given_ones_win(command: str, expected: dict[str, object]) -> None:
-    asked = train.asked([*command.split(), "--env", "CartPole-v1"])
+    asked = request.parse([*command.split(), "--env", "CartPole-v1"])
     assert asked is not None and "placement" not in asked.fields
     assert {name: asked.fields[name] for name in expected} == expected
 

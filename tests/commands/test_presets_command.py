@@ -10,7 +10,7 @@ import pytest
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms.presets import KINDS
-from jaxrl_dist.commands import flags, train
+from jaxrl_dist.commands import flags, request
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_it_prints_the_command_that_would_run(
             if value != getattr(plain, field.name):
                 assert read.pop(field.name) == value
     assert not read
-    asked = train.asked(words[2:])
+    asked = request.parse(words[2:])
     assert asked is not None and asked.resolved()[0] == config
 
 

@@ -16,7 +16,7 @@ import pytest
 import runs
 
 from jaxrl_dist.cli import main
-from jaxrl_dist.commands import sweep, train
+from jaxrl_dist.commands import request, sweep
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import atomic_files, files, subprocesses
 from jaxrl_dist.run.atomic_files import read_json, write_json
@@ -162,7 +162,7 @@ def test_members_get_the_flags_that_are_theirs(
     assert len(commands) == 2
     for number, words in enumerate(commands):
         assert words[1:4] == ["-m", "jaxrl_dist.cli", "train"]
-        found = train.asked(words[4:])
+        found = request.parse(words[4:])
         assert found is not None and found.fields.pop("resume_or_start")
         assert found.fields["run_dir"] == str(tmp_path / "run" / "members" / f"{number:03d}")
         assert found.fields["seed"] == 3 + number and found.fields["seeds"] == found.fields["processes"] == 1
@@ -185,10 +185,10 @@ def test_members_get_no_flag_that_does_nothing_in_them(
     monkeypatch.setattr(subprocesses, "run_all", lambda made, *_: commands.extend(made))
     words = [*flags.split(), "--run-dir", str(tmp_path)]
     assert main(["sweep", *words]) == 0
-    population = train.asked(words)
+    population = request.parse(words)
     assert population is not None
     for command, member in zip(commands, members(population.resolved()[0]), strict=True):
-        found = train.asked(command[4:])
+        found = request.parse(command[4:])
         assert found is not None
         assert found.fields.pop("quiet") and found.fields.pop("resume_or_start")
         assert found.resolved()[0].algorithm == member.config.algorithm

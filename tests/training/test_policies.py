@@ -21,7 +21,7 @@ from jaxrl_dist import Train, cli
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.commands import train as train_command
+from jaxrl_dist.commands import request
 from jaxrl_dist.commands.plot import plot
 from jaxrl_dist.config.values import varied
 from jaxrl_dist.envs.agents.groups import agents_of
@@ -427,7 +427,7 @@ def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: p
     again = runs.train(f"--config {run} --env team:Unlike", tmp_path / "again")
     assert runs.untimed(again) == runs.untimed(run)
     stored = ["--config", str(run), "--env", "team:Unlike"]
-    asked = train_command.asked([*stored, "--a.learning-rate", "0.5", "--no-a.normalize-observations"])
+    asked = request.parse([*stored, "--a.learning-rate", "0.5", "--no-a.normalize-observations"])
     assert asked is not None
     before = stored_config(run, env="team:Unlike").algorithm
     expected = varied(before, {"a.learning_rate": 0.5, "a.normalize_observations": False})

@@ -62,7 +62,8 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
     from jaxrl_dist.envs.contract import Stop
     from jaxrl_dist.envs.device import gymnax, libraries
     from jaxrl_dist.envs.host import gymnasium
-    from jaxrl_dist.envs.native import construct, is_team
+    from jaxrl_dist.envs.making import construct
+    from jaxrl_dist.envs.native import is_team
     from jaxrl_dist.envs.source import locate
 
     backend, name, _ = locate(env)

@@ -19,7 +19,8 @@ from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.base import Wrappers, awaited, parse_option, space_of
 from jaxrl_dist.envs.host import runners
 from jaxrl_dist.envs.host import worker as env_worker
-from jaxrl_dist.envs.native import Description, construct, creator, describe
+from jaxrl_dist.envs.making import construct, creator, describe
+from jaxrl_dist.envs.native import Description
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import EnvSpec

@@ -21,7 +21,8 @@ from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import records, runners
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.host.runners import Worker, process, warn_of_closing
-from jaxrl_dist.envs.native import NO_MASK, Mask, creator
+from jaxrl_dist.envs.making import creator
+from jaxrl_dist.envs.native import NO_MASK, Mask
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, Discrete, leaves, paths
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep

@@ -21,13 +21,12 @@ import numpy as np
 
 from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.host.records import Records, open_records
+from jaxrl_dist.envs.making import construct, describe
 from jaxrl_dist.envs.native import (
     NO_MASK,
     RESET,
     STEP,
     Mask,
-    construct,
-    describe,
     flag,
     named,
     named_spaces,
