@@ -86,12 +86,12 @@ def test_what_ends_with_its_parent_ends_in_order(tmp_path: pathlib.Path) -> None
     """Though the parent is killed; what it has started has a standard input of its own."""
     saved, member = tmp_path / "saved", tmp_path / "member.py"
     member.write_text(
-        "import os, pathlib, signal, sys, time; from jaxrl_dist.run import processes; processes.end_with_parent()\n"
+        "import os, pathlib, signal, sys, time; from jaxrl_dist.run import subprocesses; subprocesses.end_with_parent()\n"
         f"signal.signal(15, lambda *_: (pathlib.Path({str(saved)!r}).touch(), sys.exit(143)))\n"
         "assert not sys.stdin.read(); os.kill(os.getppid(), 9); [time.sleep(0.1) for _ in range(600)]"
     )
-    run = f"processes.run_all([[sys.executable, {str(member)!r}]], [pathlib.Path({str(tmp_path / 'log')!r})], 1, "
-    parent = python(f"import pathlib, sys; from jaxrl_dist.run import processes; {run} lambda: False, print, print)")
+    run = f"subprocesses.run_all([[sys.executable, {str(member)!r}]], [pathlib.Path({str(tmp_path / 'log')!r})], 1, "
+    parent = python(f"import pathlib, sys; from jaxrl_dist.run import subprocesses; {run} lambda: False, print, print)")
     assert subprocess.run(parent, env={**os.environ, "PYTHONPATH": str(runs.ROOT)}, timeout=60).returncode == -9
     deadline = time.monotonic() + 30
     while not saved.exists():
