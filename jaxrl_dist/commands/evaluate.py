@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.commands import find_modules, flags, help
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.settings.stored import stored_fields
 
@@ -62,7 +62,7 @@ def run(args: Sequence[str]) -> int:
     with display.live:
         how: dict[str, Any] = {"max_steps": asked.max_steps, "sampled": asked.sampled}
         result = policy.evaluate(asked.episodes, asked.seed, **how, progress=display.evaluating)
-    display.print(played(result.summary()))
+    display.console.print(visible(played(result.summary())))
     return 0
 
 

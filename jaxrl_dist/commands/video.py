@@ -8,7 +8,7 @@ from typing import Annotated
 
 from jaxrl_dist.checks import check_range
 from jaxrl_dist.commands import evaluate, flags, help
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, visible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,5 +42,5 @@ def run(args: Sequence[str]) -> int:
     with display.live:
         options = asked.episodes, asked.seed, asked.fps, asked.max_steps
         result, pictures = record(policy, asked.out, *options, sampled=asked.sampled, progress=display.evaluating)
-    display.print(f"{played(result.summary())}\nwrote {asked.out}: {pictures} pictures")
+    display.console.print(visible(f"{played(result.summary())}\nwrote {asked.out}: {pictures} pictures"))
     return 0

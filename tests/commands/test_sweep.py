@@ -86,7 +86,8 @@ def test_what_ends_with_its_parent_ends_in_order(tmp_path: pathlib.Path) -> None
     """Though the parent is killed; what it has started has a standard input of its own."""
     saved, member = tmp_path / "saved", tmp_path / "member.py"
     member.write_text(
-        "import os, pathlib, signal, sys, time; from jaxrl_dist.run import subprocesses; subprocesses.end_with_parent()\n"
+        "import os, pathlib, signal, sys, time\n"
+        "from jaxrl_dist.run import subprocesses\nsubprocesses.end_with_parent()\n"
         f"signal.signal(15, lambda *_: (pathlib.Path({str(saved)!r}).touch(), sys.exit(143)))\n"
         "assert not sys.stdin.read(); os.kill(os.getppid(), 9); [time.sleep(0.1) for _ in range(600)]"
     )
