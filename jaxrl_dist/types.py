@@ -170,8 +170,8 @@ class Context(NamedTuple):
     """Random keys, one for each environment ``[B]`` or example ``[N]``, and a single one for ``Algorithm.behaviour``;
     None: a policy acts greedily."""
     env_step: Array = 0.0
-    """The nominal number of env steps so far, a float32 scalar, for schedules: of all rollouts that the learner has taken,
-    resets included."""
+    """The nominal number of env steps so far, a float32 scalar, for schedules: of all rollouts that the learner has
+    taken, resets included."""
     target: PyTree = ()
     """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
 
