@@ -1,9 +1,9 @@
 """The vocabulary of the package, on one page.
 
 Axes: ``T`` steps of a rollout, ``B`` environments, ``N`` independent examples that a loss sees.
-Terms: one *env step* is one step of one environment, however many agents act in it; one *agent step* is one agent's
-transition, a valid row of the batch; one *update* is one gradient step; one *iteration* is one rollout and the updates
-made from it. Steps in which an environment resets are neither.
+Terms: one *env step* is one step of one environment, however many agents act in it, and one *agent step* one agent's
+transition, a row of the batch; a step that resets an environment is neither. One *update* is one gradient step, one
+*iteration* is one rollout and the updates made from it.
 """
 
 from __future__ import annotations
@@ -170,8 +170,7 @@ class Context(NamedTuple):
     """Random keys, one for each environment ``[B]`` or example ``[N]``, and a single one for ``Algorithm.behaviour``;
     None: a policy acts greedily."""
     env_step: Array = 0.0
-    """The nominal number of env steps so far, a float32 scalar, for schedules: of all rollouts that the learner has
-    taken, resets included."""
+    """The nominal env steps of all rollouts learned from, resets included; a float32 scalar, for schedules."""
     target: PyTree = ()
     """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
 
@@ -345,8 +344,7 @@ class Report:
     before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
     line already has, and for values that are not numbers."""
     agent_steps: int | None = None
-    """Transitions of all agents so far, counted exactly; None if each environment has one agent, or a team that counts
-    as one, whose agent steps are the env steps."""
+    """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
     members: tuple[Report, ...] = ()
     """For a population, the newest report of each member that has one. The population's own counts are sums, its
     metrics means over the members, and its variables those of the member with the highest return."""
