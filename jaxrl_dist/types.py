@@ -169,7 +169,7 @@ class Context(NamedTuple):
     """Random keys, one for each environment ``[B]`` or example ``[N]``, and a single one for ``Algorithm.behaviour``;
     None: a policy acts greedily."""
     env_step: Array = 0.0
-    """The nominal number of env steps so far, a float32 scalar, for schedules; resets count."""
+    """The nominal env steps of all rollouts learned from, resets included; a float32 scalar, for schedules."""
     target: PyTree = ()
     """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
 
@@ -344,7 +344,7 @@ class Report:
     before the next report is taken. Without a ``run_dir`` it does nothing. Raises ``ConfigError`` for names that the
     line already has, and for values that are not numbers."""
     agent_steps: int | None = None
-    """Transitions of all agents so far; None where they are the env steps: one agent, or a team that counts as one."""
+    """Transitions of all agents so far, counted exactly; None if environments have one agent, or one team."""
     members: tuple[Report, ...] = ()
     """For a population, the newest report of each member that has one. The population's counts are sums, its metrics
     means over the members that have not diverged, and its variables those of the member with the highest return."""

@@ -191,15 +191,9 @@ class RunFiles:
         if again and report.evaluation is None:
             return  # a resumed run had nothing left to do
         evaluation = {f"evaluation/{name}": value for name, value in (report.evaluation or {}).items()}
-        line = {
-            "env_steps": report.env_steps,
-            **_agent_steps(report),
-            "updates": report.updates,
-            "iteration": report.iteration,
-            "wall_time_s": report.wall_time_s,
-            **report.metrics,
-            **evaluation,
-        }
+        counts = {name: getattr(report, name) for name in ("env_steps", "agent_steps", "updates", "iteration")}
+        line = {name: count for name, count in counts.items() if count is not None}
+        line |= {"wall_time_s": report.wall_time_s, **report.metrics, **evaluation}
         self._add(report.iteration, line, evaluation if again else line, again)
 
     def log(self, iteration: int, values: Mapping[str, float | None]) -> None:
@@ -285,18 +279,17 @@ class RunFiles:
           OSError: the file cannot be written.
         """
         compile_seconds = last.metrics["time/compile_s"] or 0.0
-        restarts = last.metrics.get("async/restarts")
+        more = {"agent_steps": last.agent_steps, "restarts": last.metrics.get("async/restarts")}
         write_json(
             self.path / SUMMARY,
             {
                 "ended_by": last.ended_by,
                 "env_steps": last.env_steps,
-                **_agent_steps(last),
                 "updates": last.updates,
                 "wall_time_s": last.wall_time_s,
                 "compile_time_s": compile_seconds,
                 "env_steps_per_second": last.env_steps / max(last.wall_time_s - compile_seconds, 1e-9),
-                **({} if restarts is None else {"restarts": int(restarts)}),
+                **{name: int(count) for name, count in more.items() if count is not None},
                 "evaluation": last.evaluation,
             },
         )
@@ -309,11 +302,6 @@ class RunFiles:
         """
         with contextlib.closing(self._metrics), naming(self.path / METRICS):
             self._write()
-
-
-def _agent_steps(report: Report) -> dict[str, int]:
-    """Returns the count of agent steps by its name; with one agent, it would repeat the env steps, and is left out."""
-    return {} if report.agent_steps is None else {"agent_steps": report.agent_steps}
 
 
 def _number(name: str, value: Any) -> float | None:

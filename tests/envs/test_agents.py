@@ -160,7 +160,7 @@ def test_masks_and_the_state_are_parts_of_each_agent_s_observation() -> None:
     ],
 )
 def test_every_plan_takes_several_agents(plan: str, name: str) -> None:
-    memory = {"replay_capacity": 2048, "batch_size": 16, "learning_starts": 64, "replay_ratio": 1 / 32}
+    memory = {"replay_capacity": 2040, "batch_size": 16, "learning_starts": 64, "replay_ratio": 1 / 32}
     fields = {"ppo": {}, "dqn": memory}.get(name, {})
     sizes = {
         key: value for key, value in SIZES.items() if name == "ppo" or key not in ("num_minibatches", "num_epochs")
