@@ -59,9 +59,10 @@ def check(env: str, options: Mapping[str, str] = {}, timeout: float = 120.0) -> 
     Raises:
       ConfigError: no environment has this name and these options, or EnvPool provides it.
     """
-    from jaxrl_dist.commands.check_env.findings import Check, Findings, Stop
+    from jaxrl_dist.commands.check_env.findings import Check, Findings
     from jaxrl_dist.config import LIBRARIES
     from jaxrl_dist.envs import gymnasium, gymnax, libraries
+    from jaxrl_dist.envs.contract import Stop
     from jaxrl_dist.envs.native import construct, is_team
     from jaxrl_dist.envs.source import locate
 
