@@ -81,7 +81,7 @@ class Contract:
     def trace(self, doing: str, env: Any, function: Callable[..., Any], *args: Any) -> PyTree:
         """Returns the result of ``traced`` for a function of the environment."""
         result = self.call(doing, traced, function, *args)
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(list(getattr(env, "__dict__", {}).values()))):
+        if not of_library(type(env)) and any(map(_holds_tracer, getattr(env, "__dict__", {}).values())):
             text = f"{doing} keeps a traced value in the environment itself; all that changes belongs into the state"
             raise self.stop("tracer", text)
         return result
@@ -272,8 +272,14 @@ def _fits(new: Any, old: Any) -> bool:
     return bool(new == old or (both and new.kind == old.kind and np.can_cast(new, old)))
 
 
+def _holds_tracer(tree: Any) -> bool:
+    with contextlib.suppress(TypeError, ValueError):  # dicts whose keys have no order
+        return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return False
+
+
 def of_library(function: Any) -> bool:
-    """Returns whether a method is a library's: some of their spaces have other dtypes and shapes than observations."""
+    """Returns whether a method or class is a library's: some spaces have other dtypes and shapes than observations."""
     return str(getattr(function, "__module__", "")).partition(".")[0] in ("gymnax", _PACKAGE, *LIBRARIES)
 
 

@@ -113,6 +113,12 @@ def test_dtypes_that_those_of_the_reset_hold_are_allowed(repeat: int) -> None:
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
+def test_an_environment_may_hold_what_no_tree_of_jax_can() -> None:
+    env = broken.RightJAX()
+    env.table = {1: "one", "two": 2}  # type: ignore[attr-defined]
+    assert find(env).is_pure
+
+
 @pytest.mark.parametrize("env", ["gymnax:Catch-bsuite", "gymnax:FourRooms-misc", "gymnax:UmbrellaChain-bsuite"])
 def test_spaces_of_libraries_may_have_other_dtypes_than_their_observations(env: str) -> None:
     assert find(env).is_pure

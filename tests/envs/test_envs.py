@@ -195,10 +195,10 @@ COMPILED = {"Acrobot-v1", "MountainCarContinuous-v0", "DeepSea-bsuite", "Swimmer
 @pytest.mark.parametrize("env_id", OTHERS)
 def test_every_other_gymnax_environment_has_the_spaces_it_names(env_id: str) -> None:
     """Of what its reset and its step trace to, without compiling them."""
-    env = adapter.make(env_id, {})
-    actions = jnp.asarray(random_actions(env.spec.action, np.random.default_rng(0), 2))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(1), 2))
     with jax.numpy_rank_promotion("allow"):  # Swimmer needs it
+        env = adapter.make(env_id, {})
+        actions = jnp.asarray(random_actions(env.spec.action, np.random.default_rng(0), 2))
         state, first = jax.eval_shape(env.reset, keys)
         after, step, _ = jax.eval_shape(env.step, state, actions, keys)
     check_observation(first, env.spec, 2)
@@ -210,10 +210,10 @@ def test_every_other_gymnax_environment_has_the_spaces_it_names(env_id: str) -> 
     "env_id", [env_id if env_id in COMPILED else pytest.param(env_id, marks=pytest.mark.slow) for env_id in OTHERS]
 )
 def test_every_other_gymnax_environment_steps(env_id: str) -> None:
-    env = adapter.make(env_id, {})
-    actions = random_actions(env.spec.action, np.random.default_rng(0), 50, 2)
     keys = jax.random.split(jax.random.key(1), (50, 2))
     with jax.numpy_rank_promotion("allow"):  # Swimmer needs it
+        env = adapter.make(env_id, {})
+        actions = random_actions(env.spec.action, np.random.default_rng(0), 50, 2)
         _, _, steps = run_gymnax(env, actions, keys, keys[0])
     check_contract(unstack(steps), env.spec, 2)
 

@@ -56,8 +56,12 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     played = player.play(SEEDS[0], STEPS)
     check.steps = len(played) - 1
     check.ends(player.lengths, player.both)
+    _check_seeds(check, player, _Player(check, make(), mask), played)
+
+
+def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Step]) -> None:
+    """Checks that seeds decide what happens: ``twin`` plays what ``player`` has ``played``."""
     begun = player.reset(SEEDS[0])
-    twin = _Player(check, make(), mask)
     again = twin.play(SEEDS[0], min(len(played) - 1, 200))
     if not _same(played[0].obs, again[0].obs):
         check.fault("seed", "two environments with the same seed begin differently: reset ignores its seed")

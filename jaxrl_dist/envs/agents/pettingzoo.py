@@ -107,12 +107,13 @@ class Parallel(gymnasium.Env[Any, Any]):
         own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in self.env.agents}
         obs, rewards, terminated, truncated, infos = returned("step", self.env.step(own), RETURNED)
         listed = self._going()
+        flags = {"termination": terminated, "truncation": truncated}
         _check("step", listed, observation=obs)
-        _check("step", set(listed) & set(there), reward=rewards, termination=terminated, truncation=truncated)
-        flagged = {agent for agent in there if terminated.get(agent) or truncated.get(agent)}
+        _check("step", [agent for agent in listed if agent in there], reward=rewards, **flags)
+        flagged = [agent for agent in there if terminated.get(agent) or truncated.get(agent)]
         _check("step", flagged, reward=rewards)
-        _check("step", {agent for agent in flagged if not terminated.get(agent)}, observation=obs)
-        self._gone |= flagged
+        _check("step", [agent for agent in flagged if not terminated.get(agent)], observation=obs)
+        self._gone.update(flagged)
         going = self._going()
         unflagged = [agent for agent in there if agent not in going and agent not in self._gone]
         truncated = {**truncated, **dict.fromkeys(unflagged, True)}
