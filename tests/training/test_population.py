@@ -207,7 +207,6 @@ def test_damaged_results_are_not_half_read(tmp_path: pathlib.Path) -> None:
     assert [row.env_steps for row in read_rows(tmp_path, run.begun)] == [9, 9]
 
 
-@pytest.mark.filterwarnings("ignore:member 00. has ended")
 @pytest.mark.parametrize("name", ["members", "members/001"])
 def test_no_link_in_the_place_of_members_is_followed(name: str, tmp_path: pathlib.Path) -> None:
     run_dir, victim = tmp_path / "run", tmp_path / "victim"
@@ -226,6 +225,7 @@ def test_no_link_in_the_place_of_members_is_followed(name: str, tmp_path: pathli
             use()
 
 
+@pytest.mark.filterwarnings("ignore:member 00. has ended")
 def test_a_population_of_which_all_diverge_ends_with_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DivergedError, match=r"all 2 members have diverged; smaller values of --learning-rate may help"):
         list(jaxrl_dist.train(config(tmp_path / "run", seeds=2, vary={"learning_rate": "1e30"})))
