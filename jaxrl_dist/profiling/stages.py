@@ -147,7 +147,7 @@ def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part
         return _learner_parts(job, state, rollout, job.source.spec.frame_stack)
     parts: dict[str, Part] = {}
     for name, algorithm in job.algorithm.items():
-        if not isinstance(job.config.algorithm.parts[name].algorithm, Still):
+        if not isinstance(job.config.by_policy[name].algorithm, Still):
             own = job._replace(algorithm=algorithm), state_of(state, name), rollout[name]
             found = _learner_parts(*own, job.source.spec.policies[name].frame_stack)
             parts |= {f"{name}/{stage}": part for stage, part in found.items()}

@@ -113,7 +113,7 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     total = max(config.total_env_steps, LONG)
     config = dataclasses.replace(
         config,
-        algorithm=_learning_throughout(config.algorithm, total),
+        algorithm=_learning_throughout(config, total),
         total_env_steps=total,
         run_dir=None,
         tensorboard=False,
@@ -151,17 +151,16 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     )
 
 
-def _learning_throughout(algorithm: Any, total: int) -> Any:
-    """Returns hyperparameters, or those of several policies, that learn from the first env step to the last."""
-    policies = getattr(algorithm, "parts", None)
-    found = {"": algorithm} if policies is None else {f"{name}.": part.algorithm for name, part in policies.items()}
+def _learning_throughout(config: Train[Any], total: int) -> Any:
+    """Returns hyperparameters with which all policies learn from the first env step to the last."""
     changes = {}
-    for name, each in found.items():
-        if hasattr(each, "learning_starts"):
-            changes[f"{name}learning_starts"] = 0
-        if (steps := getattr(each, "learning_rate_steps", None)) is not None:
-            changes[f"{name}learning_rate_steps"] = max(steps, total)
-    return varied(algorithm, changes)
+    for policy, part in config.by_policy.items():
+        before = f"{policy}." if policy else ""
+        if hasattr(part.algorithm, "learning_starts"):
+            changes[f"{before}learning_starts"] = 0
+        if (steps := getattr(part.algorithm, "learning_rate_steps", None)) is not None:
+            changes[f"{before}learning_rate_steps"] = max(steps, total)
+    return varied(config.algorithm, changes)
 
 
 class _Timed(NamedTuple):

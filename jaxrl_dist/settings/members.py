@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config.synonyms import hint
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.config.values import from_text, varied
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_no_links
@@ -19,10 +19,9 @@ from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.settings.fixed_policies import Still
 from jaxrl_dist.settings.resolve import several, without_unused
 
-VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
+SHARED = ("num_envs", "rollout_length")
+VARIED = (*SHARED, *OWN)
 """Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
-SHARED, OWN = VARIED[:2], VARIED[2:]
-"""With several policies: the fields of the run, and those of each policy."""
 MAX_MEMBERS = 10_000
 
 
@@ -88,12 +87,16 @@ def kinds(config: Train[Any]) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(algorithm) if field.init]
         return {name: hints[name] for name in (*names, *fields)}
 
-    if not several(config.algorithm):
-        return of(config.algorithm, VARIED)
-    run = of(Still(), SHARED)
-    parts = {policy: part.algorithm for policy, part in config.algorithm.parts.items()}
-    trained = {policy: of(algorithm, OWN) for policy, algorithm in parts.items() if not isinstance(algorithm, Still)}
-    return run | {f"{policy}.{name}": kind for policy, own in trained.items() for name, kind in own.items()}
+    found = of(Still(), SHARED)
+    for policy, part in config.by_policy.items():
+        if not isinstance(part.algorithm, Still):
+            found |= {_named(policy, name): kind for name, kind in of(part.algorithm, OWN).items()}
+    return found
+
+
+def _named(policy: str, field: str) -> str:
+    """Returns the name of a field in ``--vary``; that of a single policy stands alone."""
+    return f"{policy}.{field}" if policy else field
 
 
 def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
@@ -125,8 +128,9 @@ def programs(population: Sequence[Member], hyper: Sequence[str]) -> list[list[in
     """Returns the members, by number, that one program can train: they differ in seeds and in ``hyper`` only."""
     groups: dict[str, list[int]] = {}
     for number, member in enumerate(population):
-        algorithm = member.config.algorithm
-        fields = member.values if several(algorithm) else {**member.values, **vars(algorithm)}
+        fields = dict(member.values)
+        for policy, part in member.config.by_policy.items():
+            fields |= {_named(policy, name): value for name, value in vars(part.algorithm).items()}
         fixed = {name: value for name, value in fields.items() if name not in hyper}
         groups.setdefault(repr(fixed), []).append(number)
     return list(groups.values())

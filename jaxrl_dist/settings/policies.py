@@ -9,17 +9,12 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_dist.algorithms import having, name_of
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import OWN
 from jaxrl_dist.errors import ConfigError
 
-if TYPE_CHECKING:
-    pass
-
-OWN = ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
-"""Fields of ``Train`` that each policy sets for itself; the others apply to the whole run."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -46,7 +41,7 @@ def label(algorithm: Any) -> str:
 
 @contextlib.contextmanager
 def naming(policy: str) -> Iterator[None]:
-    """Puts the policy's name before the message of an error, and into its flags: ``--hunter.replay-capacity``."""
+    """Puts the policy's name, if it has one, before an error's message and into its flags: ``--prey.batch-size``."""
 
     def named(found: re.Match[str]) -> str:
         field = found[2].replace("-", "_")
@@ -55,12 +50,7 @@ def naming(policy: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
+        if not policy:
+            raise
         flags = re.sub(r"--(no-|)([a-z][a-z0-9-]*)(?!\.?[\w-])", named, error.with_flags)
         raise ConfigError(f"policy {policy}: {flags}") from None
-
-
-def alone(config: Train[Any], policy: str) -> Train[Any]:
-    """Returns the config of one policy: the run's, with its own algorithm."""
-    part = config.algorithm.parts[policy]
-    own = {name: getattr(part, name) for name in OWN}
-    return dataclasses.replace(config, algorithm=part.algorithm, policies={}, **own)

@@ -27,7 +27,7 @@ from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still
 from jaxrl_dist.settings.members import Member, is_population, kinds, members, programs
-from jaxrl_dist.settings.policies import Policies, alone, naming
+from jaxrl_dist.settings.policies import naming
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
@@ -73,7 +73,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
 
 def _check_schedules(config: Train[Any]) -> None:
     """Warns if the run goes on after the step sizes of a policy have become zero."""
-    for part in config.algorithm.parts.values() if isinstance(config.algorithm, Policies) else (config,):
+    for part in config.by_policy.values():
         steps = getattr(part.algorithm, "learning_rate_steps", None)
         if steps is not None and steps < config.total_env_steps:
             text = (
@@ -106,8 +106,8 @@ def _run(config: Train[Any], job: Job) -> Run:
     if config.evaluation_policy == "sampled":
         check_samples(job.algorithm)
     elif config.evaluation_episodes:
-        parts = getattr(config.algorithm, "parts", {"": config}).values()
-        if any(not type(part.algorithm).__module__.startswith("jaxrl_dist.") for part in parts):  # ours are tested
+        modules = [type(part.algorithm).__module__ for part in config.by_policy.values()]
+        if not all(module.startswith("jaxrl_dist.") for module in modules):  # ours are tested
             check_greedy(job.algorithm, job.source.spec)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
@@ -185,8 +185,8 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
     Raises:
       ConfigError: the algorithm cannot handle the environment's spaces.
     """
-    if isinstance(config.algorithm, Policies):
-        return {name: _of_policy(config, name, spec) for name in config.algorithm.parts}
+    if hasattr(config.algorithm, "parts"):
+        return {name: _of_policy(config, name, spec) for name in config.by_policy}
     if isinstance(config.algorithm, Fixed):
         fixed = config.algorithm
         algorithm = fixed.of(*load_acting(fixed.run_dir, fixed.policy, spec))
@@ -225,10 +225,11 @@ def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algori
 
 def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
     with naming(policy):
-        kind = config.algorithm.parts[policy].algorithm
+        own = config.by_policy[policy]
+        kind = own.algorithm
         if isinstance(kind, Copy):
             return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
-        algorithm: Algorithm = make_algorithm(alone(config, policy), spec.policies[policy])
+        algorithm: Algorithm = make_algorithm(own, spec.policies[policy])
         if algorithm.episodic:
             name = algorithms.name_of(kind)
             raise ConfigError(f"{name} restarts all environments before each rollout; it works as the only policy")
@@ -241,15 +242,15 @@ def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
     Raises:
       ConfigError: there is no such policy, it does not train, or its spaces differ.
     """
-    if copy.policy not in config.algorithm.parts:
-        near = did_you_mean(copy.policy, config.algorithm.parts)
+    kinds = {name: part.algorithm for name, part in config.by_policy.items()}
+    if copy.policy not in kinds:
+        near = did_you_mean(copy.policy, kinds)
         raise ConfigError(f"it is a copy of {copy.policy}, and there is no such policy{near}")
-    if isinstance(config.algorithm.parts[copy.policy].algorithm, Still):
+    if isinstance(kinds[copy.policy], Still):
         raise ConfigError(f"it is a copy of {copy.policy}, which does not train")
     if not plans.PLANS[str(config.plan)].copies:
         raise ConfigError(f"it is a copy of {copy.policy}, and under --plan {config.plan} none waits for another")
-    others = [part.algorithm for part in config.algorithm.parts.values()]
-    pools = sum(isinstance(other, Copy) and other.policy == copy.policy and other.size > 1 for other in others)
+    pools = sum(isinstance(kind, Copy) and kind.policy == copy.policy and kind.size > 1 for kind in kinds.values())
     if pools > 1:
         raise ConfigError(f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents")
     other = spec.policies[copy.policy]
@@ -296,8 +297,8 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     if config.init_from is None:
         return None
     found = weights.load(config.init_from, variable_shapes(algorithm), config.init_parts)
-    parts = {name: part.algorithm for name, part in getattr(config.algorithm, "parts", {}).items()}
-    copies = {name: kind.policy for name, kind in parts.items() if isinstance(kind, Copy)}
+    kinds = {name: part.algorithm for name, part in config.by_policy.items()}
+    copies = {name: kind.policy for name, kind in kinds.items() if isinstance(kind, Copy)}
     return weights.with_copies(found, copies) if copies else found
 
 
@@ -327,8 +328,7 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
-    parts = getattr(config.algorithm, "parts", {"": config})
-    names = {policy: algorithms.name_of(part.algorithm) for policy, part in parts.items()}
+    names = {policy: algorithms.name_of(part.algorithm) for policy, part in config.by_policy.items()}
     return plans.pool_options(config, algorithm, names, devices, on_host=not source.is_pure)
 
 
