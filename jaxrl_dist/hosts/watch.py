@@ -1,8 +1,8 @@
 """A thread in each process that tells the others that the process is alive, and ends it once another one is lost.
 
 A process that waits in a device collective cannot be woken, so once another process is lost or has failed, the thread
-prints one line and ends the whole process. It learns this from the key-value store of JAX's coordination service, and
-from the service's heartbeats, which notice the end of process 0.
+prints one line and ends the whole process. It learns this from the key-value store of JAX's coordination service;
+jaxlib's client notices the end of process 0.
 """
 
 from __future__ import annotations
