@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxrl_dist.config.launch import Launch
 from jaxrl_dist.errors import ConfigError, ProcessError, say
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.hosts.config import Launch
 from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")
