@@ -172,4 +172,4 @@ def _command(args: Sequence[str], config: Train[Any], member: Member) -> list[st
         if name not in unused:
             switch = flag(name) if value else "--no-" + flag(name)[2:]
             kept += [switch] if isinstance(value, bool) else [flag(name), str(value)]
-    return [sys.executable, "-m", "jaxrl_dist.cli", "train", *kept, "--resume-or-start"]
+    return [sys.executable, "-P", "-m", "jaxrl_dist.cli", "train", *kept, "--resume-or-start"]

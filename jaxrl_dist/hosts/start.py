@@ -98,10 +98,9 @@ def listens_at(coordinator: str) -> str | None:
       ConfigError: the port is in use.
     """
     host, port = _split(coordinator)
-    try:
-        version: int = 4 if host == "localhost" else ipaddress.ip_address(host).version
-    except ValueError:
-        version = 0
+    version = 4 if host == "localhost" else 0
+    with contextlib.suppress(ValueError):
+        version = ipaddress.ip_address(host).version
     for name in (host, "") if version else ("",):
         with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that has ended here leaves no trace
@@ -201,14 +200,10 @@ def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) ->
         if state.client is None:
             continue
         if state.process_id:
-            try:
-                socket.create_connection(_split(state.coordinator_address), 1.0).close()
-                reached = True
-            except ConnectionRefusedError:
-                if reached:
-                    raise ProcessError("process 0 is lost: it has ended before all processes had joined") from None
-            except OSError:  # it may come
-                pass
+            listens = _listens(state.coordinator_address)
+            if reached and listens is False:
+                raise ProcessError("process 0 is lost: it has ended before all processes had joined")
+            reached = reached or listens is True
         others = f"the others of {state.num_processes} processes"
         if state.process_id and not reached:
             others = f"process 0 at {state.coordinator_address}"
@@ -219,13 +214,22 @@ def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) ->
             say(f"waiting for {others}, for at most {JOIN_SECONDS} s")
 
 
+def _listens(address: str) -> bool | None:
+    """Returns whether a process listens at an address; None: that cannot be known."""
+    try:
+        socket.create_connection(_split(address), 1.0).close()
+    except OSError as error:
+        return False if isinstance(error, ConnectionRefusedError) else None
+    return True
+
+
 def _unjoined(why: str) -> ConfigError:
     return ConfigError(f"the processes of the run cannot be joined: {why}")
 
 
 def _ended(*status: object) -> None:
     if _watch is not None:
-        _watch.service_ended()
+        _watch.terminated()
     else:
         say("error: another process is lost before the run has begun")
     os._exit(1)
@@ -240,6 +244,7 @@ def _join(launch: Launch) -> None:
     global _watch
     here, count, client = jax.process_index(), jax.process_count(), global_state.client
     _watch = found = Watch(client, here, count, launch.lost_process_timeout)
+    found.gone = lambda: _listens(str(global_state.coordinator_address)) is False
     peers.join(peers.World(client, here, count, launch.lost_process_timeout, lambda: found.problem))
     atexit.register(_part)
     peers.gather(None, "the start")

@@ -1,8 +1,8 @@
 """A thread in each process that tells the others that the process is alive, and ends it once another one is lost.
 
 A process that waits in a device collective cannot be woken, so once another process is lost or has failed, the thread
-prints one line and ends the whole process. It learns this from the key-value store of JAX's coordination service, and
-from the service's heartbeats, which notice the end of process 0.
+prints one line and ends the whole process. It learns this from the key-value store of JAX's coordination service;
+jaxlib's client notices the end of process 0.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Watch:
         """Starts the threads; ``timeout`` is ``Launch.lost_process_timeout``."""
         self.advice: Callable[[], str] = lambda: ""
         """Returns advice for the user once a process is lost, such as a command to run."""
+        self.gone: Callable[[], bool] = lambda: False
+        """Returns whether process 0 is known to have ended."""
         self.asked: Callable[[], int] = lambda: 0
         """Returns the number of the signal that asks this process to end the run; 0: none."""
         self.signal = 0
@@ -69,7 +71,9 @@ class Watch:
         """
         until = time.monotonic() + self._timeout + 4 * SECONDS
         while self.problem is None and time.monotonic() < until:
-            time.sleep(SECONDS)
+            if self._index and self.gone():
+                self.lost(0)
+            time.sleep(SECONDS / 5)
         return self.problem
 
     def leave(self, code: int) -> None:
@@ -97,8 +101,8 @@ class Watch:
             if thread is not threading.current_thread():
                 thread.join(self._timeout)
 
-    def lost(self, process: int | None) -> None:
-        """Ends this process because another one is lost; None: nobody knows which."""
+    def lost(self, process: int) -> None:
+        """Ends this process because another one is lost; its own number: nobody knows which."""
         with self._ending:  # the first to come says the line, and the others wait for the end
             if self._stopping.is_set():
                 return
@@ -106,19 +110,21 @@ class Watch:
             text = f"process {process} is lost: it has not answered for {self._timeout:g} s"
             if process == 0 and time.monotonic() - self._answered < self._timeout:
                 text = "process 0 is lost"
-            if process is None:
-                text = "JAX has ended the run: a process is lost, or another one has the same --process"
+            if process == self._index:
+                text = "a library has failed: another process may be lost, or have the same --process"
             advice = ""
             with contextlib.suppress(Exception):  # such as that no thread can be started
                 advice = self.advice()
             say(f"error: {text}{advice and '; '}{advice}")
             os._exit(1)
 
-    def service_ended(self) -> None:
-        """Ends this process because the coordination service has ended, or has itself missed heartbeats."""
-        stale = max(self._since, key=lambda other: (time.monotonic() - self._since[other][0], -other), default=0)
-        gone = time.monotonic() - self._since[stale][0] > self._timeout / 2
-        self.lost(stale if gone else None if self._index == 0 else 0)
+    def terminated(self) -> None:
+        """Ends this process, of which a thread of jaxlib or gloo has failed, once it is known which process is lost."""
+        if self._stopping.is_set():
+            return
+        if self.wait() is None:
+            self.lost(self._index)
+        time.sleep(2 * GRACE_SECONDS)  # in which the main thread ends this process, or ``_run`` does
 
     def _tell(self) -> None:
         with self._telling:
@@ -173,8 +179,8 @@ def end(code: int) -> None:
 def on_terminate(function: Callable[[], None]) -> Any:
     """Calls a function where C++ would end the process with ``std::terminate``; returns what must be kept alive.
 
-    jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end the process. If
-    the C++ library cannot be found, the process ends with C++'s own message.
+    jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end the process. So do
+    threads of gloo once a process is lost. If the C++ library cannot be found, the process ends with its own message.
     """
     kept = ctypes.CFUNCTYPE(None)(function)
     with contextlib.suppress(OSError, AttributeError):

@@ -14,6 +14,8 @@ from jaxrl_dist.errors import ConfigError
 
 OLDEST = (0, 17)
 """Oldest version of jax2onnx that supports the operations of a policy."""
+INSTALL = "`pip install 'jaxrl-dist[onnx]'`, then `pip install --upgrade --no-deps jax2onnx`"
+"""Its own bounds exclude the versions of Orbax that this package needs; it works with them."""
 
 
 def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[str], outputs: list[str]) -> bytes:
@@ -25,19 +27,17 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
       inputs, outputs: names of the arguments and results.
 
     Raises:
-      ConfigError: the package jax2onnx is not installed.
+      ConfigError: jax2onnx, or what it needs, is not installed.
       Exception: it cannot convert the function.
     """
     try:
         there = importlib.metadata.version("jax2onnx")
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(
-            "--format onnx needs a package that is not installed: pip install 'jaxrl-dist[onnx]'"
-        ) from None
-    if tuple(map(int, there.split(".")[:2])) < OLDEST:
-        least = ".".join(map(str, OLDEST))
-        raise ConfigError(f"--format onnx needs jax2onnx {least}, and {there} is installed: pip install -U jax2onnx")
-    import jax2onnx
+        if tuple(map(int, there.split(".")[:2])) < OLDEST:
+            least = ".".join(map(str, OLDEST))
+            raise ConfigError(f"--format onnx needs jax2onnx {least}, and {there} is installed: {INSTALL}")
+        import jax2onnx
+    except ImportError as error:
+        raise ConfigError(f"--format onnx needs {error.name}, which is not installed: {INSTALL}") from None
 
     model = jax2onnx.to_onnx(_inlined(function), specs, model_name="policy", input_names=inputs, output_names=outputs)
     content: bytes = model.SerializeToString()

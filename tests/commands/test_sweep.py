@@ -162,8 +162,8 @@ def test_members_get_the_flags_that_are_theirs(
     assert main(["sweep", *words]) == 0
     assert len(commands) == 2
     for number, words in enumerate(commands):
-        assert words[1:4] == ["-m", "jaxrl_dist.cli", "train"]
-        found = request.parse(words[4:])
+        assert words[1:5] == ["-P", "-m", "jaxrl_dist.cli", "train"]
+        found = request.parse(words[5:])
         assert found is not None and found.fields.pop("resume_or_start")
         assert found.fields["run_dir"] == str(tmp_path / "run" / "members" / f"{number:03d}")
         assert found.fields["seed"] == 3 + number and found.fields["seeds"] == found.fields["processes"] == 1
@@ -189,7 +189,7 @@ def test_members_get_no_flag_that_does_nothing_in_them(
     population = request.parse(words)
     assert population is not None
     for command, member in zip(commands, members(population.resolved()[0]), strict=True):
-        found = request.parse(command[4:])
+        found = request.parse(command[5:])
         assert found is not None
         assert found.fields.pop("quiet") and found.fields.pop("resume_or_start")
         assert found.resolved()[0].algorithm == member.config.algorithm

@@ -397,20 +397,28 @@ def test_a_process_that_is_silent_is_lost(ended: list[int], capsys: pytest.Captu
     assert capsys.readouterr().err == text
 
 
-def test_when_the_coordination_service_ends_process_0_is_lost_to_the_others(
-    ended: list[int], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "number, gone, closed, error",
+    [
+        (1, True, [], "process 0 is lost"),  # at once
+        (0, False, [1], "process 1 is lost: it has not answered for 0.5 s"),
+        (0, False, [], "a library has failed: another process may be lost, or have the same --process"),
+    ],
+)
+def test_a_library_that_fails_ends_the_process(
+    number: int, gone: bool, closed: list[int], error: str, ended: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Once it is known who is lost, if anybody is: gloo's threads fail then, and jaxlib's if it is process 0."""
     store = Store()
-    watches = [watching.Watch(store, number, 2, 30.0) for number in range(2)]
+    watches = [watching.Watch(store, each, 2, 0.5) for each in range(2)]
+    watches[number].gone = lambda: gone
+    for other in closed:
+        watches[other].close()
+    threading.Thread(target=watches[number].terminated, daemon=True).start()
+    until(lambda: bool(ended))
     for watch in watches:
-        with pytest.raises(Left):
-            watch.service_ended()
         watch.close()
-    assert ended == [1, 1]
-    assert capsys.readouterr().err.splitlines() == [
-        "jaxrl-dist: error: JAX has ended the run: a process is lost, or another one has the same --process",
-        "jaxrl-dist: error: process 0 is lost",
-    ]
+    assert ended == [1] and capsys.readouterr().err == f"jaxrl-dist: error: {error}\n"
 
 
 def test_a_process_that_has_ended_in_order_is_lost_to_a_run_alone(ended: list[int]) -> None:

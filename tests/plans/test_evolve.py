@@ -17,6 +17,7 @@ from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.plans.evolve import Hyper, Selection, halving, pbt, perturbed
 from jaxrl_dist.run.atomic_files import read_json, write_json
+from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config, to_json
 from jaxrl_dist.training import population
 from jaxrl_dist.training.population import PopulationRun
@@ -177,6 +178,14 @@ def test_a_resumed_run_of_an_earlier_version_keeps_its_interval(tmp_path: pathli
         prepare_resume(config(tmp_path, **asked), tmp_path, {})  # as `--resume-or-start` does
     next(jaxrl_dist.resume(tmp_path, total_env_steps=100_000))
     assert read_json(tmp_path / "config.json")["run"]["evolve_interval"] == 640 // 20
+
+
+def test_a_stored_interval_ends_with_its_selection() -> None:
+    """As in `train --config RUN --evolve None`, where only the file names an interval."""
+    fields = {"env": "CartPole-v1", "seeds": 2, "evolve": None, "evolve_interval": 20_000}
+    assert resolved(Train("ppo"), fields, ["evolve_interval"])[0].evolve_interval is None
+    with pytest.raises(ConfigError, match="evolve_interval does nothing without evolve"):
+        resolved(Train("ppo"), fields)
 
 
 @pytest.mark.parametrize("evolve", ["pbt", "halving"])

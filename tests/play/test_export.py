@@ -195,13 +195,20 @@ def test_random_actions_need_a_key_and_are_not_exported(tmp_path: Path) -> None:
         export(policy, tmp_path / "policy", batch=2)
 
 
-def test_without_a_jax2onnx_that_works_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_jax2onnx_that_works_a_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "jax2onnx.py").write_text("raise ModuleNotFoundError(name='onnx_ir')")  # as without what it needs
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "jax2onnx", raising=False)
+
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
     for version, message in (
-        (missing, "not installed: pip install 'jaxrl-dist[onnx]'"),
-        (lambda name: "0.9.1", "needs jax2onnx 0.17, and 0.9.1 is installed: pip install -U jax2onnx"),
+        (missing, f"format onnx needs jax2onnx, which is not installed: {onnx.INSTALL}"),
+        (lambda name: "0.17.1", f"format onnx needs onnx_ir, which is not installed: {onnx.INSTALL}"),
+        (lambda name: "0.9.1", f"needs jax2onnx 0.17, and 0.9.1 is installed: {onnx.INSTALL}"),
     ):
         monkeypatch.setattr(onnx.importlib.metadata, "version", version)
         with pytest.raises(jaxrl_dist.ConfigError, match=re.escape(message)):
