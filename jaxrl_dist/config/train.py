@@ -119,8 +119,6 @@ if TYPE_CHECKING:
 else:
     PlanName = Literal[tuple(PLANS)]
 
-OWN = ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
-"""Fields of ``Train`` that each policy sets for itself; the others apply to the whole run."""
 CONFIG_FILE = "config.json"
 """File of a run directory that holds its config."""
 
@@ -252,18 +250,6 @@ class Train(Named, Launch, Generic[Config]):
     """If an environment fails: end the run, or recreate its actor's environments and continue."""
     max_restarts: int = 100
     """Restarts allowed for each actor; the next failure ends the run."""
-
-    @property
-    def by_policy(self) -> dict[str, Train[Any]]:
-        """The config of each policy: the run's, with its own algorithm; a single one has the name ``""``."""
-        if not hasattr(self.algorithm, "parts"):
-            return {"": self}
-        return {
-            name: dataclasses.replace(
-                self, algorithm=part.algorithm, policies={}, **{field: getattr(part, field) for field in OWN}
-            )
-            for name, part in self.algorithm.parts.items()
-        }
 
     @classmethod
     def unknown(cls, name: str, known: list[str]) -> str:

@@ -26,6 +26,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.profiling import costs
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.fixed_policies import Still
+from jaxrl_dist.settings.policies import by_policy
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
 ONE, BATCH, TIME, ROLLOUT = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH, meshes.ROLLOUT
@@ -147,7 +148,7 @@ def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part
         return _learner_parts(job, state, rollout, job.source.spec.frame_stack)
     parts: dict[str, Part] = {}
     for name, algorithm in job.algorithm.items():
-        if not isinstance(job.config.by_policy[name].algorithm, Still):
+        if not isinstance(by_policy(job.config)[name].algorithm, Still):
             own = job._replace(algorithm=algorithm), state_of(state, name), rollout[name]
             found = _learner_parts(*own, job.source.spec.policies[name].frame_stack)
             parts |= {f"{name}/{stage}": part for stage, part in found.items()}

@@ -28,7 +28,7 @@ from jaxrl_dist.plans import PLANS
 from jaxrl_dist.profiling import stages as parts
 from jaxrl_dist.run.atomic_files import replacing
 from jaxrl_dist.settings.members import is_population
-from jaxrl_dist.settings.policies import label
+from jaxrl_dist.settings.policies import by_policy, label
 from jaxrl_dist.training import setup
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Report
@@ -154,7 +154,7 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
 def _learning_throughout(config: Train[Any], total: int) -> Any:
     """Returns hyperparameters with which all policies learn from the first env step to the last."""
     changes = {}
-    for policy, part in config.by_policy.items():
+    for policy, part in by_policy(config).items():
         before = f"{policy}." if policy else ""
         if hasattr(part.algorithm, "learning_starts"):
             changes[f"{before}learning_starts"] = 0

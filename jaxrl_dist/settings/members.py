@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, get_type_hints
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config.synonyms import hint
-from jaxrl_dist.config.train import OWN, Train
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import from_text, varied
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.settings.fixed_policies import Still
+from jaxrl_dist.settings.policies import OWN, by_policy
 from jaxrl_dist.settings.resolve import several, without_unused
 
 SHARED = ("num_envs", "rollout_length")
@@ -88,7 +89,7 @@ def kinds(config: Train[Any]) -> dict[str, Any]:
         return {name: hints[name] for name in (*names, *fields)}
 
     found = of(Still(), SHARED)
-    for policy, part in config.by_policy.items():
+    for policy, part in by_policy(config).items():
         if not isinstance(part.algorithm, Still):
             found |= {_named(policy, name): kind for name, kind in of(part.algorithm, OWN).items()}
     return found
@@ -129,7 +130,7 @@ def programs(population: Sequence[Member], hyper: Sequence[str]) -> list[list[in
     groups: dict[str, list[int]] = {}
     for number, member in enumerate(population):
         fields = dict(member.values)
-        for policy, part in member.config.by_policy.items():
+        for policy, part in by_policy(member.config).items():
             fields |= {_named(policy, name): value for name, value in vars(part.algorithm).items()}
         fixed = {name: value for name, value in fields.items() if name not in hyper}
         groups.setdefault(repr(fixed), []).append(number)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_dist.algorithms import having, name_of
-from jaxrl_dist.config.train import OWN
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 
+OWN = ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
+"""Fields of ``Train`` that each policy sets for itself; the others apply to the whole run."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -30,6 +32,17 @@ class Policies:
         for name, part in self.parts.items():
             with naming(name):
                 getattr(part.algorithm, "validate", lambda: None)()
+
+
+def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
+    """Returns the config of each policy: the run's, with its own algorithm; a single policy has the name ``""``."""
+    if not isinstance(config.algorithm, Policies):
+        return {"": config}
+    found = {}
+    for name, part in config.algorithm.parts.items():
+        own = {field: getattr(part, field) for field in OWN}
+        found[name] = dataclasses.replace(config, algorithm=part.algorithm, policies={}, **own)
+    return found
 
 
 def label(algorithm: Any) -> str:

@@ -13,11 +13,11 @@ from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class, published
 from jaxrl_dist.checks import did_you_mean, divisor_below, flag, shown
 from jaxrl_dist.config.synonyms import hint
-from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
+from jaxrl_dist.config.train import RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.config.values import plain
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still, still
-from jaxrl_dist.settings.policies import NAME, Policies, naming
+from jaxrl_dist.settings.policies import NAME, OWN, Policies, by_policy, naming
 from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def find_env(config: Train[Any]) -> EnvSource:
     from jaxrl_dist.plans.devices import reserve_memory
 
     reserve_memory(config.mem_fraction)
-    parts = config.by_policy
+    parts = by_policy(config)
     joint = tuple(name for name in parts if _acts_as_one(name, parts, config.env))
     seen = config.frame_stack, config.action_repeat, config.time_limit, config.hide
     wrappers = Wrappers(*seen, config.policies, joint, config.agent_ids, config.info_metrics)
@@ -298,7 +298,7 @@ def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[T
     }
     config = dataclasses.replace(asked, algorithm=Policies(whole), **sizes).checked()
     for name, (part, own) in parts.items():
-        alike = rounded(config.by_policy[name], part, own, source.spec.policies[name])
+        alike = rounded(by_policy(config)[name], part, own, source.spec.policies[name])
         whole[name] = dataclasses.replace(whole[name], algorithm=alike.algorithm)
         sizes["num_actors"] = alike.num_actors
     return dataclasses.replace(config, algorithm=Policies(whole), **sizes), source

@@ -18,23 +18,13 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config.launch import NAMES as LAUNCH
-from jaxrl_dist.config.train import (
-    CONFIG_FILE,
-    LIBRARIES,
-    OBJECT,
-    OWN,
-    RUN_DEFAULTS,
-    Train,
-    env_name,
-    named_env,
-    split_env,
-)
+from jaxrl_dist.config.train import CONFIG_FILE, LIBRARIES, OBJECT, RUN_DEFAULTS, Train, env_name, named_env, split_env
 from jaxrl_dist.config.values import plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.atomic_files import read_json
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.settings.fixed_policies import STILL, Copy
-from jaxrl_dist.settings.policies import Policies, naming
+from jaxrl_dist.settings.policies import OWN, Policies, by_policy, naming
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
@@ -307,7 +297,7 @@ def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any
     Raises:
       ConfigError: the run has no such policy, or has several, and none is named.
     """
-    known, name = config.by_policy, policy or ""
+    known, name = by_policy(config), policy or ""
     if name not in known:
         there = "it has one policy, which needs no name" if "" in known else f"it has the policies {', '.join(known)}"
         raise ConfigError(f"{run_dir}: {f'no policy {name}' if name else 'which policy?'}; {there}")

@@ -19,7 +19,7 @@ from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.fixed_policies import Copy
-from jaxrl_dist.settings.policies import naming
+from jaxrl_dist.settings.policies import by_policy, naming
 from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, Learner, Replay, Rollout
 
 
@@ -38,9 +38,9 @@ def make_learner(
         learners = {}
         for name in algorithm:
             with naming(name):
-                own = config.by_policy[name], algorithm[name], spec.policies[name]
+                own = by_policy(config)[name], algorithm[name], spec.policies[name]
                 learners[name] = make_learner(*own, devices, members)
-        kinds = {name: part.algorithm for name, part in config.by_policy.items()}
+        kinds = {name: part.algorithm for name, part in by_policy(config).items()}
         rows = {name: own.num_agents for name, own in spec.policies.items()}
         copies = {
             name: Copies(kind.policy, kind.every, kind.size, (rows[kind.policy], rows[name]))
@@ -74,7 +74,7 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
     if isinstance(algorithm, dict):
         for name in algorithm:
             with naming(name):
-                check_sizes(config.by_policy[name], algorithm[name], spec.policies[name], num_devices)
+                check_sizes(by_policy(config)[name], algorithm[name], spec.policies[name], num_devices)
         return
     if algorithm.replay is not None and algorithm.window is None:
         raise ConfigError("an algorithm with replay needs windows of a fixed length, such as window=1 for transitions")

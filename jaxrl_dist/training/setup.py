@@ -27,7 +27,7 @@ from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still
 from jaxrl_dist.settings.members import Member, is_population, kinds, members, programs
-from jaxrl_dist.settings.policies import naming
+from jaxrl_dist.settings.policies import by_policy, naming
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
@@ -73,7 +73,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
 
 def _check_schedules(config: Train[Any]) -> None:
     """Warns if the run goes on after the step sizes of a policy have become zero."""
-    for part in config.by_policy.values():
+    for part in by_policy(config).values():
         steps = getattr(part.algorithm, "learning_rate_steps", None)
         if steps is not None and steps < config.total_env_steps:
             text = (
@@ -106,7 +106,7 @@ def _run(config: Train[Any], job: Job) -> Run:
     if config.evaluation_policy == "sampled":
         check_samples(job.algorithm)
     elif config.evaluation_episodes:
-        modules = [type(part.algorithm).__module__ for part in config.by_policy.values()]
+        modules = [type(part.algorithm).__module__ for part in by_policy(config).values()]
         if not all(module.startswith("jaxrl_dist.") for module in modules):  # ours are tested
             check_greedy(job.algorithm, job.source.spec)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
@@ -186,7 +186,7 @@ def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
       ConfigError: the algorithm cannot handle the environment's spaces.
     """
     if hasattr(config.algorithm, "parts"):
-        return {name: _of_policy(config, name, spec) for name in config.by_policy}
+        return {name: _of_policy(config, name, spec) for name in by_policy(config)}
     if isinstance(config.algorithm, Fixed):
         fixed = config.algorithm
         algorithm = fixed.of(*load_acting(fixed.run_dir, fixed.policy, spec))
@@ -225,7 +225,7 @@ def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algori
 
 def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
     with naming(policy):
-        own = config.by_policy[policy]
+        own = by_policy(config)[policy]
         kind = own.algorithm
         if isinstance(kind, Copy):
             return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
@@ -242,7 +242,7 @@ def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
     Raises:
       ConfigError: there is no such policy, it does not train, or its spaces differ.
     """
-    kinds = {name: part.algorithm for name, part in config.by_policy.items()}
+    kinds = {name: part.algorithm for name, part in by_policy(config).items()}
     if copy.policy not in kinds:
         near = did_you_mean(copy.policy, kinds)
         raise ConfigError(f"it is a copy of {copy.policy}, and there is no such policy{near}")
@@ -297,7 +297,7 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     if config.init_from is None:
         return None
     found = weights.load(config.init_from, variable_shapes(algorithm), config.init_parts)
-    kinds = {name: part.algorithm for name, part in config.by_policy.items()}
+    kinds = {name: part.algorithm for name, part in by_policy(config).items()}
     copies = {name: kind.policy for name, kind in kinds.items() if isinstance(kind, Copy)}
     return weights.with_copies(found, copies) if copies else found
 
@@ -328,7 +328,7 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
-    names = {policy: algorithms.name_of(part.algorithm) for policy, part in config.by_policy.items()}
+    names = {policy: algorithms.name_of(part.algorithm) for policy, part in by_policy(config).items()}
     return plans.pool_options(config, algorithm, names, devices, on_host=not source.is_pure)
 
 
