@@ -22,7 +22,7 @@ PyTree = Any
 Array = Any
 """A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
 Algorithms = Any
-"""An ``Algorithm``; with several policies in one environment, a dict keyed by policy."""
+"""The ``Algorithm`` of each policy in an environment, a dict keyed by policy; a single policy has the name ``""``."""
 Acted = tuple[PyTree, PyTree, PyTree]
 """Output of a policy: action, core, and extras, which are stored with the action."""
 
@@ -54,6 +54,19 @@ class EnvSpec:
     """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns them."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """The spec of each of several policies; then the spaces above are dicts keyed by policy. Empty: one policy."""
+
+    @property
+    def by_policy(self) -> Mapping[str, EnvSpec]:
+        """The spec of each policy; a single one has the name ``""``."""
+        return self.policies or {"": self}
+
+    def keyed(self, tree: PyTree) -> Any:
+        """Returns what the environment takes or returns as a dict keyed by policy: with one, it has no names itself."""
+        return tree if self.policies else {"": tree}
+
+    def bare(self, tree: Mapping[str, PyTree]) -> Any:
+        """The inverse of ``keyed``: what environments, reports and files have."""
+        return tree if self.policies else tree[""]
 
 
 # --- Experience ---------------------------------------------------------------------------------------
@@ -296,7 +309,7 @@ class Learner(NamedTuple):
     midway: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
     parts: tuple[tuple[str, Learner], ...] = ()
-    """The name and learner of each of several policies."""
+    """The name and learner of each policy; empty for the learner of one of them."""
 
 
 # --- Reports ------------------------------------------------------------------------------------------

@@ -302,9 +302,8 @@ class RestartingEnv:
             step = Timestep(obs, zero, terminated=none, truncated=none, valid=none)
             return step, no_episodes(rows, self.spec.info_metrics)
 
-        stepped: tuple[Timestep, EpisodeStats]
-        stepped = over_policies(begun, 2)(self.spec.policies or self.spec, self.reset())
-        return stepped
+        step, ended = over_policies(begun, 2)(self.spec.by_policy, self.spec.keyed(self.reset()))
+        return self.spec.bare(step), self.spec.bare(ended)
 
     def _forgive(self, error: Exception) -> None:
         """Counts a restart.

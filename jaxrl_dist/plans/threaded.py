@@ -21,7 +21,6 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_priority
-from jaxrl_dist.mesh import by_policy
 from jaxrl_dist.plans import report as reports
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.devices import check_evenly, numbered
@@ -31,13 +30,13 @@ from jaxrl_dist.types import Algorithms, PyTree, Report, Rollout, TrainState
 
 
 def replays(algorithm: Algorithms) -> bool:
-    """Returns whether an algorithm, or any of several policies, replays experience."""
-    return any(each.replay is not None for each in by_policy(algorithm).values())
+    """Returns whether any policy replays experience."""
+    return any(each.replay is not None for each in algorithm.values())
 
 
 def prioritizes(algorithm: Algorithms) -> bool:
-    """Returns whether an algorithm, or any of several policies, replays experience by priority."""
-    return any(each.replay and each.replay.priority_exponent is not None for each in by_policy(algorithm).values())
+    """Returns whether any policy replays experience by priority."""
+    return any(each.replay and each.replay.priority_exponent is not None for each in algorithm.values())
 
 
 def content_specs(algorithm: Algorithms) -> list[Any]:
@@ -127,18 +126,13 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
 
 
 def prioritize(job: Job, on: Mesh) -> Deliver:
-    """Returns a function that computes the initial priorities of a rollout's windows on the device that acted.
+    """Returns a function that computes, on the device that acted, the initial priorities of a rollout's windows.
 
-    With several policies, it returns a dict of the policies that need priorities.
+    They are those of the policies that need priorities.
     """
     stream = rng.stream(job.session_seed, rng.Stream.PRIORITIZE)
     keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
-    programs = {
-        name: compile_priority(each, on) for name, each in by_policy(job.algorithm).items() if prioritizes(each)
-    }
-    if not isinstance(job.algorithm, dict):
-        (program,) = programs.values()
-        return lambda snapshot, rollout, number: program(snapshot.state, rollout, keys, number)
+    programs = {name: compile_priority(each, on) for name, each in job.algorithm.items() if prioritizes({name: each})}
 
     def priorities(snapshot: Snapshot, rollouts: Any, number: np.int32) -> PyTree:
         return {
@@ -296,7 +290,7 @@ class Tally(reports.HostInterval):
             **{f"async/lag/{lag}": float(count) for lag, count in sorted(lags.items())},
             **self.counts(),
             "async/restarts": float(restarts),
-            **({f"{name}/updates": float(count) for name, count in made.items()} if isinstance(made, dict) else {}),
+            **{f"{name}/updates": float(count) for name, count in made.items() if name},
             "async/learner_idle": seconds.get("waiting", 0.0) / max(sum(seconds.values()), 1e-9),
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }

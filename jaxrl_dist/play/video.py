@@ -65,8 +65,10 @@ def record(
             pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
 
     sampled = policy.samples(sampled)
-    evaluator = Evaluator(policy.algorithm, policy.source, episodes * spec.num_agents, seed, max_steps, sampled=sampled)
-    played = evaluator.play(policy.variables, progress, watch=watch)
+    evaluator = Evaluator(
+        policy.algorithms, policy.source, episodes * spec.num_agents, seed, max_steps, sampled=sampled
+    )
+    played = evaluator.play(spec.keyed(policy.variables), progress, watch=watch)
     assert played is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)
     with replacing(out) as partial:

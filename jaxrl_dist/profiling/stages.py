@@ -85,10 +85,10 @@ def _host_rollout(job: Job, state: TrainState) -> Rollout:
 def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree) -> Part:
     """Steps the environments with the actions of a rollout, and stores what they return."""
     packed = packing.pays_on(job.mesh.devices.flat[0])
-    actions = over_policies(lambda rollout: rollout.action)(rollout)
+    actions = env.spec.bare(over_policies(lambda rollout: rollout.action)(rollout))
 
     def step_all(state: PyTree, actions: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
-        rows = num_rows(job.algorithm, jax.tree.map(lambda x: x[0], actions))
+        rows = num_rows(env.spec.keyed(jax.tree.map(lambda x: x[0], actions)))
         keys = rng.per_step(key, step_numbers(jnp.int32(0), job.rollout_length), meshes.global_index(rows))
 
         def step(state: PyTree, now: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[Timestep, EpisodeStats]]:
@@ -106,7 +106,8 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
 
     def replayed(state: PyTree, action: PyTree, keys: jax.Array) -> Any:
         del action, keys
-        return over_policies(of_policy, 3)(state)
+        state, *stepped = over_policies(of_policy, 3)(state)
+        return state, *map(env.spec.bare, stepped)
 
     def of_policy(state: tuple[PyTree, jax.Array]) -> tuple[PyTree, Timestep, EpisodeStats]:
         observations, now = state  # [B, T + 1, ...], [B]
@@ -143,15 +144,13 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
 
 
 def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part]:
-    """Returns the stages of the learner, or of each policy that trains."""
-    if not isinstance(job.algorithm, dict):
-        return _learner_parts(job, state, rollout, job.source.spec.frame_stack)
+    """Returns the stages of each policy that trains."""
     parts: dict[str, Part] = {}
     for name, algorithm in job.algorithm.items():
         if not isinstance(by_policy(job.config)[name].algorithm, Still):
             own = job._replace(algorithm=algorithm), state_of(state, name), rollout[name]
-            found = _learner_parts(*own, job.source.spec.policies[name].frame_stack)
-            parts |= {f"{name}/{stage}": part for stage, part in found.items()}
+            found = _learner_parts(*own, job.source.spec.by_policy[name].frame_stack)
+            parts |= {f"{name}/{stage}" if name else stage: part for stage, part in found.items()}
     return parts
 
 

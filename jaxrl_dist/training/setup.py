@@ -173,23 +173,24 @@ def _traced(population: Sequence[Member], source: EnvSource) -> list[str]:
 
 
 def variable_shapes(algorithm: Algorithms) -> Any:
-    """Returns the shapes and dtypes of an algorithm's variables; with several policies, a dict keyed by policy."""
+    """Returns the shapes and dtypes of each policy's variables."""
     return meshes.over_policies(lambda each: jax.eval_shape(each.init, jax.random.key(0)))(algorithm)
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
-    """Returns the algorithm of a resolved config, wrapped as the fields of the run ask; see ``algorithms.wrappers``.
-
-    With several policies, it is a dict keyed by policy.
+    """Returns the algorithm of each policy of a resolved config.
 
     Raises:
-      ConfigError: the algorithm cannot handle the environment's spaces.
+      ConfigError: an algorithm cannot handle the environment's spaces.
     """
-    if hasattr(config.algorithm, "parts"):
-        return {name: _of_policy(config, name, spec) for name in by_policy(config)}
+    return {name: _of_policy(config, name, spec) for name in by_policy(config)}
+
+
+def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
+    """Returns the algorithm of a policy, wrapped as the fields of the run ask; see ``algorithms.wrappers``."""
     if isinstance(config.algorithm, Fixed):
         fixed = config.algorithm
-        algorithm = fixed.of(*load_acting(fixed.run_dir, fixed.policy, spec))
+        algorithm: Algorithm = fixed.of(*load_acting(fixed.run_dir, fixed.policy, spec))
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
@@ -219,8 +220,9 @@ def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algori
       ConfigError: there is no such run or policy, it has other spaces, or its files are damaged.
     """
     config = acting_config(run_dir, policy, f"{spec.backend}:{spec.id}")
-    algorithm: Algorithm = make_algorithm(config, spec)
-    return algorithm, checkpoint.load_variables(run_dir, variable_shapes(algorithm), policy)
+    algorithm = _wrapped(config, spec)
+    (shapes,) = variable_shapes({"": algorithm}).values()
+    return algorithm, checkpoint.load_variables(run_dir, shapes, policy)
 
 
 def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
@@ -229,8 +231,8 @@ def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
         kind = own.algorithm
         if isinstance(kind, Copy):
             return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
-        algorithm: Algorithm = make_algorithm(own, spec.policies[policy])
-        if algorithm.episodic:
+        algorithm = _wrapped(own, spec.by_policy[policy])
+        if algorithm.episodic and len(by_policy(config)) > 1:
             name = algorithms.name_of(kind)
             raise ConfigError(f"{name} restarts all environments before each rollout; it works as the only policy")
     return algorithm

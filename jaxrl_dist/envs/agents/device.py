@@ -74,7 +74,6 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
         spec = of_policies({policy: group.spec for policy, group in groups.items()})
     else:
         spec = groups[""].spec
-    tree: Any = groups if wrappers.policies else groups[""]
 
     def in_rows(tree: Mapping[Any, jax.Array], agents: Sequence[Any] = agents) -> PyTree:
         return jax.tree.map(lambda *parts: _flat(jnp.stack(parts, axis=1)), *(tree[agent] for agent in agents))
@@ -101,7 +100,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
         return each.reshape(-1)
 
     def observe(obs: Mapping[Any, PyTree], state: PyTree) -> PyTree:
-        """Returns the agents' observations, ``[B * k, ...]``; with several policies, a dict keyed by policy."""
+        """Returns the observations of each policy's agents, ``[B * k, ...]``."""
 
         def of_group(group: Group) -> PyTree:
             seen, extra = named(group.native_obs, in_rows(obs, group.agents)), {}
@@ -120,7 +119,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
                 return seen
             return {**in_parts(seen), **extra}
 
-        return mesh.over_policies(of_group)(tree)
+        return spec.bare(mesh.over_policies(of_group)(groups))
 
     def actions_of(group: Group, action: PyTree) -> dict[Any, PyTree]:
         chosen, size = clipped(group.spec.action, action), len(group.agents)
@@ -142,7 +141,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
 
     def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys[::rows])
-        chosen = {"": action} if not wrappers.policies else action
+        chosen = spec.keyed(action)
         actions = {
             agent: own for policy, group in groups.items() for agent, own in actions_of(group, chosen[policy]).items()
         }
@@ -160,7 +159,8 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
                 return rows_where(jnp.repeat(ended, group.rows), new, old)
 
             seen, env_state = reset_all(keys)
-            return mesh.over_policies(of_group)(tree, seen, stepped[0]), rows_where(ended, env_state, stepped[1])
+            rows = mesh.over_policies(of_group)(groups, spec.keyed(seen), spec.keyed(stepped[0]))
+            return spec.bare(rows), rows_where(ended, env_state, stepped[1])
 
         seen, env_state = restarted(started, keys[:, 1], state.ended, stepped)
         steps = jnp.where(state.ended, 0, state.steps + 1)
@@ -190,7 +190,8 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
             step = Timestep(seen, reward.mean(axis=1), over & ~cut, cut, there.any(axis=1))
             return step, ended_episodes(over, *total)
 
-        return new, *mesh.over_policies(of_group, outputs=2)(tree, seen)
+        stepped, ended = map(spec.bare, mesh.over_policies(of_group, outputs=2)(groups, spec.keyed(seen)))
+        return new, stepped, ended
 
     return DeviceEnv(spec, reset, step, own_render(env))
 

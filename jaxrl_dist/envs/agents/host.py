@@ -146,7 +146,6 @@ class Rows:
         """``env`` has the spec ``team.whole``."""
         self.spec, self.num_envs = team.spec, env.num_envs * team.spec.num_agents
         self._env, self._team = env, team
-        self._groups = dict(team.groups) if team.spec.policies else team.groups[""]
         self._begin()
 
     def _begin(self) -> None:
@@ -156,10 +155,10 @@ class Rows:
     def reset(self) -> PyTree:
         obs = self._env.reset()
         self._begin()
-        return over_policies(lambda group: self._seen(group, obs))(self._groups)
+        return self.spec.bare(over_policies(lambda group: self._seen(group, obs))(self._team.groups))
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
-        chosen, joint = action if self.spec.policies else {"": action}, {}
+        chosen, joint = self.spec.keyed(action), {}
         for policy, group in self._team.groups.items():
             for at, agent in enumerate(group.agents):
                 own = slice(at, None, len(group.agents))
@@ -186,8 +185,8 @@ class Rows:
             episodes = self._episodes[group.agents[0]].add(paid, flags[2], flags[0] | flags[1])
             return Timestep(self._seen(group, step.obs), paid, *flags), episodes
 
-        stepped: tuple[Timestep, EpisodeStats] = over_policies(of_group, 2)(self._groups)
-        return stepped
+        stepped, ended = over_policies(of_group, 2)(self._team.groups)
+        return self.spec.bare(stepped), self.spec.bare(ended)
 
     def render(self, index: int) -> np.ndarray:
         return self._env.render(index // self.spec.num_agents)
