@@ -132,6 +132,10 @@ class Rollout(NamedTuple):
         return self.env_major()
 
 
+Rollouts = Mapping[str, Rollout]
+"""The experience of each policy."""
+
+
 def swap_axes(tree: PyTree) -> PyTree:
     """Swaps the first two axes of all arrays: ``[T, B, ...]`` to ``[B, T, ...]``, or back."""
     import jax

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -39,12 +40,10 @@ from jaxrl_dist.types import (
     EpisodeStats,
     PyTree,
     Rollout,
+    Rollouts,
     Variables,
     swap_axes,
 )
-
-Rollouts = dict[str, Rollout]
-"""The experience of each policy."""
 
 
 class ActorState(NamedTuple):
@@ -124,7 +123,7 @@ def make_rollout(
             return actor, over_policies(Rollout.env_major)(experience), swap_axes(episodes)
 
         index = first + mesh.global_index(num_envs)
-        each = over_policies(lambda *policy: num_parts(*policy, num_envs))(algorithm, variables)
+        each = over_policies(partial(num_parts, num_envs=num_envs))(algorithm, variables)
         parts = max(each.values()) if len(each) == 1 else 1
         if parts == 1:
             actor, experience, episodes = of_envs(actor, index)

@@ -163,13 +163,14 @@ class Evaluator:
 
         @jax.jit
         def learn_outcome(
-            hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: Timestep
+            hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: PyTree
         ) -> PyTree:
-            def of_policy(algorithm: Algorithm, stacks: PyTree, step: Timestep, *others: PyTree) -> PyTree:
+            def seen(stacks: PyTree, step: Timestep) -> Timestep:
                 _, obs = frames.push(stacks, step.obs)  # stacks are discarded: ``act`` pushes this frame itself
-                return after_step(algorithm, *others, step._replace(obs=obs))
+                return step._replace(obs=obs)
 
-            return over_policies(of_policy)(variant(hyper), stacks, step, core, start, action)
+            step = over_policies(seen)(stacks, step)
+            return over_policies(after_step)(variant(hyper), core, start, action, step)
 
         self._act, self._learn_outcome = act, learn_outcome
         if source.pure is not None and episodes:

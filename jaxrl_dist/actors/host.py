@@ -15,7 +15,7 @@ from jaxrl_dist.actors.programs import Programs
 from jaxrl_dist.actors.step import Stages, blank_stacks, count_steps, initial_core, row_slices
 from jaxrl_dist.envs.base import HostEnv, Share
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Rollouts, Timestep, Variables
 
 
 class HostActor:
@@ -51,7 +51,7 @@ class HostActor:
         self._length = rollout_length
         self._programs = programs
         self._lead = (len(members),) if members else ()
-        self._obs, self._action = env.spec.keyed(env.reset()), {}
+        self._obs, self._action = env.spec.keyed(env.reset()), dict[str, PyTree]()
         share = share or Share.all(env.num_envs // max(1, len(members)))
         rows = row_slices(env.spec, env.num_envs)
         self._outcome = {name: np.zeros((4, own.stop - own.start), np.float32) for name, own in rows.items()}
@@ -75,7 +75,7 @@ class HostActor:
 
     def rollout(
         self, variables: Variables, iteration: Array, env_step: jax.Array, *who: PyTree
-    ) -> tuple[Rollout, EpisodeStats, np.ndarray]:
+    ) -> tuple[Rollouts, PyTree, np.ndarray]:
         """Steps the environments ``rollout_length`` times with one set of variables.
 
         Args:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -27,7 +27,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithms, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, TrainState, Variables
+from jaxrl_dist.types import Algorithms, Array, EnvSpec, EpisodeStats, PyTree, Rollouts, Timestep, TrainState, Variables
 
 
 class Snapshot(NamedTuple):
@@ -92,7 +92,7 @@ class Sample(NamedTuple):
     actor: int
     version: int  # of the policy that acted
     content: PyTree  # the result of the actor's ``Deliver``
-    episodes: EpisodeStats  # of the episodes that ended in the rollout
+    episodes: Mapping[str, EpisodeStats]  # of each policy's episodes that ended in the rollout
     steps: np.ndarray  # [2], the rollout's env steps and agent steps
 
 
@@ -101,14 +101,14 @@ class Actor(Protocol):
 
     def rollout(
         self, variables: Variables, iteration: Array, env_step: jax.Array
-    ) -> tuple[Rollout, EpisodeStats, np.ndarray]:
+    ) -> tuple[Rollouts, PyTree, np.ndarray]:
         """As ``HostActor.rollout``."""
 
     def close(self) -> None:
         """Ends the environments."""
 
 
-Deliver = Callable[[Snapshot, Rollout, np.int32], PyTree]
+Deliver = Callable[[Snapshot, Rollouts, np.int32], PyTree]
 """``(snapshot, rollout, number) -> content``: processes a rollout before the actor sends it; no other rollout has that
 ``number``."""
 

@@ -28,7 +28,7 @@ from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.threaded import Tally
-from jaxrl_dist.types import Algorithm, PyTree, Report
+from jaxrl_dist.types import Algorithm, PyTree, Report, Rollouts
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
@@ -97,7 +97,7 @@ def differentiate(job: Job, on: Mesh) -> Deliver:
     gradient = compile_gradient(algorithm, on)
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
-    def deliver(snapshot: Snapshot, rollouts: Any, number: np.int32) -> PyTree:
+    def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
         own = state_of(snapshot.state, ""), rollouts[""]
         return meshes.put(gradient(*own, key, number), job.mesh, meshes.REPLICATED)
 

@@ -174,7 +174,9 @@ def updates_of(state: TrainState) -> Any:
     return jax.tree.map(int, state.updates)
 
 
-def of_all(steps: np.ndarray, episodes: EpisodeStats) -> list[tuple[np.ndarray, EpisodeStats]]:
+def of_all(
+    steps: np.ndarray, episodes: Mapping[str, EpisodeStats]
+) -> list[tuple[np.ndarray, Mapping[str, EpisodeStats]]]:
     """Returns the env steps and agent steps, ``[2]``, and the finished episodes of one rollout per process."""
     values, structure = jax.tree.flatten(episodes)
     here = [steps.tolist(), [value.tolist() for value in values]]

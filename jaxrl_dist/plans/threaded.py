@@ -26,7 +26,7 @@ from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.devices import check_evenly, numbered
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import updates_of
-from jaxrl_dist.types import Algorithms, PyTree, Report, Rollout, TrainState
+from jaxrl_dist.types import Algorithms, PyTree, Report, Rollouts, TrainState
 
 
 def replays(algorithm: Algorithms) -> bool:
@@ -118,7 +118,7 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
     """
     shardings = meshes.shardings(home, specs)
 
-    def send(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> list[PyTree]:
+    def send(snapshot: Snapshot, rollout: Rollouts, number: np.int32) -> list[PyTree]:
         extra = [] if priority is None else [priority(snapshot, rollout, number)]
         return [jax.device_put(x, where) for x, where in zip([rollout, *extra], shardings, strict=True)]
 
@@ -134,7 +134,7 @@ def prioritize(job: Job, on: Mesh) -> Deliver:
     keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
     programs = {name: compile_priority(each, on) for name, each in job.algorithm.items() if prioritizes({name: each})}
 
-    def priorities(snapshot: Snapshot, rollouts: Any, number: np.int32) -> PyTree:
+    def priorities(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
         return {
             name: program(state_of(snapshot.state, name), rollouts[name], keys[name], number)
             for name, program in programs.items()

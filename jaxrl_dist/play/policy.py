@@ -33,8 +33,8 @@ class Policy:
     def __init__(self, config: Train[Any], source: EnvSource, variables: Any) -> None:
         self.config = config
         self.source = source
-        self.algorithms = make_algorithm(config, source.spec)
-        self.algorithm, self.variables = source.spec.bare(self.algorithms), variables
+        self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
+        self.variables = variables
         self._act = jax.jit(self._choose)
 
     def __repr__(self) -> str:
@@ -129,7 +129,7 @@ class Policy:
         """
         self.check_plays()
         assert self.config.num_envs is not None, "the preset has it"
-        what = self.algorithms, self.source.spec.keyed(self.variables), self.source, episodes, seed
+        what: Any = *map(self.source.spec.keyed, (self.algorithm, self.variables)), self.source, episodes, seed
         how: dict[str, Any] = {"max_steps": max_steps, "num_envs": self.config.num_envs}
         return evaluate(*what, **how, sampled=self.samples(sampled), progress=progress)
 

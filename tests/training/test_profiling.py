@@ -50,7 +50,8 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
     run = setup.prepare(*resolved(Train(name, env="gymnax:CartPole-v1"), {**sizes, **own}))
     assert isinstance(run, Run)
     job = run.job
-    made = parts.make_parts(job._replace(algorithm=drowsy(job.algorithm, nap), source=DrowsySource(job.source, nap)))
+    algorithm = {"": drowsy(job.algorithm[""], nap)}
+    made = parts.make_parts(job._replace(algorithm=algorithm, source=DrowsySource(job.source, nap)))
     for part in made.values():
         jax.block_until_ready(part.run())
     for stage in naps:
