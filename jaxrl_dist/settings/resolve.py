@@ -13,11 +13,11 @@ from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class, published
 from jaxrl_dist.checks import did_you_mean, divisor_below, flag, shown
 from jaxrl_dist.config.synonyms import hint
-from jaxrl_dist.config.train import RUN_DEFAULTS, Train, named_env
+from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.config.values import plain
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still, still
-from jaxrl_dist.settings.policies import NAME, OWN, Policies, alone, naming
+from jaxrl_dist.settings.policies import NAME, Policies, alone, naming
 from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def _asked(config: Train[Any], value: Any) -> tuple[Train[Any], dict[str, Any]]:
     own = {name: value for name, value in fields.items() if name not in OWN}
     seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
     if issubclass(kind, Still):
-        seen = {"normalize_observations": False, "scale_rewards": False, "clip_rewards": None, "ema_steps": 0}
+        seen = {name: RUN_DEFAULTS.get(name) for name in OWN}
     part = dataclasses.replace(config, algorithm=without_preset(algorithm, own), policies={}, **seen).checked()
     own = {name: getattr(part.algorithm, name) for name in own}
     return dataclasses.replace(part, algorithm=algorithm if by_name else part.algorithm), own
