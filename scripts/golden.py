@@ -206,7 +206,7 @@ ppo gymnax:CartPole-v1 8 PPO --normalize-observations MORE
 dqn gymnax:CartPole-v1 1 DQN --priority-exponent 0.6 --n-step 3 MORE
 r2d2 gymnax:CartPole-v1 1 r2d2 --batch-size 16 --burn-in 1 --sequence-length 3 --n-step 2 --learning-starts 32 MORE
 host gymnasium:CartPole-v1 1 a2c --plan synchronous MORE
-seeds gymnax:CartPole-v1 8 PPO --seeds 3 --evaluation-interval 128 MORE
+seeds gymnax:CartPole-v1 8 PPO --seeds 4 --evaluation-interval 128 MORE
 vary gymnax:CartPole-v1 1 DQN --vary learning-rate=1e-3,1e-4 n-step=1,2 MORE
 vary-host envpool:CartPole-v1 1 PPO --vary learning-rate=1e-3,1e-4
 seeds-in-turn gymnax:CartPole-v1 1 impala --plan asynchronous --lockstep --seeds 2

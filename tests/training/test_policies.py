@@ -160,6 +160,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     rest = list(jaxrl_dist.resume(tmp_path / "run", env=team.Unlike()))
     assert len(first) + len(rest) == len(reports)
     assert timeless(rest[-1]) == timeless(reports[-1]) and rest[-1].evaluation == reports[-1].evaluation
+    assert (rest[-1].env_steps, rest[-1].agent_steps) == (reports[-1].env_steps, reports[-1].agent_steps)
     jax.tree.map(np.testing.assert_array_equal, rest[-1].checkpoint().state, checkpoint.state)
     assert checkpoint.state.updates["c"] == 0
 
