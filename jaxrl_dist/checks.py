@@ -61,7 +61,8 @@ def check_range(
         for x in value if isinstance(value, tuple) else (value,):
             if x is None:
                 continue
-            if not isinstance(x, Integral if whole else Real):
+            kind: Any = Integral if whole else Real
+            if not isinstance(x, kind):
                 raise ConfigError(f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}")
             most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
             bounds = [

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config.train import GROUPS, PRESET, RUN_DEFAULTS
+from jaxrl_dist.config.train import GROUPS, RUN_DEFAULTS
 from jaxrl_dist.config.values import alternatives, marks_of
 
 COMMON = ("learning_rate", "discount", "hidden_sizes")
@@ -62,7 +62,7 @@ def defaults_of(kind: Any) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(kind):
         given = field.default_factory() if callable(field.default_factory) else field.default
-        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is PRESET else given
+        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is None else given
     return found
 
 

@@ -48,6 +48,8 @@ class Marks(NamedTuple):
     """Whether members of a population may differ in it."""
     of_machine: bool = False
     """Whether it names devices of this machine."""
+    needs_actors: bool = False
+    """Whether it does nothing under plans without actor threads."""
     group: str | None = None
     """The group that help shows it in; None: that of its class."""
 

@@ -195,8 +195,8 @@ def find_env(config: Train[Any]) -> EnvSource:
     reserve_memory(config.mem_fraction)
     parts = getattr(config.algorithm, "parts", {"": config})
     joint = tuple(name for name in parts if _acts_as_one(name, parts, config.env))
-    seen = config.frame_stack, config.action_repeat, config.time_limit, config.hide
-    wrappers = Wrappers(*seen, config.policies, joint, config.agent_ids, config.info_metrics)
+    fields = {name: getattr(config, name) for name in Wrappers._fields if name != "joint"}
+    wrappers = Wrappers(**fields, joint=joint)
     how = config.atari_preset, config.env_workers, config.env_timeout
     return find(config.env, config.env_options, *how, wrappers)
 
