@@ -174,7 +174,7 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for kind, env in EXAMPLES.items():
-        config = resolve.resolve(jaxrl_dist.Train(name, env=env), source_of(env))
+        config, _ = resolve.filled(resolve.given(jaxrl_dist.Train(name, env=env)), source_of(env))
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:

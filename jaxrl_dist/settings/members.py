@@ -17,7 +17,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.settings.fixed_policies import Still
-from jaxrl_dist.settings.resolve import several, without_unused
+from jaxrl_dist.settings.resolve import checked, several
 
 MAX_MEMBERS = 10_000
 
@@ -69,9 +69,8 @@ def members(config: Train[Any]) -> list[Member]:
         if config.run_dir is not None:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
         algorithm = varied(config.algorithm, own)
-        if not several(algorithm):
-            algorithm = without_unused(algorithm, [name for name in own if len(asked[name]) > 1])
-        made.append(Member(dataclasses.replace(config, algorithm=algorithm, **run).checked(), values))
+        kept = [name for name in own if several(algorithm) or len(asked[name]) > 1]
+        made.append(Member(checked(dataclasses.replace(config, algorithm=algorithm, **run), kept), values))
     return made
 
 
