@@ -127,21 +127,14 @@ class Rollout(NamedTuple):
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
 
-    def time_major(self) -> Rollout:
-        """The inverse of ``env_major``."""
-        return self.env_major()
-
-
-Rollouts = Mapping[str, Rollout]
-"""The experience of each policy."""
+    time_major = env_major  # its own inverse
 
 
 def swap_axes(tree: PyTree) -> PyTree:
     """Swaps the first two axes of all arrays: ``[T, B, ...]`` to ``[B, T, ...]``, or back."""
     import jax
-    import jax.numpy as jnp
 
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
+    return jax.tree.map(lambda x: x.swapaxes(0, 1), tree)
 
 
 class EpisodeStats(NamedTuple):
@@ -183,8 +176,7 @@ class Context(NamedTuple):
     """Further inputs that a policy, a postprocessor or a loss may use, besides the variables and its data."""
 
     keys: Array = None
-    """Random keys, one for each environment ``[B]`` or example ``[N]``, and a single one for ``Algorithm.behaviour``;
-    None: a policy acts greedily."""
+    """Random keys, one for each environment ``[B]`` or example ``[N]``, one for ``behaviour``; None: act greedily."""
     env_step: Array = 0.0
     """The nominal env steps of all rollouts learned from, resets included; a float32 scalar, for schedules."""
     target: PyTree = ()
@@ -196,12 +188,6 @@ class Aux(NamedTuple):
 
     metrics: Mapping[str, jax.Array]
     priority: jax.Array | None = None  # [N] float32, at least 0, for prioritised replay
-
-
-def no_core(num_envs: int) -> PyTree:
-    """Returns (), the core of a policy without state."""
-    del num_envs
-    return ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,8 +227,7 @@ class Algorithm:
     ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to ``variables.params``. The
     mask is bool, or holds weights, which count as constants."""
     optimizer: optax.GradientTransformation
-    """Its ``update`` also gets ``env_step``, as in ``Context``, and ``updates_done``, the number of updates before this
-    one, if it takes extra arguments."""
+    """Its ``update`` also gets ``env_step``, as in ``Context``, and ``updates_done`` before, if it takes more."""
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None
@@ -262,10 +247,9 @@ class Algorithm:
     """``(params) -> target``; default: no target."""
 
     observe: Callable[[Variables, Rollout, Context], PyTree] = lambda variables, rollout, context: variables.stats
-    """``(variables, rollout, context) -> stats`` after each rollout, without keys; sums over devices by
-    ``mesh.global_sum``; default: keep."""
+    """``(variables, rollout, context) -> stats`` after each rollout; sums are ``mesh.global_sum``; default: keep."""
 
-    initial_core: Callable[[int], PyTree] = no_core
+    initial_core: Callable[[int], PyTree] = lambda num_envs: ()
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = lambda core, action, step: core
     """``(core, action, step) -> core``: stores a step's outcome in the policy state; default: stores nothing."""
@@ -306,8 +290,7 @@ class Learner(NamedTuple):
     """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional fourth argument ``[T, B]``
     gives the priorities of the windows that end with each step."""
     relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
-    """``(state, key) -> (state, metrics)``: one more iteration's updates from experience that the memory holds already;
-    None without a memory."""
+    """``(state, key) -> (state, metrics)``: an iteration's updates from what the memory holds; None without one."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
     midway: Callable[[PyTree], PyTree] = lambda memory: memory

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.actors.step import (
+    Rollouts,
     Stages,
     act,
     after_step,
@@ -40,7 +41,6 @@ from jaxrl_dist.types import (
     EpisodeStats,
     PyTree,
     Rollout,
-    Rollouts,
     Variables,
     swap_axes,
 )

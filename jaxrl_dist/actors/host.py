@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.programs import Programs
-from jaxrl_dist.actors.step import Stages, blank_stacks, count_steps, initial_core, row_slices
+from jaxrl_dist.actors.step import Rollouts, Stages, blank_stacks, count_steps, initial_core, row_slices
 from jaxrl_dist.envs.base import HostEnv, Share
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Rollouts, Timestep, Variables
+from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Timestep, Variables
 
 
 class HostActor:

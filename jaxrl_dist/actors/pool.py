@@ -19,7 +19,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.actors.step import Rollouts, Stages
 from jaxrl_dist.checks import counted
 from jaxrl_dist.envs.base import HostEnv, Share
 from jaxrl_dist.envs.episodes import no_episodes
@@ -27,7 +27,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithms, Array, EnvSpec, EpisodeStats, PyTree, Rollouts, Timestep, TrainState, Variables
+from jaxrl_dist.types import Algorithms, Array, EnvSpec, EpisodeStats, PyTree, Timestep, TrainState, Variables
 
 
 class Snapshot(NamedTuple):

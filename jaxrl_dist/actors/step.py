@@ -32,6 +32,9 @@ from jaxrl_dist.types import (
     Variables,
 )
 
+Rollouts = Mapping[str, Rollout]
+"""The experience of each policy."""
+
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:
     """The context of ``Algorithm.behaviour`` for the rollout ``iteration``."""

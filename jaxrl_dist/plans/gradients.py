@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxrl_dist import flow, rng
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Snapshot
-from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.actors.step import Rollouts, Stages
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
@@ -28,7 +28,7 @@ from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.threaded import Tally
-from jaxrl_dist.types import Algorithm, PyTree, Report, Rollouts
+from jaxrl_dist.types import Algorithm, PyTree, Report
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, PoolOptions, Sample, Snapshot
-from jaxrl_dist.actors.step import Stages, keys_of
+from jaxrl_dist.actors.step import Rollouts, Stages, keys_of
 from jaxrl_dist.checks import check_divides, flag, parse_devices
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
@@ -26,7 +26,7 @@ from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.devices import check_evenly, numbered
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import updates_of
-from jaxrl_dist.types import Algorithms, PyTree, Report, Rollouts, TrainState
+from jaxrl_dist.types import Algorithms, PyTree, Report, TrainState
 
 
 def replays(algorithm: Algorithms) -> bool:

@@ -15,7 +15,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import num_rows, step_numbers
+from jaxrl_dist.actors.step import Rollouts, num_rows, step_numbers
 from jaxrl_dist.envs.base import DeviceEnv, Share
 from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.learners import off_policy, on_policy, sgd
@@ -71,7 +71,7 @@ def make_parts(job: Job) -> dict[str, Part]:
     }
 
 
-def _host_rollout(job: Job, state: TrainState) -> Rollout:
+def _host_rollout(job: Job, state: TrainState) -> Rollouts:
     """Fills a rollout from environments on the host."""
     with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
         programs = compile_acting(job.algorithm, job.source.spec, job.mesh, job.rollout_length, job.key(Stream.ACT))

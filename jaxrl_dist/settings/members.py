@@ -11,18 +11,15 @@ from typing import Any, NamedTuple, get_type_hints
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config.synonyms import hint
-from jaxrl_dist.config.train import Train
-from jaxrl_dist.config.values import from_text, varied
+from jaxrl_dist.config.train import ALONE, VARIED, Train
+from jaxrl_dist.config.values import from_text, marked, varied
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.settings.fixed_policies import Still
-from jaxrl_dist.settings.policies import OWN, by_policy
-from jaxrl_dist.settings.resolve import several, without_unused
+from jaxrl_dist.settings.policies import by_policy
+from jaxrl_dist.settings.resolve import checked, several
 
-SHARED = ("num_envs", "rollout_length")
-VARIED = (*SHARED, *OWN)
-"""Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
 MAX_MEMBERS = 10_000
 
 
@@ -69,14 +66,12 @@ def members(config: Train[Any]) -> list[Member]:
     for offset, values in itertools.product(range(config.seeds), settings):
         own = {name: value for name, value in values.items() if name not in VARIED}
         run = {name: value for name, value in values.items() if name in VARIED}
-        run |= {"seed": config.seed + offset, "seeds": 1, "vary": {}, "zip": False}
-        run |= {"evolve": None, "evolve_interval": None, "average_every": None}
+        run |= {"seed": config.seed + offset, **ALONE}
         if config.run_dir is not None:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
         algorithm = varied(config.algorithm, own)
-        if not several(algorithm):
-            algorithm = without_unused(algorithm, [name for name in own if len(asked[name]) > 1])
-        made.append(Member(dataclasses.replace(config, algorithm=algorithm, **run).checked(), values))
+        kept = [name for name in own if several(algorithm) or len(asked[name]) > 1]
+        made.append(Member(checked(dataclasses.replace(config, algorithm=algorithm, **run), kept), values))
     return made
 
 
@@ -88,10 +83,11 @@ def kinds(config: Train[Any]) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(algorithm) if field.init]
         return {name: hints[name] for name in (*names, *fields)}
 
-    found = of(Still(), SHARED)
+    run, each = (marked(Train, varies=True, per_policy=per_policy) for per_policy in (False, True))
+    found = of(Still(), run)
     for policy, part in by_policy(config).items():
         if not isinstance(part.algorithm, Still):
-            found |= {_named(policy, name): kind for name, kind in of(part.algorithm, OWN).items()}
+            found |= {_named(policy, name): kind for name, kind in of(part.algorithm, each).items()}
     return found
 
 

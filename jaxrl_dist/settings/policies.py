@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_dist.algorithms import having, name_of
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
 
-OWN = ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
-"""Fields of ``Train`` that each policy sets for itself; the others apply to the whole run."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
