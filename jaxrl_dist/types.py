@@ -127,7 +127,9 @@ class Rollout(NamedTuple):
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
 
-    time_major = env_major  # its own inverse
+    def time_major(self) -> Rollout:
+        """The inverse of ``env_major``."""
+        return self.env_major()
 
 
 def swap_axes(tree: PyTree) -> PyTree:
@@ -297,9 +299,6 @@ class Learner(NamedTuple):
     """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
     parts: tuple[tuple[str, Learner], ...] = ()
     """The name and learner of each policy; empty for the learner of one of them."""
-
-
-# --- Reports ------------------------------------------------------------------------------------------
 
 
 class Checkpoint(NamedTuple):
