@@ -189,40 +189,43 @@ def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]
     """
     from jaxrl_dist.plans import PLANS
 
-    config, spec, own = asked.config, source.spec, asked.own
-    atari = {"atari_preset": "baselines"} if spec.backend == "envpool" and spec.family == "atari" else {}
-    kind = _kind(config.algorithm)
-    core = own.get("core", "none") if asked.by_name else getattr(config.algorithm, "core", "none")
-    preset = kind.preset(spec) if hasattr(kind, "preset") else {}
-    if core != "none" and hasattr(kind, "recurrent_preset"):
-        preset = kind.recurrent_preset(preset)
-    layers = {
-        "default": {**RUN_DEFAULTS, "plan": "on_device" if source.is_pure else "synchronous"},
-        "preset": {**atari, **preset, **_of_name(config.algorithm)},
-        "paper": published.row(algorithms.name_of(kind), spec) if config.published else {},
-    }
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for layer, of_layer in layers.items():
-        values |= of_layer
-        sources |= dict.fromkeys(of_layer, layer)
-    values = {name: value for name, value in values.items() if name != "atari_preset" or atari}
+    config, spec, algorithm = asked.config, source.spec, asked.config.algorithm
+    values, sources = _of_presets(asked, source)
     run = {name: value for name, value in values.items() if name in RUN_FIELDS and getattr(config, name) is None}
     if not PLANS[run.get("plan", config.plan)].threaded:
         run.pop("num_actors", None)
     if asked.by_name:
         hyper = {name: value for name, value in values.items() if name not in RUN_FIELDS}
-        algorithm = kind(**{**hyper, **own})
-    else:  # a run that was filled in before, such as a stored one, gives everything
-        algorithm, again = (
-            config.algorithm,
-            all(getattr(config, x) is not None for x in RUN_DEFAULTS if x != "num_actors"),
-        )
-        differ = [x.name for x in dataclasses.fields(kind) if again or getattr(algorithm, x.name) != x.default]
-        sources |= dict.fromkeys(differ, "yours")
+        algorithm = _kind(algorithm)(**{**hyper, **asked.own})
+    else:
+        again = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
+        fields = dataclasses.fields(algorithm)  # a run that was filled in before, such as a stored one, gives them all
+        sources |= {x.name: "yours" for x in fields if again or getattr(algorithm, x.name) != x.default}
     env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
     config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
-    return checked(config, [name for name in own if asked.sources.get(name) != "stored"]), {**sources, **asked.sources}
+    sources |= asked.sources
+    return checked(config, [name for name in asked.own if sources[name] != "stored"]), sources
+
+
+def _of_presets(asked: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the values of fields and hyperparameters that nobody needs to give, and the sources of both."""
+    spec, kind = source.spec, _kind(asked.config.algorithm)
+    core = asked.own.get("core", "none") if asked.by_name else getattr(asked.config.algorithm, "core", "none")
+    preset = kind.preset(spec) if hasattr(kind, "preset") else {}
+    if core != "none" and hasattr(kind, "recurrent_preset"):
+        preset = kind.recurrent_preset(preset)
+    is_atari = spec.backend == "envpool" and spec.family == "atari"
+    layers = {
+        "default": {**RUN_DEFAULTS, "plan": "on_device" if source.is_pure else "synchronous"},
+        "preset": {"atari_preset": "baselines", **preset, **_of_name(asked.config.algorithm)},
+        "paper": published.row(algorithms.name_of(kind), spec) if asked.config.published else {},
+    }
+    values, sources = dict[str, Any](), dict[str, str]()
+    for layer, given in layers.items():
+        given = {name: value for name, value in given.items() if name != "atari_preset" or is_atari}
+        values |= given
+        sources |= dict.fromkeys(given, layer)
+    return values, sources
 
 
 def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Train[Any]:
@@ -300,19 +303,7 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
     Sizes that the user leaves out are the largest of the presets of policies that train; the plan is ``on_device``, or
     ``synchronous`` for environments on the host.
     """
-    algorithms = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
-    for name in changes:
-        if name not in RUN_FIELDS:
-            example = f"--{next(iter(algorithms), 'prey')}.{flag(name)[2:]}"
-            raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
-    config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
-    _check_names(config, algorithms)
-    config, asked = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
-    for name, value in algorithms.items():
-        with naming(name):
-            asked[name] = _given_policy(config, value)
-    if all(isinstance(part.config.algorithm, Still) for part in asked.values()):
-        raise ConfigError("no policy trains; one or more must")
+    config, asked = _given_policies(config, changes)
     source = find_env(
         dataclasses.replace(config, algorithm=Policies({name: part.config for name, part in asked.items()}))
     )
@@ -324,16 +315,35 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
             found[name], sources[name] = filled(part, source._replace(spec=source.spec.policies[name]))
     trained = [part for part in found.values() if not isinstance(part.algorithm, Still)]  # the others need no sizes
     shared = [name for name in RUN_DEFAULTS if name not in OWN and getattr(config, name) is None]
-    sizes = {name: max(sizes) for name in shared if None not in (sizes := [getattr(part, name) for part in trained])}
+    wanted = {name: [getattr(part, name) for part in trained] for name in shared}
+    sizes = {name: max(of_policies) for name, of_policies in wanted.items() if None not in of_policies}
     whole = {
         name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in found.items()
     }
     config = dataclasses.replace(config, algorithm=Policies(whole), **sizes).checked()
-    for name, part in whole.items():
+    for name, one in whole.items():
         alike = rounded(alone(config, name), sources[name], source.spec.policies[name])
-        whole[name] = dataclasses.replace(part, algorithm=alike.algorithm)
+        whole[name] = dataclasses.replace(one, algorithm=alike.algorithm)
         sizes["num_actors"] = alike.num_actors
     return dataclasses.replace(config, algorithm=Policies(whole), **sizes), source
+
+
+def _given_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], dict[str, Given]]:
+    """Returns the config of the run, without algorithms, and what the user gives each policy."""
+    given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
+    for name in changes:
+        if name not in RUN_FIELDS:
+            example = f"--{next(iter(given), 'prey')}.{flag(name)[2:]}"
+            raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
+    config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
+    _check_names(config, given)
+    config, asked = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
+    for name, value in given.items():
+        with naming(name):
+            asked[name] = _given_policy(config, value)
+    if all(isinstance(part.config.algorithm, Still) for part in asked.values()):
+        raise ConfigError("no policy trains; one or more must")
+    return config, asked
 
 
 def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
@@ -384,7 +394,7 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
         raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
     own = {name: value for name, value in fields.items() if name not in OWN}
     seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
-    if issubclass(kind, Still):
+    if isinstance(algorithm, Still):
         seen = {name: RUN_DEFAULTS.get(name) for name in OWN}
     return given(
         dataclasses.replace(config, algorithm=algorithm, policies={}, **seen), own, dict.fromkeys(own, "yours")
