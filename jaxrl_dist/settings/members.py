@@ -17,7 +17,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.settings.fixed_policies import Still
-from jaxrl_dist.settings.resolve import checked, several
+from jaxrl_dist.settings.given import checked, several
 
 MAX_MEMBERS = 10_000
 

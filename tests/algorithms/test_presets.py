@@ -19,7 +19,7 @@ from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.settings import resolve
+from jaxrl_dist.settings import given, resolve
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.setup import make_algorithm
@@ -171,7 +171,7 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
             continue
         spec = task(kind)
         source: Any = SimpleNamespace(spec=spec, is_pure=True)
-        config, _ = resolve.filled(resolve.given(Train(name, env="Test-v0")), source)
+        config, _ = given.filled(given.given(Train(name, env="Test-v0")), source)
         config.validate()
         check_sizes(config, make_algorithm(config, spec), spec, 8)
 
