@@ -9,7 +9,7 @@ import pathlib
 import shlex
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import jax
 
@@ -29,7 +29,7 @@ from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import SPACES, check_clock, differences, stored_content, to_json
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.population import PopulationRun
-from jaxrl_dist.training.results import read_rows, write_results
+from jaxrl_dist.training.results import Row, read_rows, write_results
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.types import Checkpoint, EnvSpec
@@ -56,10 +56,9 @@ def prepare_resume(
             _check_devices(new, source)
         run = prepare(new, source)
         if isinstance(run, PopulationRun):
-            run = _resumed_population(run, file, files, initial, changes, allowed)
+            run = _resumed_population(run, file, files, initial, allowed)
         else:
-            resumed = _resumed(run, initial, changes, allowed)
-            run = resumed._replace(file=file)
+            run = _resumed(run, initial, changes, allowed)._replace(file=file)
         files.pop_all()
         return run
 
@@ -76,37 +75,119 @@ def can_change(name: str) -> str:
     return f"{', '.join(RESUMABLE)} can"
 
 
-def _resumed(
-    run: Run,
-    initial: Mapping[str, Any],
-    changes: Mapping[str, Any],
-    allowed: Collection[str],
-    *,
-    iteration: int | None = None,
-    again: bool = False,
-) -> Run:
-    """Returns a prepared run that resumes from its newest checkpoint.
+class Saved(NamedTuple):
+    """What the files of a run, or of a member, hold."""
+
+    folder: pathlib.Path
+    progress: Sequence[Mapping[str, Any]]  # of its intact checkpoints, newest first
+    checkpoints: int  # intact or damaged
+    trained: bool  # whether it has saved its trained variables, which are written before the last checkpoint
+    finished: bool  # whether nothing is left to do at its end, such as an evaluation
+
+
+class Begin(NamedTuple):
+    """A member begins, as those of a new population do."""
+
+
+class Resume(NamedTuple):
+    """A member goes on from its checkpoint after this iteration."""
+
+    iteration: int
+    status: str = "training"
+
+
+class Ended(NamedTuple):
+    """A member trains no further; its state is in the checkpoint after this iteration. None: its state is lost."""
+
+    iteration: int | None
+    status: str
+
+
+def decide(config: Train[Any], statuses: Sequence[str], saved: Sequence[Saved]) -> list[Begin | Resume | Ended]:
+    """Decides how the members of one program go on: those that train, from the same iteration.
+
+    Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
+    program that was killed while its members saved for the first time. A member that has diverged has ended, also if
+    its state is lost.
+
+    Args:
+      statuses: those that the last session has left in the results.
+
+    Raises:
+      CheckpointError: the members that train share no intact checkpoint.
+    """
+    lost = [status == "diverged" and not own.progress for status, own in zip(statuses, saved, strict=True)]
+    left = [own for own, gone in zip(saved, lost, strict=True) if not gone]
+    if not any(own.progress for own in left) or _first_save_was_cut(left, config.keep_checkpoints):
+        return [Ended(None, "diverged") if gone else Begin() for gone in lost]
+    ended = [status == "diverged" or _over(config, own.progress) for status, own in zip(statuses, saved, strict=True)]
+    going = [{x["iteration"] for x in own.progress} for own, over in zip(saved, ended, strict=True) if not over]
+    shared = max(set.intersection(*going), default=None) if going else None
+    if going and shared is None:
+        alone = f"resume them one by one, such as {left[0].folder}"
+        raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
+
+    def of(status: str, own: Saved, over: bool) -> Resume | Ended:
+        at = next((x for x in own.progress if over or x["iteration"] == shared), None)
+        if at is None or status == "diverged":
+            return Ended(at and at["iteration"], "diverged")
+        if at.get("halved"):
+            return Ended(at["iteration"], "halved")
+        return Ended(at["iteration"], "done") if over and own.finished else Resume(at["iteration"])
+
+    return list(map(of, statuses, saved, ended))
+
+
+def _first_save_was_cut(saved: Sequence[Saved], keep_checkpoints: int) -> bool:
+    """Returns whether only some members of a program have saved their state, and for the first time.
+
+    A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one.
+    """
+    first = keep_checkpoints > 1 and all(own.checkpoints < 2 for own in saved)
+    return first and not all(own.checkpoints for own in saved) and not any(own.trained for own in saved)
+
+
+def _over(config: Train[Any], progress: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether a member has ended, according to the progress of its checkpoints."""
+    return any(x.get("halved") or ended_by(config, x["env_steps"], score_of(x)) for x in progress[:1])
+
+
+def _loaded(run: Run, initial: Mapping[str, Any], allowed: Collection[str], iteration: int | None = None) -> Run:
+    """Returns a prepared run that resumes from a checkpoint.
 
     Args:
       initial: the fields of the run's config that only its first session used.
       allowed: fields that may differ from the checkpoint's.
-      iteration: of the checkpoint to resume from; None: the newest.
-      again: also resume a finished run, as a member of a population.
+      iteration: of the checkpoint; None: the newest.
     """
     config = dataclasses.replace(run.config, **initial)
-    assert config.run_dir is not None
-    run_dir, spec = pathlib.Path(config.run_dir), run.job.source.spec
-    shapes = _checkpoint_shapes(run.job, config.plan)
-    resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, spec, about, allowed), iteration)
-    done, score = resumed.env_steps, score_of(resumed.progress)
-    field = ended_by(config, done, score)
-    ends = {"total_env_steps", "stop_at_return"}
-    over = not ends.isdisjoint(changes) or run_files.finished(run_dir, config.evaluation_episodes)
-    if field is not None and over and not again:
-        what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
-        raise FinishedError(f"{run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
+    spec, shapes = run.job.source.spec, _checkpoint_shapes(run.job, config.plan)
+    folder = pathlib.Path(str(config.run_dir))
+    resumed = checkpoint.load(folder, shapes, lambda about: _check_same(config, spec, about, allowed), iteration)
     hyper = resumed.progress.get("hyper", run.job.hyper)
     return run._replace(config=config, job=run.job._replace(resumed=resumed, hyper=hyper))
+
+
+def _resumed(run: Run, initial: Mapping[str, Any], changes: Mapping[str, Any], allowed: Collection[str]) -> Run:
+    """Returns a prepared run that resumes from its newest checkpoint.
+
+    Raises:
+      FinishedError: it has ended.
+    """
+    run = _loaded(run, initial, allowed)
+    config, resumed = run.config, run.job.resumed
+    assert resumed is not None
+    folder = pathlib.Path(str(config.run_dir))
+    finished = not {"total_env_steps", "stop_at_return"}.isdisjoint(changes)
+    finished = finished or run_files.finished(folder, config.evaluation_episodes)
+    progress = {**resumed.progress, "halved": False}  # a member that is resumed by itself goes on
+    (decision,) = decide(config, ["training"], [Saved(folder, [progress], 1, False, finished)])
+    if isinstance(decision, Ended):
+        done, score = resumed.env_steps, score_of(progress)
+        field = str(ended_by(config, done, score))
+        what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
+        raise FinishedError(f"{folder} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
+    return run
 
 
 def _resumed_population(
@@ -114,79 +195,68 @@ def _resumed_population(
     file: IO[bytes] | None,
     files: contextlib.ExitStack,
     initial: Mapping[str, Any],
-    changes: Mapping[str, Any],
     allowed: Collection[str],
 ) -> PopulationRun:
-    """Returns a prepared population whose members resume; members of one program resume from the same iteration.
-
-    Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
-    program that was killed while its members saved for the first time. A member that has diverged has ended, also if
-    its state is lost.
+    """Returns a prepared population whose members go on as ``decide`` says.
 
     Raises:
-      ConfigError: all members are done.
+      FinishedError: all members are done.
       CheckpointError: the members of a program share no intact checkpoint.
     """
     population.config = config = dataclasses.replace(population.config, **initial)
-    runs = list(population.runs)
-    rows = read_rows(pathlib.Path(str(config.run_dir)), population.begun)
+    runs, path = list(population.runs), pathlib.Path(str(config.run_dir))
+    rows = read_rows(path, population.begun)
+    saved = [_saved(pathlib.Path(str(run.config.run_dir)), config) for run in runs]
     for group in population.groups:
-        all_folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
-        found = {number: checkpoint.progress(folder) for number, folder in all_folders.items()}
-        there = {number: own for number, own in found.items() if own or rows[number].status != "diverged"}
-        folders = {number: all_folders[number] for number in there}
-        if not there:
-            continue
-        if not any(there.values()) or _first_save_was_cut(folders.values(), config.keep_checkpoints):
-            if any(there.values()):
-                text = (
-                    f"not all members of {config.run_dir} that train together have saved their state: they begin again"
-                )
+        decisions = decide(config, [rows[number].status for number in group], [saved[number] for number in group])
+        if Begin() in decisions:
+            if any(saved[number].progress for number in group):
+                text = f"not all members of {path} that train together have saved their state: they begin again"
                 warnings.warn(text, FileWarning, stacklevel=2)
-            begun = _begun([runs[number] for number in group], initial)
-            for number, run in zip(group, begun, strict=True):
+            for number, run in zip(group, _begun([runs[number] for number in group], initial), strict=True):
                 runs[number] = run
-            for number in there:
+        for number, decision in zip(group, decisions, strict=True):
+            if isinstance(decision, Begin):
                 if peers.first():
-                    directories.remove(folders[number])  # it holds only reports of lost progress
+                    directories.remove(saved[number].folder)  # it holds only reports of lost progress
                 rows[number] = dataclasses.replace(population.begun[number])
-            continue
-        over = {number for number in there if rows[number].status == "diverged" or _over(config, there[number])}
-        going = [{x["iteration"] for x in there[number]} for number in there if number not in over]
-        common = set.intersection(*going) if going else set()
-        if going and not common:
-            alone = f"resume them one by one, such as {next(iter(folders.values()))}"
-            raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
-        for number in there:
-            at = there[number][0]["iteration"] if number in over else max(common)
-            runs[number] = _resumed(runs[number], initial, changes, allowed, iteration=at, again=True)
-            resumed, row = runs[number].job.resumed, rows[number]
-            assert resumed is not None
-            if row.status != "diverged":  # whose last report is not one of the population
-                row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
-            row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
-            if resumed.progress.get("halved"):
-                row.status = "halved"
-            elif row.status != "diverged":
-                ended = number in over and run_files.finished(folders[number], config.evaluation_episodes)
-                row.status = "done" if ended else "training"
-            if row.status == "training" and peers.first():
-                lock = files.enter_context(run_files.lock(str(folders[number])))
-                runs[number] = runs[number]._replace(file=lock)
-        for number in found.keys() - there.keys():  # the program takes a state for each member, and ignores this one's
-            job = runs[number].job._replace(resumed=runs[min(there)].job.resumed)
-            runs[number] = runs[number]._replace(job=job)
+            elif decision.iteration is not None:
+                runs[number] = _loaded(runs[number], initial, allowed, decision.iteration)
+                state = runs[number].job.resumed
+                assert state is not None
+                _go_back(rows[number], decision.status, state)
+                if isinstance(decision, Resume) and peers.first():
+                    lock = files.enter_context(run_files.lock(str(saved[number].folder)))
+                    runs[number] = runs[number]._replace(file=lock)
+        states = [state for number in group if (state := runs[number].job.resumed) is not None]
+        for number in group:
+            if states and runs[number].job.resumed is None:  # the program takes a state for each, and ignores this one
+                runs[number] = runs[number]._replace(job=runs[number].job._replace(resumed=states[0]))
     population = population.resumed(runs, rows, file)
     if all(row.status != "training" for row in rows):
         if peers.first():
-            write_results(pathlib.Path(str(config.run_dir)), rows)  # members may have been resumed one by one
+            write_results(path, rows)  # members may have been resumed one by one
         ends = f"--total-env-steps {config.total_env_steps}"
         if config.stop_at_return is not None:
             ends += f" or --stop-at-return {config.stop_at_return}"
         if any(row.status == "diverged" for row in rows):
             ends += ", or have diverged"
-        raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
+        raise FinishedError(f"all members of {path} have ended at {ends}; name more to go on")
     return population
+
+
+def _saved(folder: pathlib.Path, config: Train[Any]) -> Saved:
+    progress, checkpoints = checkpoint.progress(folder), len(checkpoint.saved(folder))
+    finished = run_files.finished(folder, config.evaluation_episodes)
+    return Saved(folder, progress, checkpoints, checkpoint.trained(folder), finished)
+
+
+def _go_back(row: Row, status: str, resumed: Checkpoint) -> None:
+    """Sets a member's row back to its checkpoint."""
+    row.status = status
+    if status != "diverged":  # whose last report is not one of the population
+        row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
+    row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
 
 
 def _begun(runs: Sequence[Run], initial: Mapping[str, Any]) -> list[Run]:
@@ -195,21 +265,6 @@ def _begun(runs: Sequence[Run], initial: Mapping[str, Any]) -> list[Run]:
     variables = init_variables(configs[0], runs[0].job.algorithm)
     jobs = [run.job._replace(config=own, init_variables=variables) for run, own in zip(runs, configs, strict=True)]
     return [run._replace(config=job.config, job=job) for run, job in zip(runs, jobs, strict=True)]
-
-
-def _first_save_was_cut(folders: Collection[pathlib.Path], keep_checkpoints: int) -> bool:
-    """Returns whether only some members of a program have saved their state, and for the first time.
-
-    A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one.
-    """
-    saved = [checkpoint.saved(folder) for folder in folders]
-    first = keep_checkpoints > 1 and all(len(own) < 2 for own in saved)
-    return first and not all(saved) and not any(map(checkpoint.trained, folders))
-
-
-def _over(config: Train[Any], progress: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether a member has ended, according to the progress of its checkpoints."""
-    return any(x.get("halved") or ended_by(config, x["env_steps"], score_of(x)) for x in progress[:1])
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:
