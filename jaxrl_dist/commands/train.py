@@ -20,7 +20,6 @@ from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.run import signals, subprocesses, trackers
 
 if TYPE_CHECKING:
-    from jaxrl_dist.training.population import PopulationRun
     from jaxrl_dist.training.run import Run
 
 
@@ -92,7 +91,7 @@ def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool
         show(run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
 
 
-def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
+def _resumed_or_started(config: Train[Any]) -> Run | None:
     """Prepares to resume the run in a config's directory; without a checkpoint, deletes its files and returns None.
 
     Raises:
@@ -114,14 +113,14 @@ def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
     return None
 
 
-def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool, verbose: bool) -> None:
-    """Executes a run, or a population, and shows its progress; ``name`` is the algorithm's display name.
+def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool) -> None:
+    """Executes a run, and shows its progress; ``name`` is the algorithm's display name.
 
     Raises:
       Interrupted: a signal ended the run.
     """
     from jaxrl_dist.run.console import Display, played
-    from jaxrl_dist.training.population import PopulationRun
+    from jaxrl_dist.settings.members import is_population
     from jaxrl_dist.training.results import table
 
     if stop():  # the signal arrived before the run began
@@ -136,7 +135,7 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
         )
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet, verbose=verbose)
-    reports = run.stopped_by(stop).reports(display.evaluating)
+    reports = run.reports(display.evaluating, stop)
     begun = f", from {run.env_steps:,} env steps on" if run.env_steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
     try:
@@ -164,11 +163,11 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
         display.print(f"ended early, by --stop-at-return {config.stop_at_return:g}")
     if last.evaluation:
         display.print(played(last.evaluation))
-    if isinstance(run, PopulationRun):
+    if is_population(config):
         display.print(table(run.rows, config.evaluation_policy))
 
 
-def _goes_on(run: Run | PopulationRun) -> str:
+def _goes_on(run: Run) -> str:
     """Says where a run goes on whose process ends at once."""
     from jaxrl_dist.run import checkpoint, files
 

@@ -9,7 +9,7 @@ import pathlib
 import shlex
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -28,7 +28,7 @@ from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import SPACES, check_clock, differences, stored_content, to_json
 from jaxrl_dist.training.learner import check_sizes
-from jaxrl_dist.training.population import PopulationRun
+from jaxrl_dist.training.member import Member
 from jaxrl_dist.training.results import Row, read_rows, write_results
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
@@ -37,8 +37,8 @@ from jaxrl_dist.types import Checkpoint, EnvSpec
 
 def prepare_resume(
     config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any], *, change_env_options: bool = False
-) -> Run | PopulationRun:
-    """Prepares to resume a run, or a population, with this config; the arguments and errors are those of ``resume``."""
+) -> Run:
+    """Prepares to resume a run with this config; the arguments and errors are those of ``resume``."""
     allowed = resumable(change_env_options)
     for name in changes:
         if name not in allowed:
@@ -55,10 +55,19 @@ def prepare_resume(
         if not is_population(new):
             _check_devices(new, source)
         run = prepare(new, source)
-        if isinstance(run, PopulationRun):
-            run = _resumed_population(run, file, files, initial, allowed)
+        run.config = dataclasses.replace(run.config, **initial)
+        for member in run.members:
+            member.job = member.job._replace(config=dataclasses.replace(member.config, **initial))
+        if is_population(new):
+            run.file = file
+            for member, row in zip(run.members, read_rows(run_dir, run.rows), strict=True):
+                member.row = row
         else:
-            run = _resumed(run, initial, changes, allowed)._replace(file=file)
+            run.members[0].file = file
+            _load(run.members[0], allowed)
+        for group in run.groups:
+            _go_on(run.config, [run.members[number] for number in group], changes, allowed, files)
+        _check_going(run)
         files.pop_all()
         return run
 
@@ -76,13 +85,29 @@ def can_change(name: str) -> str:
 
 
 class Saved(NamedTuple):
-    """What the files of a run, or of a member, hold."""
+    """What the files of a run, or of a population, hold of a member."""
 
     folder: pathlib.Path
+    status: str  # in the results of the last session
     progress: Sequence[Mapping[str, Any]]  # of its intact checkpoints, newest first
-    checkpoints: int  # intact or damaged
-    trained: bool  # whether it has saved its trained variables, which are written before the last checkpoint
-    finished: bool  # whether nothing is left to do at its end, such as an evaluation
+    checkpoints: int = 1  # intact or damaged
+    trained: bool = False  # whether it has saved its trained variables, which are written before the last checkpoint
+    finished: bool = False  # whether nothing is left to do at its end, such as an evaluation
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has diverged, and its state is lost."""
+        return self.status == "diverged" and not self.progress
+
+    def newest(self, within: Collection[int] | None) -> Mapping[str, Any] | None:
+        """Returns the progress of the newest intact checkpoint, among those of these iterations."""
+        return next((x for x in self.progress if within is None or x["iteration"] in within), None)
+
+    def over(self, config: Train[Any]) -> bool:
+        """Returns whether it trains no further."""
+        last = self.newest(None) or {"env_steps": 0}
+        ended = last.get("halved") or ended_by(config, last["env_steps"], score_of(last))
+        return self.status == "diverged" or bool(ended)
 
 
 class Begin(NamedTuple):
@@ -103,168 +128,136 @@ class Ended(NamedTuple):
     status: str
 
 
-def decide(config: Train[Any], statuses: Sequence[str], saved: Sequence[Saved]) -> list[Begin | Resume | Ended]:
+def decide(config: Train[Any], members: Sequence[Saved]) -> list[Begin | Resume | Ended]:
     """Decides how the members of one program go on: those that train, from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
     program that was killed while its members saved for the first time. A member that has diverged has ended, also if
     its state is lost.
 
-    Args:
-      statuses: those that the last session has left in the results.
-
     Raises:
       CheckpointError: the members that train share no intact checkpoint.
     """
-    lost = [status == "diverged" and not own.progress for status, own in zip(statuses, saved, strict=True)]
-    left = [own for own, gone in zip(saved, lost, strict=True) if not gone]
-    if not any(own.progress for own in left) or _first_save_was_cut(left, config.keep_checkpoints):
-        return [Ended(None, "diverged") if gone else Begin() for gone in lost]
-    ended = [status == "diverged" or _over(config, own.progress) for status, own in zip(statuses, saved, strict=True)]
-    going = [{x["iteration"] for x in own.progress} for own, over in zip(saved, ended, strict=True) if not over]
-    shared = max(set.intersection(*going), default=None) if going else None
-    if going and shared is None:
+    left = [x for x in members if not x.lost]
+    if not any(x.progress for x in left) or _first_save_was_cut(left, config.keep_checkpoints):
+        return [Ended(None, x.status) if x.lost else Begin() for x in members]
+    going = [{at["iteration"] for at in x.progress} for x in members if not x.over(config)]
+    shared = set.intersection(*going) if going else set()
+    if going and not shared:
         alone = f"resume them one by one, such as {left[0].folder}"
         raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
-
-    def of(status: str, own: Saved, over: bool) -> Resume | Ended:
-        at = next((x for x in own.progress if over or x["iteration"] == shared), None)
-        if at is None or status == "diverged":
-            return Ended(at and at["iteration"], "diverged")
-        if at.get("halved"):
-            return Ended(at["iteration"], "halved")
-        return Ended(at["iteration"], "done") if over and own.finished else Resume(at["iteration"])
-
-    return list(map(of, statuses, saved, ended))
+    return [_decided(config, x, shared) for x in members]
 
 
-def _first_save_was_cut(saved: Sequence[Saved], keep_checkpoints: int) -> bool:
+def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Resume | Ended:
+    """Decides how a member goes on; ``shared``: iterations of which all that train have a checkpoint."""
+    over = member.over(config)
+    at = member.newest(None if over else shared)
+    if at is None:
+        return Ended(None, "diverged")
+    if member.status == "diverged" or at.get("halved"):
+        return Ended(at["iteration"], "halved" if at.get("halved") else "diverged")
+    return Ended(at["iteration"], "done") if over and member.finished else Resume(at["iteration"])
+
+
+def _first_save_was_cut(members: Sequence[Saved], keep_checkpoints: int) -> bool:
     """Returns whether only some members of a program have saved their state, and for the first time.
 
     A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one.
     """
-    first = keep_checkpoints > 1 and all(own.checkpoints < 2 for own in saved)
-    return first and not all(own.checkpoints for own in saved) and not any(own.trained for own in saved)
+    counts = [x.checkpoints for x in members]
+    return keep_checkpoints > 1 and min(counts) == 0 and max(counts) < 2 and not any(x.trained for x in members)
 
 
-def _over(config: Train[Any], progress: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether a member has ended, according to the progress of its checkpoints."""
-    return any(x.get("halved") or ended_by(config, x["env_steps"], score_of(x)) for x in progress[:1])
+def _saved(member: Member, changes: Collection[str]) -> Saved:
+    """Returns what the files hold; of a single run, which has loaded its checkpoint, also whether it shall end here."""
+    folder, alone = member.folder, member.job.resumed
+    progress = [{**alone.progress, "halved": False}] if alone else checkpoint.progress(folder)
+    finished = run_files.finished(folder, member.config.evaluation_episodes)
+    finished = finished or (alone is not None and not {"total_env_steps", "stop_at_return"}.isdisjoint(changes))
+    count, trained = len(checkpoint.saved(folder)), checkpoint.trained(folder)
+    return Saved(folder, member.row.status, progress, count, trained, finished)
 
 
-def _loaded(run: Run, initial: Mapping[str, Any], allowed: Collection[str], iteration: int | None = None) -> Run:
-    """Returns a prepared run that resumes from a checkpoint.
+def _go_on(
+    config: Train[Any],
+    members: Sequence[Member],
+    changes: Collection[str],
+    allowed: Collection[str],
+    files: contextlib.ExitStack,
+) -> None:
+    """Lets the members of one program go on as ``decide`` says; ``files`` closes those that it opens."""
+    saved = [_saved(member, changes) for member in members]
+    decisions = decide(config, saved)
+    if Begin() in decisions:
+        if any(own.progress for own in saved):
+            text = f"not all members of {config.run_dir} that train together have saved their state: they begin again"
+            warnings.warn(text, FileWarning, stacklevel=3)
+        variables = init_variables(members[0].config, members[0].job.algorithm)
+        for member in members:
+            member.job = member.job._replace(init_variables=variables)
+    for member, decision in zip(members, decisions, strict=True):
+        _apply(member, decision, allowed, files)
+    states = [state for member in members if (state := member.job.resumed) is not None]
+    for member in members:
+        if states and member.job.resumed is None:  # the program takes a state for each, and ignores this one's
+            member.job = member.job._replace(resumed=states[0])
+
+
+def _apply(
+    member: Member, decision: Begin | Resume | Ended, allowed: Collection[str], files: contextlib.ExitStack
+) -> None:
+    if isinstance(decision, Begin):
+        if peers.first():
+            directories.remove(member.folder)  # it holds only reports of lost progress
+        member.row = Row(member.row.member, member.row.seed, member.row.values)
+    elif decision.iteration is not None:
+        if member.job.resumed is None:
+            _load(member, allowed, decision.iteration)
+        member.go_back(decision.status)
+        if isinstance(decision, Resume) and member.file is None and peers.first():
+            member.file = files.enter_context(run_files.lock(str(member.folder)))
+
+
+def _load(member: Member, allowed: Collection[str], iteration: int | None = None) -> None:
+    """Loads a member's checkpoint, from which it resumes.
 
     Args:
-      initial: the fields of the run's config that only its first session used.
-      allowed: fields that may differ from the checkpoint's.
+      allowed: fields of the config that may differ from the checkpoint's.
       iteration: of the checkpoint; None: the newest.
     """
-    config = dataclasses.replace(run.config, **initial)
-    spec, shapes = run.job.source.spec, _checkpoint_shapes(run.job, config.plan)
-    folder = pathlib.Path(str(config.run_dir))
-    resumed = checkpoint.load(folder, shapes, lambda about: _check_same(config, spec, about, allowed), iteration)
-    hyper = resumed.progress.get("hyper", run.job.hyper)
-    return run._replace(config=config, job=run.job._replace(resumed=resumed, hyper=hyper))
+    config, job = member.config, member.job
+    shapes, spec = _checkpoint_shapes(job, config.plan), job.source.spec
+    resumed = checkpoint.load(member.folder, shapes, lambda x: _check_same(config, spec, x, allowed), iteration)
+    member.job = job._replace(resumed=resumed, hyper=resumed.progress.get("hyper", job.hyper))
 
 
-def _resumed(run: Run, initial: Mapping[str, Any], changes: Mapping[str, Any], allowed: Collection[str]) -> Run:
-    """Returns a prepared run that resumes from its newest checkpoint.
+def _check_going(run: Run) -> None:
+    """Checks that a member goes on, and reads what the members of a population have reported.
 
     Raises:
-      FinishedError: it has ended.
+      FinishedError: all have ended.
     """
-    run = _loaded(run, initial, allowed)
     config, resumed = run.config, run.job.resumed
-    assert resumed is not None
-    folder = pathlib.Path(str(config.run_dir))
-    finished = not {"total_env_steps", "stop_at_return"}.isdisjoint(changes)
-    finished = finished or run_files.finished(folder, config.evaluation_episodes)
-    progress = {**resumed.progress, "halved": False}  # a member that is resumed by itself goes on
-    (decision,) = decide(config, ["training"], [Saved(folder, [progress], 1, False, finished)])
-    if isinstance(decision, Ended):
-        done, score = resumed.env_steps, score_of(progress)
-        field = str(ended_by(config, done, score))
-        what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
-        raise FinishedError(f"{folder} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
-    return run
-
-
-def _resumed_population(
-    population: PopulationRun,
-    file: IO[bytes] | None,
-    files: contextlib.ExitStack,
-    initial: Mapping[str, Any],
-    allowed: Collection[str],
-) -> PopulationRun:
-    """Returns a prepared population whose members go on as ``decide`` says.
-
-    Raises:
-      FinishedError: all members are done.
-      CheckpointError: the members of a program share no intact checkpoint.
-    """
-    population.config = config = dataclasses.replace(population.config, **initial)
-    runs, path = list(population.runs), pathlib.Path(str(config.run_dir))
-    rows = read_rows(path, population.begun)
-    saved = [_saved(pathlib.Path(str(run.config.run_dir)), config) for run in runs]
-    for group in population.groups:
-        decisions = decide(config, [rows[number].status for number in group], [saved[number] for number in group])
-        if Begin() in decisions:
-            if any(saved[number].progress for number in group):
-                text = f"not all members of {path} that train together have saved their state: they begin again"
-                warnings.warn(text, FileWarning, stacklevel=2)
-            for number, run in zip(group, _begun([runs[number] for number in group], initial), strict=True):
-                runs[number] = run
-        for number, decision in zip(group, decisions, strict=True):
-            if isinstance(decision, Begin):
-                if peers.first():
-                    directories.remove(saved[number].folder)  # it holds only reports of lost progress
-                rows[number] = dataclasses.replace(population.begun[number])
-            elif decision.iteration is not None:
-                runs[number] = _loaded(runs[number], initial, allowed, decision.iteration)
-                state = runs[number].job.resumed
-                assert state is not None
-                _go_back(rows[number], decision.status, state)
-                if isinstance(decision, Resume) and peers.first():
-                    lock = files.enter_context(run_files.lock(str(saved[number].folder)))
-                    runs[number] = runs[number]._replace(file=lock)
-        states = [state for number in group if (state := runs[number].job.resumed) is not None]
-        for number in group:
-            if states and runs[number].job.resumed is None:  # the program takes a state for each, and ignores this one
-                runs[number] = runs[number]._replace(job=runs[number].job._replace(resumed=states[0]))
-    population = population.resumed(runs, rows, file)
-    if all(row.status != "training" for row in rows):
+    if is_population(config):
+        for member in run.members:
+            member.read()
+    if any(row.status == "training" for row in run.rows):
+        return
+    if is_population(config):
         if peers.first():
-            write_results(path, rows)  # members may have been resumed one by one
+            write_results(pathlib.Path(str(config.run_dir)), run.rows)  # members may have been resumed one by one
         ends = f"--total-env-steps {config.total_env_steps}"
         if config.stop_at_return is not None:
             ends += f" or --stop-at-return {config.stop_at_return}"
-        if any(row.status == "diverged" for row in rows):
+        if any(row.status == "diverged" for row in run.rows):
             ends += ", or have diverged"
-        raise FinishedError(f"all members of {path} have ended at {ends}; name more to go on")
-    return population
-
-
-def _saved(folder: pathlib.Path, config: Train[Any]) -> Saved:
-    progress, checkpoints = checkpoint.progress(folder), len(checkpoint.saved(folder))
-    finished = run_files.finished(folder, config.evaluation_episodes)
-    return Saved(folder, progress, checkpoints, checkpoint.trained(folder), finished)
-
-
-def _go_back(row: Row, status: str, resumed: Checkpoint) -> None:
-    """Sets a member's row back to its checkpoint."""
-    row.status = status
-    if status != "diverged":  # whose last report is not one of the population
-        row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
-    row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
-
-
-def _begun(runs: Sequence[Run], initial: Mapping[str, Any]) -> list[Run]:
-    """Returns the prepared runs of a program, which begin as those of a new population do."""
-    configs = [dataclasses.replace(run.config, **initial) for run in runs]
-    variables = init_variables(configs[0], runs[0].job.algorithm)
-    jobs = [run.job._replace(config=own, init_variables=variables) for run, own in zip(runs, configs, strict=True)]
-    return [run._replace(config=job.config, job=job) for run, job in zip(runs, jobs, strict=True)]
+        raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
+    assert resumed is not None
+    done, score = resumed.env_steps, score_of(resumed.progress)
+    field = str(ended_by(config, done, score))
+    what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
+    raise FinishedError(f"{config.run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:

@@ -20,7 +20,7 @@ def at(*iterations: int, of: int | None = None, trained: bool = False, finished:
     """A member with intact checkpoints after these iterations of 10 steps, ``of`` this many; ``more`` is its newest."""
     progress = [{"iteration": x, "env_steps": 10 * x} for x in iterations]
     progress[:1] = [{**x, **more} for x in progress[:1]]
-    return Saved(pathlib.Path("run/members/x"), progress, len(progress) if of is None else of, trained, finished)
+    return Saved(pathlib.Path("run/members/x"), T, progress, len(progress) if of is None else of, trained, finished)
 
 
 HIGH = (10.0).hex()
@@ -57,7 +57,8 @@ T, D = "training", "diverged"
     ],
 )
 def test_how_members_go_on(statuses: Sequence[str], saved: Sequence[Saved], expected: Sequence[Any]) -> None:
-    assert decide(CONFIG, statuses, saved) == expected
+    members = [own._replace(status=status) for status, own in zip(statuses, saved, strict=True)]
+    assert decide(CONFIG, members) == expected
 
 
 @pytest.mark.parametrize(
@@ -71,10 +72,10 @@ def test_how_members_go_on(statuses: Sequence[str], saved: Sequence[Saved], expe
 )
 def test_members_that_share_no_checkpoint_cannot_go_on(saved: Sequence[Saved]) -> None:
     with pytest.raises(CheckpointError, match=r"members of run share no intact .* one by one, such as run/members/x"):
-        decide(CONFIG, [T, T], saved)
+        decide(CONFIG, saved)
 
 
 def test_where_one_checkpoint_is_kept_it_may_be_a_later_one() -> None:
     one = Train(PPO(), "CartPole-v1", run_dir="run", total_env_steps=40, keep_checkpoints=1)
     with pytest.raises(CheckpointError, match="share no intact checkpoint"):
-        decide(one, [T, T], [at(1), at()])
+        decide(one, [at(1), at()])
