@@ -14,6 +14,7 @@ from jaxrl_dist.config import train
 from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import hidden, stacks
 from jaxrl_dist.envs.agents import host as rows
+from jaxrl_dist.envs.agents.groups import Groups
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.host import envpool, gymnasium, vector
@@ -42,7 +43,7 @@ class EnvSource(NamedTuple):
     """The environment as pure functions with all wrappers; None if it runs on the host only."""
     mask: Mask = NO_MASK
     """Where a Gymnasium environment says which actions are legal."""
-    team: rows.Team | None = None
+    team: Groups | None = None
     """The agents of a PettingZoo environment; None for other environments."""
     native: EnvSpec | None = None
     """The spec before the wrappers ``hide`` and ``frame_stack``; None: they change nothing."""
@@ -95,7 +96,7 @@ class EnvSource(NamedTuple):
             how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
             if self.team is not None:
-                env: DrawnEnv = rows.Rows(make(self.team.whole, seeds, keywords, *how), self.team)
+                env: DrawnEnv = rows.Rows(make(rows.whole(self.team), seeds, keywords, *how), self.team)
             else:
                 env = make(self.native or self.spec, seeds, keywords, *how)
         else:
@@ -141,8 +142,8 @@ def find(
         found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
         found = _of_object(env, options, wrappers)
-    team: rows.Team | None = None
-    if isinstance(found, rows.Team):
+    team: Groups | None = None
+    if isinstance(found, Groups):
         team = found
         found = team.spec
     spec = found.spec if isinstance(found, DeviceEnv) else found
@@ -210,7 +211,7 @@ def _of_name(
     workers: Literal["threads", "processes"],
     timeout: float,
     wrappers: Wrappers,
-) -> tuple[EnvSpec | DeviceEnv | rows.Team, Mask]:
+) -> tuple[EnvSpec | DeviceEnv | Groups, Mask]:
     backend, name, made_by = locate(env)
     if backend == "gymnax":
         return gymnax.make(name, options, wrappers), NO_MASK
@@ -227,7 +228,7 @@ def _of_name(
     if isinstance(found, DeviceEnv):
         return found, NO_MASK
     if found.agents:
-        return rows.team(name, found, wrappers), NO_MASK
+        return rows.divided(name, found, wrappers), NO_MASK
     return gymnasium.spec(name, found, wrappers), NO_MASK if found.mask.unread else found.mask
 
 
