@@ -33,7 +33,7 @@ class Tally(NamedTuple):
     cut: Array  # [B] int32
 
 
-def empty_tally(spec: EnvSpec, quota: np.ndarray, floats: type = np.float32, ints: type = np.int32) -> Tally:
+def empty_tally(spec: EnvSpec, quota: np.ndarray, floats: Any = np.float32, ints: Any = np.int32) -> Tally:
     """Returns a tally of no episodes; row ``b`` plays ``quota[b]``."""
     zeros, none = np.zeros((len(quota), max(quota)), floats), np.zeros(len(quota), ints)
     info = {metric: np.full_like(zeros, np.nan) for metric in spec.info_metrics}

@@ -71,13 +71,13 @@ class Group(NamedTuple):
         flat = jax.tree.map(_flat, action) if self.joint else action
         return {agent: jax.tree.map(lambda x, at=at: x[at::size], flat) for at, agent in enumerate(self.agents)}
 
-    def observation(self, seen: PyTree, legal: Array | None, state: Array | None) -> PyTree:
+    def observation(self, seen: PyTree, legal: Array, state: Array) -> PyTree:
         """Returns the observations of the policy's rows, with the added parts.
 
         Args:
           seen: what the agents see, ``[B * k, ...]``.
-          legal: which of their actions are legal, ``[B * k, n]``; for the part ``masks.PART``.
-          state: of the whole environment, ``[B, S]``; for the part ``STATE``.
+          legal: which of their actions are legal, ``[B * k, n]``; None without the part ``masks.PART``.
+          state: of the whole environment, ``[B, S]``; None without the part ``STATE``.
         """
         count, first = len(self.agents), jax.tree.leaves(seen)[0]
         xp, size = first.__array_namespace__(), len(first) // count
