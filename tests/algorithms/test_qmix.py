@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import team
@@ -39,6 +40,23 @@ def test_the_mixer_never_falls_where_an_agent_s_value_rises() -> None:
         assert bool((risen >= total).all()) and bool((risen > total + 1e-3).any())
 
 
+def test_the_mixer_s_slopes_start_small_and_are_bounded_in_all_states_and_for_all_values() -> None:
+    """A slope is what the team's value gains by an agent's."""
+    mixing, keys = mixing_network(32, 3, 54), jax.random.split(jax.random.key(0), 4)
+    params, state = mixing.init(keys[0]), jax.random.normal(keys[1], (200, 54))
+
+    def slopes(value: float, params: Any, state: jax.Array) -> np.ndarray:
+        each = jax.vmap(jax.grad(lambda values, state: mixing.apply(params, state, values)))
+        return np.asarray(each(jnp.full((200, 3), value), state))
+
+    assert slopes(0.0, params, state).max() < 0.01
+    params = jax.tree.map(lambda x: x + jax.random.normal(keys[2], x.shape), params)
+    layers = [jax.tree.map(np.asarray, params[name]["params"]) for name in ("weights", "last_weights")]
+    first, last = (np.abs(layer["kernel"]).sum(axis=0) + np.abs(layer["bias"]) for layer in layers)
+    assert (slopes(0.0, params, 1e3 * state) <= first.reshape(3, 32) @ last).all()
+    np.testing.assert_allclose(slopes(-1e3, params, state), 0.1 * slopes(1e3, params, state), rtol=1e-4)
+
+
 def batch_of(spec: Any, size: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
 
@@ -69,13 +87,13 @@ def naive_total(params: Any, obs: Any, row: int, chosen: list[float], mixer: str
     if mixer == "vdn":
         return sum(chosen)
     made, state = params["mixer"], obs["state"][row].astype(np.float64)
+    state = np.tanh(dense(made["hidden"], state))
     weights = np.abs(dense(made["weights"], state)).reshape(2, 3)
     hidden = dense(made["bias"], state)
     for agent, value in enumerate(chosen):
         hidden = hidden + value * weights[agent]
-    hidden = np.where(hidden > 0, hidden, np.exp(np.minimum(hidden, 0)) - 1)
-    offset = dense(made["last_bias"], np.maximum(dense(made["hidden"], state), 0))[0]
-    return float(hidden @ np.abs(dense(made["last_weights"], state)) + offset)
+    hidden = np.where(hidden > 0, hidden, 0.1 * hidden)
+    return float(hidden @ np.abs(dense(made["last_weights"], state)) + dense(made["last_bias"], state)[0])
 
 
 @pytest.mark.parametrize("mixer, double", [("qmix", True), ("vdn", True), ("qmix", False)])
