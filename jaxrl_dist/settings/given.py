@@ -65,7 +65,7 @@ def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str,
     algorithm, by_name = config.algorithm, isinstance(config.algorithm, str | type)
     values = {name: value for name, value in {**_of_name(algorithm), **own}.items() if name not in RUN_FIELDS}
     made = kind_of(algorithm)(**values) if by_name else dataclasses.replace(algorithm, **values)
-    kept = own if by_name or own else vars(made)
+    kept = own if by_name or own else [field.name for field in dataclasses.fields(made)]
     kept = [name for name in kept if sources.get(name) != "stored"]
     config = checked(dataclasses.replace(config, algorithm=made), kept)
     own = {name: getattr(config.algorithm, name) for name in own}
