@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.actors.played import ALL_FINITE, Played, Tally, begin, empty_tally, go_on, tallied
+from jaxrl_dist.actors.played import ALL_FINITE, Episodes, Played, begin, go_on
 from jaxrl_dist.actors.step import after_step, env_of, in_rows, indices, initial_core, keys_of, row_slices
 from jaxrl_dist.envs.base import DrawnEnv, Share, not_finite
 from jaxrl_dist.envs.source import EnvSource
@@ -221,14 +221,14 @@ class Evaluator:
         variables, start, stacks = put(
             (variables, initial_core(self._algorithm, spec, share), frames.blank(spec, num_envs))
         )
-        tally = empty_tally(spec, quota, np.float64, np.int64)
+        episodes = Episodes.none(np, quota, spec.info_metrics)
         steps, key = 0, rng.stream(self._seed, rng.Stream.ACT)
         with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
             obs, core = env.reset(), start
             progress(0)
             if watch is not None:
                 watch(env, np.arange(num_envs))
-            while (tally.done < quota).any():
+            while (episodes.done < quota).any():
                 if stop():
                     return None
                 action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks, key, np.uint32(steps))
@@ -237,21 +237,22 @@ class Evaluator:
                 if jax.tree.leaves(start):
                     core = self._learn_outcome(self._hyper, core, start, stacks, action, put(step))
                 if watch is not None:
-                    watch(env, np.flatnonzero(tally.done == 0))
+                    watch(env, np.flatnonzero(episodes.done == 0))
                 obs, step, ended = in_rows(spec, step, ended)
-                before, tally = tally, tallied(tally, step, ended, quota, self._max_steps)
-                if (done := int(tally.done.sum())) > before.done.sum():
-                    progress(done)
-        return self._evaluation(tally)
+                done, episodes = episodes.done, episodes.after(step, ended, quota, self._max_steps)
+                if (episodes.done > done).any():
+                    progress(int(episodes.done.sum()))
+        return self._evaluation(episodes)
 
-    def _evaluation(self, tally: Tally) -> Evaluation:
+    def _evaluation(self, episodes: Episodes) -> Evaluation:
         """Returns the evaluation of all rows, with that of each of several policies."""
+        returns, lengths, cut, info = jax.device_get((episodes.returns, episodes.lengths, episodes.cut, episodes.info))
 
         def of_rows(rows: slice) -> Evaluation:
-            whole = tally.lengths[rows] > 0
-            ended = tally.returns[rows][whole].astype(np.float64), tally.lengths[rows][whole].astype(np.int64)
-            info = {metric: values[rows][whole] for metric, values in tally.info.items()}
-            return Evaluation(*ended, int(tally.cut[rows].sum()), self._sampled, info=info)
+            whole = lengths[rows] > 0
+            ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
+            told = {metric: values[rows][whole] for metric, values in info.items()}
+            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=told)
 
         parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
         return of_rows(slice(None))._replace(policies=parts)
@@ -271,7 +272,7 @@ class Evaluator:
                 return None
             began = time.perf_counter()
             played = self._go_on(self._hyper, variables, start, played, np.int32(steps), key)
-            before, done = done, int(played.tally.done.sum())
+            before, done = done, int(played.episodes.done.sum())
             self._check_finite(played)
             if done > before:
                 progress(done)
@@ -279,7 +280,7 @@ class Evaluator:
                 break
             if time.perf_counter() - began < _DISPATCH_SECONDS:
                 steps *= 2
-        return self._evaluation(jax.device_get(played.tally))
+        return self._evaluation(played.episodes)
 
     def _check_finite(self, played: Played) -> None:
         """Raises ``EnvError`` for the first observation or reward that was not finite."""

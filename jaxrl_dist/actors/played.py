@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,75 +12,84 @@ import numpy as np
 from jaxrl_dist import rng
 from jaxrl_dist.actors.step import in_rows, row_slices
 from jaxrl_dist.envs.base import DeviceEnv
-from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Timestep, Variables
+from jaxrl_dist.types import Array, EpisodeStats, PyTree, Timestep, Variables
 
 ALL_FINITE = np.int32(2**31 - 1)
 
 
-class Tally(NamedTuple):
-    """Episodes that ``B`` rows have finished, at most ``E`` each, and those under way.
+class Episodes(NamedTuple):
+    """Episodes that ``B`` rows have played, at most ``E`` each, and those under way; of numpy in 64 bits, of JAX in 32.
 
-    With several agents, rows are agents; with several policies, their rows follow each other as in ``row_slices``.
-    Where environments are played on the host, numbers are float64 and int64.
+    With several agents, rows are agents; with several policies, their rows follow each other as in ``find_fault``.
     """
 
-    done: Array  # [B] int32, episodes
-    returns: Array  # [B, E] float32
-    lengths: Array  # [B, E] int32; 0: no episode
-    info: dict[str, Array]  # [B, E] float32, by metric of the info; NaN if the episode reported none
-    running: Array  # [3, B] float32, return, length and steps of waiting of the episodes under way
-    counted: Array  # [2, B] float32, return and length that cut episodes have already been credited with
-    cut: Array  # [B] int32
+    done: Array  # [B] int, episodes
+    returns: Array  # [B, E] float
+    lengths: Array  # [B, E] int; 0: no episode
+    info: Mapping[str, Array]  # [B, E] float, by metric of the info; NaN if the episode reported none
+    running: Array  # [3, B] float, return, length and steps of waiting of the episodes under way
+    counted: Array  # [2, B] float, return and length that cut episodes have already been credited with
+    cut: Array  # [B] int
 
+    @classmethod
+    def none(cls, xp: Any, quota: np.ndarray, metrics: Sequence[str]) -> Episodes:
+        """Returns the state before the first step, in arrays of ``xp``: numpy, or ``jax.numpy``.
 
-def empty_tally(spec: EnvSpec, quota: np.ndarray, floats: Any = np.float32, ints: Any = np.int32) -> Tally:
-    """Returns a tally of no episodes; row ``b`` plays ``quota[b]``."""
-    zeros, none = np.zeros((len(quota), max(quota)), floats), np.zeros(len(quota), ints)
-    info = {metric: np.full_like(zeros, np.nan) for metric in spec.info_metrics}
-    running = np.zeros((3, len(quota)), floats)
-    return Tally(none, zeros, zeros.astype(ints), info, running, running[:2], none)
+        Args:
+          quota: episodes that each row plays, ``[B]``.
+        """
+        shape, none = (len(quota), max(quota)), xp.zeros((3, len(quota)), float)
+        info = {metric: xp.full(shape, xp.nan) for metric in metrics}
+        done, cut = xp.zeros((2, len(quota)), int)
+        return cls(done, xp.zeros(shape, float), xp.zeros(shape, int), info, none, none[:2], cut)
 
+    def after(self, step: Timestep, ended: EpisodeStats, quota: np.ndarray, max_steps: int) -> Episodes:
+        """Returns the state after a step of all rows; arrays of numpy are written into."""
+        xp, rows = step.reward.__array_namespace__(), np.arange(len(quota))
+        valid = step.valid.astype(self.running.dtype)
+        running = self.running + xp.stack([step.reward, valid, 1 - valid])
+        over = ended.episodes > 0
+        endless = ~over & ((running[1] >= max_steps) | (running[2] > max_steps))
+        totals = xp.where(over, xp.stack([ended.return_sum, ended.length_sum]) - self.counted, running[:2])
+        new = (over | endless) & (self.done < quota)
 
-def tallied(tally: Tally, step: Timestep, ended: EpisodeStats, quota: np.ndarray, max_steps: int) -> Tally:
-    """Returns the tally after a step, of arrays of numpy or of JAX; both arguments have the rows of ``in_rows``."""
-    xp = tally.done.__array_namespace__()
-    valid = step.valid.astype(xp.float32)
-    running = tally.running + xp.stack([step.reward, valid, 1 - valid])
-    over = ended.episodes > 0
-    endless = ~over & ((running[1] >= max_steps) | (running[2] > max_steps))
-    totals = xp.where(over, xp.stack([ended.return_sum, ended.length_sum]) - tally.counted, running[:2])
-    new = (over | endless) & (tally.done < quota)
-    place = new[:, None] & (tally.done[:, None] == xp.arange(tally.returns.shape[1])[None])  # [B, E]
-    return Tally(
-        done=tally.done + new,
-        returns=xp.where(place, totals[0][:, None], tally.returns),
-        lengths=xp.where(place, totals[1].astype(tally.lengths.dtype)[:, None], tally.lengths),
-        info={
-            metric: xp.where(place, xp.where(count > 0, value, xp.nan)[:, None], tally.info[metric])
-            for metric, (value, count) in ended.info.items()
-        },
-        running=xp.where(over | endless, 0, running),
-        counted=xp.where(over, 0, tally.counted + xp.where(endless, running[:2], 0)),
-        cut=tally.cut + (new & endless & (totals[1] > 0)),
-    )
+        def put(kept: Any, values: Any) -> Any:
+            """Writes the value of each new episode into its place."""
+            if xp is np:
+                kept[rows[new], self.done[new]] = values[new]
+                return kept
+            place = xp.where(new, self.done, kept.shape[1])  # out of range, and dropped, if no episode is new
+            return kept.at[rows, place].set(values.astype(kept.dtype), mode="drop")
+
+        told = {metric: xp.where(count > 0, value, xp.nan) for metric, (value, count) in ended.info.items()}
+        return Episodes(
+            done=self.done + new,
+            returns=put(self.returns, totals[0]),
+            lengths=put(self.lengths, totals[1]),
+            info={metric: put(self.info[metric], values) for metric, values in told.items()},
+            running=xp.where(over | endless, 0, running),
+            counted=xp.where(over, 0, self.counted + xp.where(endless, running[:2], 0)),
+            cut=self.cut + (new & endless & (totals[1] > 0)),
+        )
 
 
 class Played(NamedTuple):
-    """Environments that are being played."""
+    """Episodes under way in ``B`` environments."""
 
     env: PyTree
     obs: PyTree
     core: PyTree
     key: jax.Array
     steps: jax.Array  # int32 scalar
-    tally: Tally
+    episodes: Episodes
     fault: jax.Array  # int32 scalar, 2 * environment + (0: observation, 1: reward); ALL_FINITE: none
 
 
 def begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> Played:
     state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))
-    tally = jax.tree.map(jnp.asarray, empty_tally(env.spec, quota))
-    return Played(state, obs, start, key, jnp.zeros((), jnp.int32), tally, _fault(env, obs, jnp.zeros(len(quota))))
+    fault = _fault(env, obs, jnp.zeros(len(quota)))
+    episodes = Episodes.none(jnp, quota, env.spec.info_metrics)
+    return Played(state, obs, start, key, jnp.zeros((), jnp.int32), episodes, fault)
 
 
 def go_on(
@@ -100,7 +109,7 @@ def go_on(
     last = played.steps + steps
 
     def more(played: Played) -> jax.Array:
-        return (played.steps < last) & jnp.any(played.tally.done < quota) & (played.fault == ALL_FINITE)
+        return (played.steps < last) & jnp.any(played.episodes.done < quota) & (played.fault == ALL_FINITE)
 
     def step(played: Played) -> Played:
         action, core, _ = act(hyper, variables, played.obs, played.core, (), key, played.steps)
@@ -108,8 +117,8 @@ def go_on(
         if jax.tree.leaves(start):
             core = learn_outcome(hyper, core, start, (), action, step)
         obs, step, ended = in_rows(env.spec, step, ended)
-        tally = tallied(played.tally, step, ended, quota, max_steps)
-        return Played(state, obs, core, played.key, played.steps + 1, tally, _fault(env, obs, step.reward))
+        episodes = played.episodes.after(step, ended, quota, max_steps)
+        return Played(state, obs, core, played.key, played.steps + 1, episodes, _fault(env, obs, step.reward))
 
     return jax.lax.while_loop(more, step, played)
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import team
+from probes import squash, unsquash
 
 import jaxrl_dist
 from jaxrl_dist import spaces
@@ -96,10 +97,13 @@ def naive_total(params: Any, obs: Any, row: int, chosen: list[float], mixer: str
     return float(hidden @ np.abs(dense(made["last_weights"], state)) + dense(made["last_bias"], state)[0])
 
 
-@pytest.mark.parametrize("mixer, double", [("qmix", True), ("vdn", True), ("qmix", False)])
-def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool) -> None:
+@pytest.mark.parametrize(
+    "mixer, double, rescale", [("qmix", True, False), ("vdn", True, True), ("vdn", True, False), ("qmix", False, False)]
+)
+def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool, rescale: bool) -> None:
     spec, size = find(team.Meeting(), wrappers=JOINT).spec, 20
-    config = dataclasses.replace(SMALL, mixer=mixer, double=double)
+    config = dataclasses.replace(SMALL, mixer=mixer, double=double, rescale_values=rescale)
+    h, h_inverse = (squash, unsquash) if rescale else (float, float)
     algorithm = config.make(spec)
     variables, other = (algorithm.init(jax.random.key(seed)) for seed in (0, 1))
     batch = batch_of(spec, size)
@@ -115,7 +119,7 @@ def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool) -> None:
             online.append(naive_values(variables.params, batch["obs"], row, agent)[batch["action"][row, agent]])
         q = naive_total(variables.params, batch["obs"], row, online, mixer)
         bootstrap = naive_total(other.params, batch["next_obs"], row, target, mixer)
-        error = batch["reward"][row] + 0.9 * bootstrap - q
+        error = h(batch["reward"][row] + 0.9 * h_inverse(bootstrap)) - q
         assert float(losses[row]) == pytest.approx(0.5 * error**2, rel=1e-4, abs=1e-5)
         assert float(aux.priority[row]) == pytest.approx(abs(error), rel=1e-4, abs=1e-5)
     assert mask.all()

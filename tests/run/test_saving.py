@@ -30,6 +30,7 @@ from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.commands import train
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
+from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import arrays, checkpoint, manifest, saving, signals, trackers
 from jaxrl_dist.run import files as run_files
@@ -163,7 +164,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
                     yield fake_report(done)
             yield fake_report(done, ended_by="total_env_steps" if done >= job.total_env_steps else None)
 
-        monkeypatch.setitem(training_run.PLANS, "on_device", training_run.PLANS["on_device"]._replace(run=plan))
+        monkeypatch.setitem(PLANS, "on_device", PLANS["on_device"]._replace(run=plan))
         run_dir = tmp_path / "run"
         sizes = {"num_envs": 4, "rollout_length": 4, "num_devices": 1, "evaluation_episodes": 0}
         sizes |= {"total_env_steps": 200, "run_dir": str(run_dir)}
@@ -192,7 +193,7 @@ def test_what_is_learnt_without_new_env_steps_is_saved_too(monkeypatch: pytest.M
         more = again.checkpoint()._replace(state={"x": np.zeros(3, int)})  # type: ignore[arg-type]
         yield dataclasses.replace(again, updates=again.updates + 1, checkpoint=lambda: more)
 
-    monkeypatch.setitem(training_run.PLANS, "on_device", training_run.PLANS["on_device"]._replace(run=plan))
+    monkeypatch.setitem(PLANS, "on_device", PLANS["on_device"]._replace(run=plan))
     sizes: dict[str, Any] = {"num_devices": 1, "evaluation_episodes": 0, "total_env_steps": 20}
     config = jaxrl_dist.preset("pg", "CartPole-v1", checkpoint_interval=20, run_dir=str(tmp_path / "run"), **sizes)
     list(setup.prepare(config).reports())
@@ -323,10 +324,8 @@ def test_a_run_that_its_environment_ends_can_go_on(plan: str, options: dict[str,
 
 
 def test_the_command_that_resumes_a_run_names_the_user_s_code() -> None:
-    nothing: Any = None
-
     def command(algorithm: Any, env: Any) -> str:
-        return training_run.Run(Train(algorithm, env=env, run_dir="runs/a b"), nothing).resume_command()
+        return training_run.resume_command(Train(algorithm, env=env, run_dir="runs/a b"))
 
     assert command(PG(), "gymnax:CartPole-v1") == "jaxrl-dist resume 'runs/a b'"
     assert command(PG(), "gymnasium:my:make") == "jaxrl-dist resume 'runs/a b' --env gymnasium:my:make"
@@ -407,8 +406,7 @@ def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool
 
 
 def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
-    nothing: Any = None
-    run = training_run.Run(Train(PG(), env="gymnax:CartPole-v1", run_dir=str(tmp_path)), nothing)
+    run = training_run.Run(Train(PG(), env="gymnax:CartPole-v1", run_dir=str(tmp_path)), [], [])
     (tmp_path / "checkpoints" / ".000000000090.new").mkdir(parents=True)
     assert train._goes_on(run) == "the run has saved no checkpoint"
     for env_steps in (20, 60):
