@@ -37,7 +37,7 @@ _PUBLIC = {
     "Policy": "play.policy",
     "Report": "types",
     "Rollout": "types",
-    "Train": "config",
+    "Train": "config.train",
     "display": "run.notebook",
     "load_policy": "play.policy",
     "preset": "training",
