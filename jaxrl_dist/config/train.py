@@ -21,6 +21,7 @@ from jaxrl_dist.checks import (
 )
 from jaxrl_dist.config.launch import NAMES as LAUNCH
 from jaxrl_dist.config.launch import Launch
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.values import Named, plain
 from jaxrl_dist.errors import ConfigError
@@ -104,15 +105,6 @@ RUN_DEFAULTS: dict[str, Any] = {
 
 EVOLVE_INTERVALS = {"pbt": 20_000, "halving": 40_000}
 """Defaults of ``evolve_interval``, for runs of 1e5 to 1e6 env steps."""
-
-PLANS = {
-    "on_device": "environment, acting and learning compiled into one program (gymnax)",
-    "synchronous": "environments stepped from the host; act, update, act ... (any backend)",
-    "asynchronous": "actor threads send experience while the learner updates (any backend)",
-    "own_pace": "as asynchronous, and each of several policies learns at its own pace (any backend)",
-    "gradients": "actor threads send gradients of what they experience (any backend)",
-}
-"""The plans, and what each does; ``plans.PLANS`` has their code."""
 
 if TYPE_CHECKING:
     PlanName = str

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class, published
 from jaxrl_dist.checks import did_you_mean, divisor_below, flag, shown
+from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.config.values import plain
@@ -224,12 +225,10 @@ def resolve(config: Train[Any], source: EnvSource, own: Mapping[str, Any] = {}) 
     Args:
       own: the user's hyperparameters of an algorithm given by name or class.
     """
-    from jaxrl_dist.plans import PLANS
-
     spec = source.spec
     by_name = isinstance(config.algorithm, str | type)
     kind = _kind(config.algorithm)
-    plan = "on_device" if source.is_pure else "synchronous"
+    plan = default_plan(is_pure=source.is_pure)
     core = own.get("core", "none") if by_name else getattr(config.algorithm, "core", "none")
     preset = kind.preset(spec) if hasattr(kind, "preset") else {}
     if core != "none" and hasattr(kind, "recurrent_preset"):
@@ -276,9 +275,7 @@ def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[T
     if all(isinstance(part.algorithm, Still) for part, _ in parts.values()):
         raise ConfigError("no policy trains; one or more must")
     source = find_env(dataclasses.replace(asked, algorithm=Policies({name: part for name, (part, _) in parts.items()})))
-    from jaxrl_dist.plans import PLANS  # here, not above: it imports JAX
-
-    asked = dataclasses.replace(asked, plan=asked.plan or ("on_device" if source.is_pure else "synchronous"))
+    asked = dataclasses.replace(asked, plan=asked.plan or default_plan(is_pure=source.is_pure))
     if not PLANS[asked.plan].several:
         works = ", ".join(plan for plan, info in PLANS.items() if info.several)
         raise ConfigError(f"--plan {asked.plan} trains one policy, and there are several; plans for them: {works}")

@@ -14,6 +14,7 @@ from typing import IO, Any
 import jax
 
 from jaxrl_dist.checks import flag
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
@@ -96,7 +97,7 @@ def _resumed(
     config = dataclasses.replace(run.config, **initial)
     assert config.run_dir is not None
     run_dir, spec = pathlib.Path(config.run_dir), run.job.source.spec
-    shapes = _checkpoint_shapes(run.job, config.plan)
+    shapes = _checkpoint_shapes(run.job)
     resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, spec, about, allowed), iteration)
     done, score = resumed.env_steps, score_of(resumed.progress)
     field = ended_by(config, done, score)
@@ -235,11 +236,11 @@ def _check_devices(config: Train[Any], source: EnvSource) -> None:
         raise ConfigError(why)
 
 
-def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
+def _checkpoint_shapes(job: Job) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = jax.eval_shape(job.learner.init, key)
-    actor = jax.eval_shape(compiled.start(job), key, job.hyper) if plan == "on_device" else ()
+    actor = jax.eval_shape(compiled.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
     return Checkpoint(state, actor, {})
 
 

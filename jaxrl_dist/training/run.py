@@ -15,13 +15,13 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import IO, Any, NamedTuple
 
-from jaxrl_dist import algorithms
+from jaxrl_dist import algorithms, plans
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.checks import counted
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name, split_env
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.hosts import peers, start
-from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
@@ -199,7 +199,7 @@ class Run(NamedTuple):
                 saver.save(report.checkpoint(), report.metrics["episode/return"])
 
         evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
-        plan: Any = (self.execute or PLANS[config.plan].run)(job)
+        plan: Any = (self.execute or plans.execute)(job)
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
         if config.run_dir:
