@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -56,25 +57,23 @@ def check_range(
     """
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for name in names:
-        value = getattr(config, name)
+        value, whole = getattr(config, name), "float" not in kinds[name]
         for x in value if isinstance(value, tuple) else (value,):
             if x is None:
                 continue
-            whole = "float" not in kinds[name]
             kind: Any = Integral if whole else Real
             if not isinstance(x, kind):
                 raise ConfigError(f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}")
             most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
-            inside = (
-                (isinstance(x, Integral) or math.isfinite(x))  # a huge whole number does not fit a float
-                and (low is None or x >= low)
-                and (most is None or x <= most)
-                and (above is None or x > above)
-                and (below is None or x < below)
-            )
-            if not inside:
-                bounds = [(low, ">="), (above, ">"), (most, "<="), (below, "<")]
-                wanted = " and ".join(f"{sign} {bound}" for bound, sign in bounds if bound is not None)
+            bounds = [
+                (">=", low, operator.ge),
+                (">", above, operator.gt),
+                ("<=", most, operator.le),
+                ("<", below, operator.lt),
+            ]
+            finite = isinstance(x, Integral) or math.isfinite(x)  # a huge whole number does not fit a float
+            if not (finite and all(bound is None or holds(x, bound) for _, bound, holds in bounds)):
+                wanted = " and ".join(f"{sign} {bound}" for sign, bound, _ in bounds if bound is not None)
                 raise ConfigError(f"{flag(name)} must be {wanted or 'finite'}, not {shown(x)}")
 
 

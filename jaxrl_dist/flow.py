@@ -215,41 +215,14 @@ def gather_sync(
         yield [found.get(index) for index in range(len(streams))]
 
 
-def union(*streams: Iterable[Item], weights: Sequence[int] | None = None) -> Iterator[Item]:
-    """Yields all items, in turn ``weights[i]`` items of stream ``i`` (default 1), until all streams have ended."""
-    turns = collections.deque((iter(stream), weight) for stream, weight in _weighted(streams, weights))
-    while turns:
-        stream, weight = turns.popleft()
-        count = 0
-        for item in itertools.islice(stream, weight):
-            count += 1
-            yield item
-        if count == weight:
-            turns.append((stream, weight))
-
-
-def concurrently(
-    *streams: Iterable[Item], weights: Sequence[int] | None = None, output: int | None = None
-) -> Iterator[Item]:
-    """As ``union``, but ends with the first stream that ends; ``output``: yield the items of this stream only."""
-    turns = [(index, iter(stream), weight) for index, (stream, weight) in enumerate(_weighted(streams, weights))]
-    while True:
-        for index, stream, weight in turns:
-            for _ in range(weight):
-                try:
-                    item = next(stream)
-                except StopIteration:
-                    return
-                if output is None or index == output:
-                    yield item
-
-
-def _weighted(streams: Sequence[Iterable[Item]], weights: Sequence[int] | None) -> Iterator[tuple[Iterable[Item], int]]:
-    """Raises ``ValueError`` unless there is a weight >= 1 for each stream."""
-    weights = [1] * len(streams) if weights is None else weights
-    if len(weights) != len(streams) or any(weight < 1 for weight in weights):
-        raise ValueError(f"{len(streams)} streams need as many weights of 1 or more, not {list(weights)}")
-    return zip(streams, weights, strict=True)
+def concurrently(*streams: Iterable[Item]) -> Iterator[Item]:
+    """Yields an item of each stream in turn, and ends with the first stream that ends."""
+    for iterator in itertools.cycle([iter(stream) for stream in streams]):
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
 
 
 def batch(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -257,11 +230,6 @@ def batch(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(stream)
     while len(items := list(itertools.islice(iterator, size))) == size:
         yield items
-
-
-def every(stream: Iterable[Item], count: int) -> Iterator[Item]:
-    """Yields the last of every ``count`` items."""
-    return itertools.islice(stream, count - 1, None, count)
 
 
 def duplicate(stream: Iterable[Item], copies: int, bound: int) -> list[Iterator[Item]]:

@@ -36,7 +36,7 @@ from jaxrl_dist.commands import help
 from jaxrl_dist.commands.flags import plain_defaults
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import SYNONYMS
-from jaxrl_dist.config.train import LIBRARIES, split_env
+from jaxrl_dist.config.train import GROUPS, LIBRARIES, split_env
 from jaxrl_dist.envs.source import BACKENDS, DeviceEnv, EnvSource, find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import resolve
@@ -95,10 +95,18 @@ def formula(latex: str) -> str:
 
 
 def fields(path: str) -> str:
-    """Returns a table of the flags of a dataclass such as ``jaxrl_dist.config.train.Train``, without inherited ones."""
+    """Returns a table of the flags of a dataclass such as ``jaxrl_dist.commands.flags.Command``, not inherited ones."""
     module, name = path.rsplit(".", 1)
     kind = getattr(importlib.import_module(module), name)
     return flag_table(kind, help.docstrings(kind), help.defaults_of(kind))
+
+
+def run_flags(_: None) -> str:
+    """Returns a table for each group of a run's flags."""
+    parts: list[str] = []
+    for group in GROUPS:
+        parts += [f"**{inspect.cleandoc(str(group.__doc__))}**", fields(f"{group.__module__}.{group.__name__}")]
+    return "\n\n".join(parts)
 
 
 def algorithm_flags(name: str) -> str:
@@ -167,7 +175,7 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for kind, env in EXAMPLES.items():
-        config = resolve.resolve(jaxrl_dist.Train(name, env=env), source_of(env))
+        config, _ = resolve.filled(resolve.given(jaxrl_dist.Train(name, env=env)), source_of(env))
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:
@@ -369,6 +377,7 @@ PARTS: dict[str, Callable[[Any], str]] = {
     "accelerators": accelerators,
     "algorithm": algorithm,
     "fields": fields,
+    "run_flags": run_flags,
     "scale": scale,
     "synonyms": synonyms,
     "tested": tested,

@@ -268,6 +268,15 @@ def acted(algorithm: Algorithm, variables: Variables, rollout: Rollout, seed: in
     return rollout._replace(action=action, extras=extras, core=initial, final_core=core)
 
 
+def squash(x: float) -> float:
+    return float(np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x)
+
+
+def unsquash(x: float) -> float:
+    """The inverse, equation in proposition A.2 of Pohlen et al. (2018)."""
+    return float(np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1))
+
+
 def window_return(windows: Rollout, env: int, discount: float) -> tuple[float, float, int]:
     """Of one window's first step: rewards summed, discount of the bootstrap, last step; a loop in float64."""
     total, factor, last = 0.0, 1.0, len(windows.reward) - 1

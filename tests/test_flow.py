@@ -264,39 +264,17 @@ def test_gather_sync_goes_on_without_those_that_are_late() -> None:
 # --- Operators ----------------------------------------------------------------------------------------
 
 
-def test_union() -> None:
-    assert list(flow.union("abc", "1", "xy")) == [*"a1x", *"by", *"c"]
-    assert list(flow.union("abcde", "12", weights=[2, 1])) == [*"ab1", *"cd2", *"e"]
-    assert list(flow.union()) == []
-
-
-def test_union_asks_for_nothing_ahead() -> None:
+def test_concurrently() -> None:
+    """Ends with the first of the streams that does, and asks for nothing ahead."""
+    assert list(flow.concurrently("abc", "12")) == [*"a1b2c"]
     asked: list[int] = []
-    items = flow.union(map(asked.append, range(9)), weights=[3])
+    items = flow.concurrently(map(asked.append, range(9)), "12")
     next(items)
     assert asked == [0]
 
 
-def test_concurrently() -> None:
-    """Ends with the first of the streams that does; one of them may be the only one to be seen."""
-    assert list(flow.concurrently("abc", "12")) == [*"a1b2c"]
-    assert list(flow.concurrently("abcdef", "12", weights=[2, 1])) == [*"ab1cd2ef"]
-    seen: list[str] = []
-    assert list(flow.concurrently(map(seen.append, "abcd"), "12", weights=[2, 1], output=1)) == ["1", "2"]
-    assert seen == [*"abcd"]
-
-
-@pytest.mark.parametrize("operator", [flow.union, flow.concurrently])
-@pytest.mark.parametrize("weights", [[1], [1, 0], [1, 2, 3]])
-def test_weights_that_do_not_fit_are_refused(operator: Any, weights: list[int]) -> None:
-    with pytest.raises(ValueError, match="2 streams need as many weights of 1 or more, not"):
-        next(operator("ab", "cd", weights=weights))
-
-
-def test_batch_and_every() -> None:
+def test_batch() -> None:
     assert list(flow.batch(range(8), 3)) == [[0, 1, 2], [3, 4, 5]]
-    assert list(flow.every(range(8), 3)) == [2, 5]
-    assert list(flow.every("abc", 1)) == [*"abc"]
 
 
 def test_duplicate() -> None:
@@ -314,10 +292,8 @@ def test_errors_pass_through_the_operators() -> None:
         raise KeyError("within")
 
     for items in (
-        flow.union(fails(), range(9)),
         flow.concurrently(fails(), range(9)),
         flow.batch(fails(), 2),
-        flow.every(fails(), 2),
         flow.duplicate(fails(), 2, 3)[0],
     ):
         with pytest.raises(KeyError, match="within"):
@@ -325,14 +301,10 @@ def test_errors_pass_through_the_operators() -> None:
 
 
 def test_a_dataflow_of_several() -> None:
-    """Ape-X in small: what comes is stored, and each two items stored are learnt from once."""
+    """What comes is stored, and after each item the last two are learnt from."""
     stored: list[Any] = []
-
-    def store(item: Any) -> None:
-        stored.append(item)
-
     with gated([Gate("a", 4).open(4), Gate("b", 4).open(4)]) as streams:
-        store_op = map(store, flow.gather_async(streams))
-        learn_op = (sorted(stored[-2:]) for _ in itertools.count())
-        learnt = list(flow.concurrently(store_op, learn_op, weights=[2, 1], output=1))
-    assert len(stored) == 8 and learnt == [sorted(stored[i : i + 2]) for i in range(0, 8, 2)]
+        store_op = map(stored.append, flow.gather_async(streams))
+        learn_op = (stored[-2:] for _ in itertools.count())
+        learnt = list(flow.concurrently(store_op, learn_op))
+    assert learnt == [part for i in range(8) for part in (None, stored[max(0, i - 1) : i + 1])]

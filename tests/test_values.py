@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.config.train import Train
-from jaxrl_dist.config.values import plain
+from jaxrl_dist.config.launch import Processes
+from jaxrl_dist.config.train import ALONE, GROUPS, OWN, RESUMABLE, VARIED, Train
+from jaxrl_dist.config.values import check_declared, marked, plain, setting
 from jaxrl_dist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -151,3 +152,42 @@ class Unknown:
 def test_types_that_cannot_be_looked_up_are_left_alone() -> None:
     config = Unknown(np.int64(3))
     assert plain(config) is config
+
+
+def test_the_declarations_of_a_run_s_fields_say_what_may_change_and_what_is_stored() -> None:
+    assert set(marked(Train, stored=False)) == {"algorithm", "run_dir", *marked(Processes)}
+    assert set(marked(Processes)) <= set(RESUMABLE) and not {"seed", "plan", "num_envs", *VARIED} & set(RESUMABLE)
+    assert set(OWN) < set(VARIED) and OWN == ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
+    alone = {"seeds": 1, "vary": {}, "zip": False, "evolve": None, "evolve_interval": None, "average_every": None}
+    assert alone == ALONE
+    assert set(marked(Train, of_machine=True)) == {"num_devices", "learner_devices", "actor_devices"}
+    # Programs that a notebook keeps are found by the other fields: sizes, networks and what policies see.
+    assert {"num_envs", "time_limit", "num_devices", "normalize_observations"} <= set(marked(Train, compiled=True))
+    assert sum(len(marked(group)) for group in GROUPS) == len(marked(Train)) == len(set(marked(Train)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    size: int | None = setting(None, low=1, high=4)
+    share: float = setting(0.5, above=0, high=1)
+    filled: int = setting(without_preset=3, low=0)
+    other: int = setting(7, needs="size")
+    last: str = setting("a", needs="filled")
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    {
+        "size": ({"size": 5}, "--size must be >= 1 and <= 4, not 5"),
+        "whole": ({"filled": 0.5}, "--filled must be a whole number, not 0.5"),
+        "share": ({"share": 0.0}, "--share must be > 0 and <= 1, not 0.0"),
+        "needs": ({"other": 8}, "--other does nothing without --size"),
+        "off": ({"last": "b", "filled": 0}, "--last does nothing without --filled"),
+    }.values(),
+)
+def test_values_are_checked_as_they_are_declared(values: dict[str, Any], message: str) -> None:
+    check_declared(Declared(last="b"))  # a preset may fill in what it needs
+    check_declared(Declared(size=2, other=8))
+    with pytest.raises(ConfigError) as error:
+        check_declared(Declared(**values))
+    assert str(error.value.with_flags) == message

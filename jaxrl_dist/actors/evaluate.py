@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.actors.played import ALL_FINITE, Played, begin, go_on
+from jaxrl_dist.actors.played import ALL_FINITE, Episodes, Played, begin, go_on
 from jaxrl_dist.actors.step import after_step, env_of, in_rows, indices, initial_core, keys_of, row_slices
 from jaxrl_dist.envs.base import DrawnEnv, Share, not_finite
 from jaxrl_dist.envs.source import EnvSource
@@ -221,20 +221,14 @@ class Evaluator:
         variables, start, stacks = put(
             (variables, initial_core(self._algorithm, spec, share), frames.blank(spec, num_envs))
         )
-        returns: list[list[float]] = [[] for _ in range(num_envs)]
-        lengths: list[list[int]] = [[] for _ in range(num_envs)]
-        info: dict[str, list[list[float]]]
-        info = {metric: [[] for _ in range(num_envs)] for metric in spec.info_metrics}
-        done, cut = np.zeros((2, num_envs), int)
-        running = np.zeros((3, num_envs))  # return, length and steps of waiting of the episodes under way
-        counted = np.zeros((2, num_envs))  # return and length that cut episodes have already been credited with
+        episodes = Episodes.none(np, quota, spec.info_metrics)
         steps, key = 0, rng.stream(self._seed, rng.Stream.ACT)
         with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
             obs, core = env.reset(), start
             progress(0)
             if watch is not None:
                 watch(env, np.arange(num_envs))
-            while (done < quota).any():
+            while (episodes.done < quota).any():
                 if stop():
                     return None
                 action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks, key, np.uint32(steps))
@@ -243,34 +237,23 @@ class Evaluator:
                 if jax.tree.leaves(start):
                     core = self._learn_outcome(self._hyper, core, start, stacks, action, put(step))
                 if watch is not None:
-                    watch(env, np.flatnonzero(done == 0))
+                    watch(env, np.flatnonzero(episodes.done == 0))
                 obs, step, ended = in_rows(spec, step, ended)
-                running += [step.reward, step.valid, ~step.valid]
-                over = ended.episodes > 0
-                endless = ~over & ((running[1] >= self._max_steps) | (running[2] > self._max_steps))
-                totals = np.where(over, np.array([ended.return_sum, ended.length_sum]) - counted, running[:2])
-                for index in np.flatnonzero((over | endless) & (done < quota)):
-                    returns[index].append(float(totals[0, index]))
-                    lengths[index].append(int(totals[1, index]))
-                    for metric, (value, count) in ended.info.items():
-                        info[metric][index].append(float(value[index]) if count[index] else np.nan)
-                    done[index] += 1
-                    cut[index] += endless[index] and totals[1, index] > 0
-                    progress(int(done.sum()))
-                counted = np.where(over, 0, counted + np.where(endless, running[:2], 0))
-                running[:, over | endless] = 0
+                done, episodes = episodes.done, episodes.after(step, ended, quota, self._max_steps)
+                if (episodes.done > done).any():
+                    progress(int(episodes.done.sum()))
+        return self._evaluation(episodes)
+
+    def _evaluation(self, episodes: Episodes) -> Evaluation:
+        """Returns the evaluation of all rows, with that of each of several policies."""
+        returns, lengths, cut, info = jax.device_get((episodes.returns, episodes.lengths, episodes.cut, episodes.info))
 
         def of_rows(rows: slice) -> Evaluation:
-            length = np.concatenate(lengths[rows])
-            played = length > 0
-            told = {metric: np.concatenate(values[rows])[played] for metric, values in info.items()}
-            ended = np.concatenate(returns[rows])[played], length[played]
+            whole = lengths[rows] > 0
+            ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
+            told = {metric: values[rows][whole] for metric, values in info.items()}
             return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=told)
 
-        return self._divided(of_rows)
-
-    def _divided(self, of_rows: Callable[[slice], Evaluation]) -> Evaluation:
-        """Returns the evaluation of all rows, with that of each of several policies."""
         parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
         return of_rows(slice(None))._replace(policies=parts)
 
@@ -289,7 +272,7 @@ class Evaluator:
                 return None
             began = time.perf_counter()
             played = self._go_on(self._hyper, variables, start, played, np.int32(steps), key)
-            before, done = done, int(played.done.sum())
+            before, done = done, int(played.episodes.done.sum())
             self._check_finite(played)
             if done > before:
                 progress(done)
@@ -297,15 +280,7 @@ class Evaluator:
                 break
             if time.perf_counter() - began < _DISPATCH_SECONDS:
                 steps *= 2
-        returns, lengths, cut = map(np.asarray, (played.returns, played.lengths, played.cut))
-
-        def of_rows(rows: slice) -> Evaluation:
-            whole = lengths[rows] > 0
-            ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
-            info = {metric: np.asarray(values)[rows][whole] for metric, values in played.info.items()}
-            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=info)
-
-        return self._divided(of_rows)
+        return self._evaluation(played.episodes)
 
     def _check_finite(self, played: Played) -> None:
         """Raises ``EnvError`` for the first observation or reward that was not finite."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,41 +12,84 @@ import numpy as np
 from jaxrl_dist import rng
 from jaxrl_dist.actors.step import in_rows, row_slices
 from jaxrl_dist.envs.base import DeviceEnv
-from jaxrl_dist.types import PyTree, Variables
+from jaxrl_dist.types import Array, EpisodeStats, PyTree, Timestep, Variables
 
 ALL_FINITE = np.int32(2**31 - 1)
 
 
-class Played(NamedTuple):
-    """Episodes under way in ``B`` environments, each of which plays at most ``E``.
+class Episodes(NamedTuple):
+    """Episodes that ``B`` rows have played, at most ``E`` each, and those under way; of numpy in 64 bits, of JAX in 32.
 
     With several agents, rows are agents; with several policies, their rows follow each other as in ``find_fault``.
     """
+
+    done: Array  # [B] int, episodes
+    returns: Array  # [B, E] float
+    lengths: Array  # [B, E] int; 0: no episode
+    info: Mapping[str, Array]  # [B, E] float, by metric of the info; NaN if the episode reported none
+    running: Array  # [3, B] float, return, length and steps of waiting of the episodes under way
+    counted: Array  # [2, B] float, return and length that cut episodes have already been credited with
+    cut: Array  # [B] int
+
+    @classmethod
+    def none(cls, xp: Any, quota: np.ndarray, metrics: Sequence[str]) -> Episodes:
+        """Returns the state before the first step, in arrays of ``xp``: numpy, or ``jax.numpy``.
+
+        Args:
+          quota: episodes that each row plays, ``[B]``.
+        """
+        shape, none = (len(quota), max(quota)), xp.zeros((3, len(quota)), float)
+        info = {metric: xp.full(shape, xp.nan) for metric in metrics}
+        done, cut = xp.zeros((2, len(quota)), int)
+        return cls(done, xp.zeros(shape, float), xp.zeros(shape, int), info, none, none[:2], cut)
+
+    def after(self, step: Timestep, ended: EpisodeStats, quota: np.ndarray, max_steps: int) -> Episodes:
+        """Returns the state after a step of all rows; arrays of numpy are written into."""
+        xp, rows = step.reward.__array_namespace__(), np.arange(len(quota))
+        valid = step.valid.astype(self.running.dtype)
+        running = self.running + xp.stack([step.reward, valid, 1 - valid])
+        over = ended.episodes > 0
+        endless = ~over & ((running[1] >= max_steps) | (running[2] > max_steps))
+        totals = xp.where(over, xp.stack([ended.return_sum, ended.length_sum]) - self.counted, running[:2])
+        new = (over | endless) & (self.done < quota)
+
+        def put(kept: Any, values: Any) -> Any:
+            """Writes the value of each new episode into its place."""
+            if xp is np:
+                kept[rows[new], self.done[new]] = values[new]
+                return kept
+            place = xp.where(new, self.done, kept.shape[1])  # out of range, and dropped, if no episode is new
+            return kept.at[rows, place].set(values.astype(kept.dtype), mode="drop")
+
+        told = {metric: xp.where(count > 0, value, xp.nan) for metric, (value, count) in ended.info.items()}
+        return Episodes(
+            done=self.done + new,
+            returns=put(self.returns, totals[0]),
+            lengths=put(self.lengths, totals[1]),
+            info={metric: put(self.info[metric], values) for metric, values in told.items()},
+            running=xp.where(over | endless, 0, running),
+            counted=xp.where(over, 0, self.counted + xp.where(endless, running[:2], 0)),
+            cut=self.cut + (new & endless & (totals[1] > 0)),
+        )
+
+
+class Played(NamedTuple):
+    """Episodes under way in ``B`` environments."""
 
     env: PyTree
     obs: PyTree
     core: PyTree
     key: jax.Array
     steps: jax.Array  # int32 scalar
-    done: jax.Array  # [B] int32, episodes
-    returns: jax.Array  # [B, E] float32
-    lengths: jax.Array  # [B, E] int32; 0: no episode
-    info: dict[str, jax.Array]  # [B, E] float32, by metric of the info; NaN if the episode reported none
-    running: jax.Array  # [3, B] float32, return, length and steps of waiting of the episodes under way
-    counted: jax.Array  # [2, B] float32, return and length that cut episodes have already been credited with
-    cut: jax.Array  # [B] int32
+    episodes: Episodes
     fault: jax.Array  # int32 scalar, 2 * environment + (0: observation, 1: reward); ALL_FINITE: none
 
 
 def begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> Played:
     state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))
-    zeros = jnp.zeros((len(quota), max(quota)), jnp.int32)
-    none = jnp.zeros((3, len(quota)), jnp.float32)
-    zero = jnp.zeros((), jnp.int32)
-    returns = zeros.astype(jnp.float32)
     fault = _fault(env, obs, jnp.zeros(len(quota)))
-    info = {metric: jnp.full_like(returns, jnp.nan) for metric in env.spec.info_metrics}
-    return Played(state, obs, start, key, zero, zeros[:, 0], returns, zeros, info, none, none[:2], zeros[:, 0], fault)
+    episodes = Episodes.none(jnp, quota, env.spec.info_metrics)
+    return Played(state, obs, start, key, jnp.zeros((), jnp.int32), episodes, fault)
 
 
 def go_on(
@@ -63,11 +106,10 @@ def go_on(
     key: jax.Array,
 ) -> Played:
     """Takes up to ``steps`` steps, until all episodes are over or an environment returns NaN or infinity."""
-    rows = jnp.arange(len(quota))
     last = played.steps + steps
 
     def more(played: Played) -> jax.Array:
-        return (played.steps < last) & jnp.any(played.done < quota) & (played.fault == ALL_FINITE)
+        return (played.steps < last) & jnp.any(played.episodes.done < quota) & (played.fault == ALL_FINITE)
 
     def step(played: Played) -> Played:
         action, core, _ = act(hyper, variables, played.obs, played.core, (), key, played.steps)
@@ -75,31 +117,8 @@ def go_on(
         if jax.tree.leaves(start):
             core = learn_outcome(hyper, core, start, (), action, step)
         obs, step, ended = in_rows(env.spec, step, ended)
-        valid = step.valid.astype(jnp.float32)
-        running = played.running + jnp.stack([step.reward, valid, 1 - valid])
-        over = ended.episodes > 0
-        endless = ~over & ((running[1] >= max_steps) | (running[2] > max_steps))
-        totals = jnp.where(over, jnp.stack([ended.return_sum, ended.length_sum]) - played.counted, running[:2])
-        new = (over | endless) & (played.done < quota)
-        place = jnp.where(new, played.done, played.returns.shape[1])  # out of range, and dropped, if no episode is new
-        return Played(
-            env=state,
-            obs=obs,
-            core=core,
-            key=played.key,
-            steps=played.steps + 1,
-            done=played.done + new,
-            returns=played.returns.at[rows, place].set(totals[0], mode="drop"),
-            lengths=played.lengths.at[rows, place].set(totals[1].astype(jnp.int32), mode="drop"),
-            info={
-                metric: played.info[metric].at[rows, place].set(jnp.where(count > 0, value, jnp.nan), mode="drop")
-                for metric, (value, count) in ended.info.items()
-            },
-            running=jnp.where(over | endless, 0, running),
-            counted=jnp.where(over, 0, played.counted + jnp.where(endless, running[:2], 0)),
-            cut=played.cut + (new & endless & (totals[1] > 0)),
-            fault=_fault(env, obs, step.reward),
-        )
+        episodes = played.episodes.after(step, ended, quota, max_steps)
+        return Played(state, obs, core, played.key, played.steps + 1, episodes, _fault(env, obs, step.reward))
 
     return jax.lax.while_loop(more, step, played)
 

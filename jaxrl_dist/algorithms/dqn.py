@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxrl_dist.algorithms import exploration, presets, sequences
 from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
-from jaxrl_dist.checks import check_range, check_used, flag
+from jaxrl_dist.checks import MAX_SIZE, check_range, check_used, flag
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
@@ -36,7 +36,11 @@ class DQN(
     epsilon_steps: int = 10_000
     """Env steps over which epsilon falls linearly."""
     epsilon_ladder: bool = False
-    """Give each environment its own constant epsilon, from 0.4 down to 0.00066 (Horgan et al. 2018, Ape-X)."""
+    """Give each environment its own constant epsilon (Horgan et al. 2018, Ape-X)."""
+    epsilon_base: float = 0.4
+    """Largest epsilon of the ladder."""
+    epsilon_exponent: float = 7.0
+    """The smallest epsilon of the ladder is ``epsilon_base ** (1 + epsilon_exponent)``, by default 0.00066."""
     ez_greedy: bool = False
     """Repeat each random action, mostly for a step or two and seldom for hundreds (Dabney et al. 2021)."""
     max_gradient_norm: float = 10.0
@@ -48,6 +52,9 @@ class DQN(
     """Choose the bootstrap action with the online network (van Hasselt et al. 2016, equation 4)."""
     dueling: bool = False
     """Separate heads for the state's value and the actions' advantages (Wang et al. 2016, equation 9)."""
+    rescale_values: bool = False
+    """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which compresses large values (Pohlen et al.
+    2018; Kapturowski et al. 2019, section 2.3)."""
     num_atoms: int = 1
     """Atoms of the return distribution (Bellemare et al. 2017, C51: 51); 1: only its mean."""
     value_min: float = -10.0
@@ -60,10 +67,13 @@ class DQN(
     """Explore with noise on the parameters, constant within an episode, in place of random actions; its size adapts to
     change the policy about as much as epsilon would (Plappert et al. 2018)."""
 
+    adam_epsilon: ClassVar[float] = 1.5e-4  # Hessel et al. (2018), table 1
+
     def validate(self) -> None:
         super().validate()
         check_range(self, "max_gradient_norm", above=0)
-        check_range(self, "epsilon_start", "epsilon_end", low=0, high=1)
+        check_range(self, "epsilon_start", "epsilon_end", "epsilon_base", low=0, high=1)
+        check_range(self, "epsilon_exponent", low=0, high=MAX_SIZE)
         check_range(self, "target_period", "num_atoms", low=1)
         check_range(self, "epsilon_steps", low=0)
         check_range(self, "value_min", "value_max", low=-1e9, high=1e9)
@@ -72,6 +82,7 @@ class DQN(
         annealed = not self.epsilon_ladder
         annealing = "epsilon_start", "epsilon_end", "epsilon_steps", "ez_greedy"
         check_used(self, *annealing, there=annealed, needed="--no-epsilon-ladder")
+        check_used(self, "epsilon_base", "epsilon_exponent", there=not annealed, needed="--epsilon-ladder")
         random = self.epsilon_start > 0 or self.epsilon_end > 0
         check_used(self, "epsilon_steps", "ez_greedy", there=random, needed="--epsilon-start or --epsilon-end above 0")
         check_used(self, "ez_greedy", there=not self.parameter_noise, needed="--no-parameter-noise")
@@ -85,6 +96,15 @@ class DQN(
     def error_loss(self, error: jax.Array) -> jax.Array:
         """Returns the loss of each temporal-difference error."""
         return (optax.losses.huber_loss if self.td_loss == "huber" else optax.losses.l2_loss)(error)
+
+    def bellman(self, reward: jax.Array, discount: jax.Array, value: jax.Array) -> jax.Array:
+        """Returns ``h(reward + discount h^-1(value))``, without ``rescale_values`` ``reward + discount value``.
+
+        Source: Kapturowski et al. (2019), section 2.3.
+        """
+        if not self.rescale_values:
+            return reward + discount * value
+        return returns.rescale(reward + discount * returns.unscale(value))
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
@@ -106,7 +126,9 @@ class DQN(
         """Returns the function ``(num_envs) -> core`` of the state that exploration needs, for each of ``agents``."""
         if self.ez_greedy:
             return lambda num_envs: exploration.Repetition.none(num_envs, *agents)
-        return exploration.ape_x_epsilon if self.epsilon_ladder else no_core
+        if self.epsilon_ladder:
+            return lambda num_envs: exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
+        return no_core
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
@@ -151,20 +173,21 @@ class DQN(
             noise: list[jax.Array | None] = [None, None, None]
             if self.noisy:
                 noise = list(jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, 3))(context.keys), 1, 0))
-            online = network.apply(variables.params, batch["obs"], noise[0])
+            now, following = (batch["obs"], noise[0]), (batch["next_obs"], noise[2])
+            online, next_online = network.apply_each(variables.params, now, following)
             bootstrap = network.apply(context.target, batch["next_obs"], noise[1])
-            choosing = network.apply(variables.params, batch["next_obs"], noise[2]) if self.double else bootstrap
+            choosing = next_online if self.double else bootstrap
             q = packing.take_along_last(values(online), batch["action"])
             legal = observations.legal(spec, batch["next_obs"])
             best = jnp.argmax(observations.masked(values(choosing), legal), axis=-1)
             if self.num_atoms == 1:
-                value_target = batch["reward"] + batch["discount"] * packing.take_along_last(values(bootstrap), best)
-                error = jax.lax.stop_gradient(value_target) - q
+                next_q = packing.take_along_last(values(bootstrap), best)
+                error = jax.lax.stop_gradient(self.bellman(batch["reward"], batch["discount"], next_q)) - q
                 losses, priority = self.error_loss(error), jnp.abs(error)
             else:
                 rows = jnp.arange(len(online))
                 probs = jax.nn.softmax(bootstrap[rows, best])
-                returned = batch["reward"][:, None] + batch["discount"][:, None] * atoms[None]
+                returned = self.bellman(batch["reward"][:, None], batch["discount"][:, None], atoms[None])
                 projected = jax.lax.stop_gradient(jax.vmap(returns.project, (0, 0, None))(returned, probs, atoms))
                 losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
                 # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the prediction equals the target.
@@ -178,7 +201,7 @@ class DQN(
             postprocess=postprocess,
             loss=loss,
             window=self.n_step,
-            **value_learner(self, network, adam_epsilon=1.5e-4),
+            **value_learner(self, network),
             initial_core=self.exploration_state(),
         )
         if not self.parameter_noise:

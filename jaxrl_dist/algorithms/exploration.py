@@ -10,7 +10,7 @@ from jaxrl_dist.lazy import distributions, jax, jnp, mesh, packing, perturbation
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, PyTree, Rollout, Timestep, Variables
 
 
-def ape_x_epsilon(num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:
+def ape_x_epsilon(num_envs: int, base: float, exponent: float) -> jax.Array:
     """Returns an epsilon for each environment, ``base ** (1 + exponent * i / (num_envs - 1))``, float32 ``[num_envs]``.
 
     A single environment gets ``base``, the largest.

@@ -87,7 +87,7 @@ class QMIX(DQN, n_step=1):
             choosing = values(variables.params, next_obs) if self.double else bootstrap
             best = jnp.argmax(observations.masked(choosing, team.legal(next_obs)), axis=-1)
             next_q = mixed(context.target, packing.take_along_last(bootstrap, best), next_obs)
-            error = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_q) - q
+            error = jax.lax.stop_gradient(self.bellman(batch["reward"], batch["discount"], next_q)) - q
             losses = self.error_loss(error)  # squared, it is equation 6
             return losses, batch["valid"], Aux({"loss/q": losses, "q/mean": q}, jax.lax.stop_gradient(jnp.abs(error)))
 
@@ -96,7 +96,7 @@ class QMIX(DQN, n_step=1):
             postprocess=postprocess,
             loss=loss,
             window=self.n_step,
-            **value_learner(self, network._replace(init=init), adam_epsilon=1.5e-4),
+            **value_learner(self, network._replace(init=init)),
             initial_core=self.exploration_state(team.size),
         )
 

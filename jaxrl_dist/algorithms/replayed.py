@@ -23,7 +23,7 @@ def replay_of(config: ReplayConfig) -> Replay:
     )
 
 
-def value_learner(config: Any, network: Any, adam_epsilon: float) -> dict[str, Any]:
+def value_learner(config: Any, network: Any) -> dict[str, Any]:
     """Returns the fields that an ``Algorithm`` with one value network needs besides policy, postprocessor and loss.
 
     The target network copies the parameters every ``config.target_period`` updates (Mnih et al. 2015, algorithm 1).
@@ -44,7 +44,7 @@ def value_learner(config: Any, network: Any, adam_epsilon: float) -> dict[str, A
         "init": lambda key: Variables(network.init(key), ()),
         "optimizer": optax.chain(
             packing.clip_by_global_norm(config.max_gradient_norm),
-            config.make_optimizer("adam", config.learning_rate, eps=adam_epsilon),
+            config.make_optimizer("adam", config.learning_rate, eps=config.adam_epsilon),
         ),
         "replay": replay_of(config),
         "target": target,

@@ -10,15 +10,12 @@ from typing import Any
 from jaxrl_dist.checks import counted, flag
 from jaxrl_dist.commands import accelerators, flags, request
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import env_name
+from jaxrl_dist.config.train import Train, env_name
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
 
 EXTRAS = {"cuda": ("cuda12", "cuda13"), "tpu": ("tpu",)}
 """By platform, the JAX extras that bring a compiler for it."""
-DEVICES = ("num_devices", "learner_devices", "actor_devices")
-"""Fields that name devices of this machine."""
-
-
 FLAG = "--compile-for"
 
 
@@ -86,7 +83,7 @@ def compiled(target: Any, asked: request.Request) -> dict[str, Any]:
         raise ConfigError(f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}")
     if config.seeds > 1 or config.vary:
         raise ConfigError("one run is compiled; leave out --seeds and --vary")
-    for name in DEVICES:
+    for name in marked(Train, of_machine=True):
         if getattr(config, name) is not None:
             raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")
     job = setup.make_job(config, source, devices=devices)

@@ -244,7 +244,9 @@ def look_at_devices() -> dict[str, Any]:
 
 def look_at_backend(name: str) -> dict[str, Any]:
     """Imports a backend and counts its environments."""
-    return {"ids": len(importlib.import_module(f"jaxrl_dist.envs.{name}").ids())}
+    return {
+        "ids": len(importlib.import_module(f"jaxrl_dist.envs.{'device' if name == 'gymnax' else 'host'}.{name}").ids())
+    }
 
 
 def main() -> None:

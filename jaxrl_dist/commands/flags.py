@@ -14,7 +14,7 @@ from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.commands import help
 from jaxrl_dist.config import synonyms
 from jaxrl_dist.config.train import RUN_DEFAULTS, Config, Train
-from jaxrl_dist.config.values import alternatives, from_texts
+from jaxrl_dist.config.values import alternatives, from_texts, setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings.policies import Policies
 
@@ -32,11 +32,11 @@ class Command(Train[Config]):
     """Environment such as CartPole-v1, gymnax:CartPole-v1, envpool:Pong-v5, gymnasium:Ant-v5; without a prefix, gymnax
     is tried first. Or one of a further library, such as brax:ant. Or a Python function that makes a gymnasium.Env or a
     gymnax-style one, such as my_module:make."""
-    config: str | None = None
+    config: str | None = setting(None, group="common")
     """A run's config.json or directory: train with its config; other flags override it."""
     resume_or_start: bool = False
     """Resume the run in --run-dir if it has saved a checkpoint, else start it; a supervisor can repeat the command."""
-    placement: str | None = None
+    placement: str | None = setting(None, group="execution")
     """One word for the flags that say where acting and learning run, such as anakin, sebulba:1+3, seed, replicas:4,
     server:4 or apex:4; see jaxrl-dist list placements. Explicit flags override it."""
     plan_memory: str | None = None
@@ -115,6 +115,15 @@ def taken(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     if at < len(args) and (not value or value.startswith("--")):
         raise ConfigError(f"{name} needs a value")
     return value, [*args[:at], *args[at + (2 if name in args[at : at + 1] else 1) :]]
+
+
+def written(name: str, value: Any) -> list[str]:
+    """Returns a field's value as arguments of the command line."""
+    if isinstance(value, bool):
+        return [flag(name) if value else f"--no-{flag(name)[2:]}"]
+    if isinstance(value, dict):
+        return [flag(name), *(f"{key}={text}" for key, text in value.items())]
+    return [flag(name), *map(str, value if isinstance(value, tuple) else [value])]
 
 
 # --- reading ------------------------------------------------------------------------------------------

@@ -16,36 +16,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxrl_dist.checks import flag
-from jaxrl_dist.config.launch import NAMES as LAUNCH
-from jaxrl_dist.config.train import PRESET, RUN_DEFAULTS
-from jaxrl_dist.config.values import alternatives
+from jaxrl_dist.config.train import GROUPS, RUN_DEFAULTS
+from jaxrl_dist.config.values import alternatives, marks_of
 
-COMMON = (
-    *("env", "env_options", "total_env_steps", "num_envs", "rollout_length", "seed", "seeds", "plan", "run_dir"),
-    *("report_interval", "evaluation_episodes", "evaluation_interval", "config"),
-    *("learning_rate", "discount", "hidden_sizes"),
-)
-"""The settings that most users set first."""
-GROUPS: dict[str, tuple[str, ...]] = {
-    "environment": (
-        *("env_workers", "env_timeout", "atari_preset", "frame_stack", "action_repeat", "time_limit", "hide"),
-        *("normalize_observations", "scale_rewards", "clip_rewards", "info_metrics"),
-    ),
-    "execution": ("placement", "num_devices", "learner_devices", "mem_fraction", "compile_cache"),
-    "actors": (
-        *("num_actors", "actor_devices", "max_lag", "lockstep", "lag", "free_running", "gather", "gather_deadline"),
-        *("on_actor_error", "max_restarts"),
-    ),
-    "processes": LAUNCH,
-    "population": ("vary", "zip", "evolve", "evolve_interval", "average_every"),
-    "evaluation": ("evaluation_policy", "evaluation_max_steps", "ema_steps"),
-    "checkpoints": (
-        *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay"),
-        *("init_from", "init_parts"),
-    ),
-}
-"""Settings of a run by group; all others are in the group ``run``."""
-ORDER = ("common", "algorithm", "network", "optimizer", "memory", "run", *GROUPS)
+COMMON = ("learning_rate", "discount", "hidden_sizes")
+"""The hyperparameters that most users set first."""
+_FIRST, *_OTHERS = (group.__name__.lower() for group in GROUPS)
+ORDER = (_FIRST, "algorithm", "network", "optimizer", "memory", *_OTHERS)
 """The groups of settings, in the order in which help shows them."""
 SHORT = ("common", "algorithm")
 """The groups that ``--help`` shows; ``--help-all`` shows all."""
@@ -85,7 +62,7 @@ def defaults_of(kind: Any) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(kind):
         given = field.default_factory() if callable(field.default_factory) else field.default
-        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is PRESET else given
+        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is None else given
     return found
 
 
@@ -122,16 +99,21 @@ def spelled(value: Any) -> str:
     return str(value)
 
 
-def group_of(name: str, kind: type) -> str:
-    """Returns the group of a field of ``Train``, of the command line, or of the hyperparameters ``kind``."""
+def group_of(name: str, kind: type, command: type) -> str:
+    """Returns the group of a field of the hyperparameters ``kind``, or else of the command line."""
     if name in COMMON:
         return "common"
-    owner = next((base for base in kind.__mro__ if name in vars(base).get("__annotations__", {})), None)
-    if owner is None:
-        return next((group for group, names in GROUPS.items() if name in names), "run")
-    first = next(base for base in reversed(kind.__mro__) if name in vars(base).get("__annotations__", {}))
-    groups = {"nn.config": "network", "nn.optimizers": "optimizer", "memory.config": "memory"}
-    return groups.get(first.__module__.removeprefix("jaxrl_dist."), "algorithm")
+    if (first := _declaring(name, kind)) is not None:
+        groups = {"nn.config": "network", "nn.optimizers": "optimizer", "memory.config": "memory"}
+        return groups.get(first.__module__.removeprefix("jaxrl_dist."), "algorithm")
+    (field,) = (field for field in dataclasses.fields(command) if field.name == name)
+    first = _declaring(name, command)
+    return marks_of(field).group or (first.__name__.lower() if first in GROUPS else "run")
+
+
+def _declaring(name: str, kind: type) -> type | None:
+    """Returns the first class that declares a field."""
+    return next((base for base in reversed(kind.__mro__) if name in vars(base).get("__annotations__", {})), None)
 
 
 def page(kind: Any, prog: str) -> str:
@@ -159,8 +141,8 @@ def train_page(command: Any, kind: Any, values: Mapping[str, Any], prog: str, ab
     texts = {**inherited_docstrings(command), **inherited_docstrings(kind)}
     groups: dict[str, list[str]] = {group: [] for group in ORDER}
     for name in values:
-        groups[group_of(name, kind)].append(name)
-    groups["common"].sort(key=COMMON.index)
+        groups[group_of(name, kind, command)].append(name)
+    groups["common"].sort(key=lambda name: COMMON.index(name) if name in COMMON else -1)
     lines = [
         f"usage: {prog} --env ENV [FLAGS]",
         "",

@@ -9,11 +9,11 @@ from typing import Any
 from jaxrl_dist.algorithms import from_file, having
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.commands import flags
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.fixed_policies import Still, still
-from jaxrl_dist.settings.policies import OWN, Policies, naming
+from jaxrl_dist.settings.policies import Policies, naming
 from jaxrl_dist.settings.resolve import RUN_FIELDS
 
 FLAG = "--policy"

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, presets, published
-from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.errors import ConfigError
 
@@ -73,12 +72,4 @@ def changed(config: Any, default: Any) -> Iterator[str]:
             continue
         if value is None and field.default is None:  # as if left out
             continue
-        name = flag(field.name)
-        if isinstance(value, bool):
-            yield name if value else f"--no-{name[2:]}"
-            continue
-        yield name
-        if isinstance(value, dict):
-            yield from (f"{key}={text}" for key, text in value.items())
-        else:
-            yield from map(str, value if isinstance(value, tuple) else [value])
+        yield from flags.written(field.name, value)

@@ -12,8 +12,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import check_range, counted, flag
 from jaxrl_dist.commands import flags, request
-from jaxrl_dist.config.launch import NAMES as LAUNCH
-from jaxrl_dist.config.train import CONFIG_FILE, Train
+from jaxrl_dist.config.launch import Processes
+from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import DIVERGED, ConfigError, say
 from jaxrl_dist.run import atomic_files, machine, signals, subprocesses
 from jaxrl_dist.run import files as run_files
@@ -30,10 +31,7 @@ which is faster. The same command with the same --run-dir continues a sweep that
 
 `jaxrl-dist train ALGO --help` explains the other flags.
 """
-_ALONE = "--seeds=1 --vary --no-zip --evolve=None --evolve-interval=None --average-every=None"
-"""Flags of a single run: those of ``--config`` may be a population's."""
-_POPULATION = ("seeds", "vary", "zip", "evolve", "evolve_interval", "average_every")
-_OURS = (*LAUNCH, *_POPULATION, "seed", "run_dir", "quiet", "resume_or_start")
+_OURS = (*marked(Processes), *ALONE, "seed", "run_dir", "quiet", "resume_or_start")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,9 +165,8 @@ def _command(args: Sequence[str], config: Train[Any], member: Member) -> list[st
             skipping = name.replace("--no-", "--", 1) in others
         if not skipping:
             kept.append(arg)
-    kept += ["--processes", "1", "--seed", str(own.seed), "--run-dir", str(own.run_dir), "--quiet", *_ALONE.split()]
-    for name, value in values.items():
+    ours = {"processes": 1, "seed": own.seed, "run_dir": own.run_dir, "quiet": True, **ALONE}  # --config may vary some
+    for name, value in {**ours, **values}.items():
         if name not in unused:
-            switch = flag(name) if value else "--no-" + flag(name)[2:]
-            kept += [switch] if isinstance(value, bool) else [flag(name), str(value)]
+            kept += flags.written(name, value)
     return [sys.executable, "-P", "-m", "jaxrl_dist.cli", "train", *kept, "--resume-or-start"]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.checks import check_range, check_used, did_you_mean, flag, shown
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.errors import ConfigError
 
@@ -22,6 +23,74 @@ OR_OBJECT = "or an object from Python"
 NO_NUMBER = "none", "auto"
 """Texts of an optional number that leave it to the run, in any case; other libraries have ``auto``."""
 Fields = TypeVar("Fields")
+
+
+class Marks(NamedTuple):
+    """What holds for a field of a run beside its type and default; see ``setting``."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    """Bounds of a number, as for ``checks.check_range``."""
+    needs: str | None = None
+    """The field without which this one does nothing."""
+    without_preset: Any = None
+    """The value if neither the user nor the algorithm's preset gives one; None: presets do not fill it in."""
+    resumable: bool = False
+    """Whether it may change when a run is resumed."""
+    compiled: bool = True
+    """Whether compiled programs depend on it."""
+    stored: bool = True
+    """Whether ``config.json`` holds it among the fields of the run."""
+    per_policy: bool = False
+    """Whether each of several policies has its own."""
+    varies: bool = False
+    """Whether members of a population may differ in it."""
+    of_machine: bool = False
+    """Whether it names devices of this machine."""
+    needs_actors: bool = False
+    """Whether it does nothing under plans without actor threads."""
+    group: str | None = None
+    """The group that help shows it in; None: that of its class."""
+
+
+def setting(default: Any = dataclasses.MISSING, **marks: Any) -> Any:
+    """Declares a field of a run, with its ``Marks``."""
+    own = Marks(**marks)
+    metadata = {Marks: own}
+    if default == {}:
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default if own.without_preset is None else None, metadata=metadata)
+
+
+def marks_of(field: dataclasses.Field[Any]) -> Marks:
+    """Returns the marks of a field."""
+    marks: Marks = field.metadata.get(Marks, Marks())
+    return marks
+
+
+def marked(kind: Any, **marks: Any) -> tuple[str, ...]:
+    """Returns the names of a dataclass's fields that have these marks, in their order."""
+    fields = ((field.name, marks_of(field)) for field in dataclasses.fields(kind))
+    return tuple(name for name, own in fields if all(getattr(own, mark) == value for mark, value in marks.items()))
+
+
+def check_declared(config: Any) -> None:
+    """Checks that numbers are within the bounds of their declarations, and that fields have what they need.
+
+    Raises:
+      ConfigError: a number is out of range; the message names its flag.
+      UnusedError: a field does nothing.
+    """
+    fields = {field.name: (str(field.type), marks_of(field)) for field in dataclasses.fields(config)}
+    for name, (kind, own) in fields.items():
+        if re.search(r"\b(int|float)\b", kind):
+            check_range(config, name, low=own.low, high=own.high, above=own.above)
+    for name, (_, own) in fields.items():
+        if own.needs is not None:
+            needed = getattr(config, own.needs)
+            unfilled = needed is None and fields[own.needs][1].without_preset is not None
+            check_used(config, name, there=unfilled or bool(needed), needed=flag(own.needs))
 
 
 def plain(config: Fields) -> Fields:

@@ -41,7 +41,7 @@ class Wrappers(NamedTuple):
     policies: Mapping[str, str] = {}
     joint: Sequence[str] = ()  # policies whose agents act as one; "" if there is one policy
     agent_ids: bool = False
-    info: str | None = None
+    info_metrics: str | None = None
 
     def limit(self, own: int | None) -> int | None:
         """Returns the time limit in env steps; ``own`` is the environment's limit before action repeat."""

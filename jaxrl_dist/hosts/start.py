@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxrl_dist.config.launch import Launch
+from jaxrl_dist.config.launch import Processes
 from jaxrl_dist.errors import ConfigError, ProcessError, say
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.watch import Watch, end, on_terminate
@@ -40,7 +40,7 @@ def watch() -> Watch | None:
     return _watch
 
 
-def start(launch: Launch, *, detect: bool = False, waiting: Callable[[], None] = lambda: None) -> None:
+def start(launch: Processes, *, detect: bool = False, waiting: Callable[[], None] = lambda: None) -> None:
     """Joins the processes of a launch; must be called before JAX is used. A process that has joined cannot leave.
 
     Args:
@@ -69,7 +69,7 @@ def start(launch: Launch, *, detect: bool = False, waiting: Callable[[], None] =
         _join(launch)
 
 
-def _arguments(launch: Launch, *, detect: bool) -> dict[str, Any] | None:
+def _arguments(launch: Processes, *, detect: bool) -> dict[str, Any] | None:
     """Returns the arguments of ``jax.distributed.initialize``; None: this is the only process."""
     limits = {
         "initialization_timeout": 2 * JOIN_SECONDS,  # ``_wait`` gives up earlier, in one line
@@ -142,7 +142,7 @@ def detected() -> str | None:
     return None
 
 
-def _initialize(launch: Launch, arguments: dict[str, Any], waiting: Callable[[], None]) -> None:
+def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[[], None]) -> None:
     import jax
     from jax._src import distributed  # JAX has no public name for its client, nor for the option below
 
@@ -235,7 +235,7 @@ def _ended(*status: object) -> None:
     os._exit(1)
 
 
-def _join(launch: Launch) -> None:
+def _join(launch: Processes) -> None:
     import jax
     from jax._src.distributed import global_state  # JAX has no public name for its key-value store
 

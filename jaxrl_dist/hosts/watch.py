@@ -30,7 +30,7 @@ class Watch:
     """Reports the state of this process to the others, and tracks theirs."""
 
     def __init__(self, client: Any, index: int, count: int, timeout: float) -> None:
-        """Starts the threads; ``timeout`` is ``Launch.lost_process_timeout``."""
+        """Starts the threads; ``timeout`` is ``Processes.lost_process_timeout``."""
         self.advice: Callable[[], str] = lambda: ""
         """Returns advice for the user once a process is lost, such as a command to run."""
         self.gone: Callable[[], bool] = lambda: False

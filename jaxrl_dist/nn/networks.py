@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import spaces
-from jaxrl_dist.nn.config import CoreConfig, NetworkConfig, TorsoConfig
+from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
 from jaxrl_dist.nn.cores import NO_CORE, Core, Recurrence, beside, make_core
 from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, mixing_heads, q_heads
 from jaxrl_dist.nn.observations import preprocess, side_by_side
@@ -35,6 +35,14 @@ class Network(NamedTuple):
     """``(params, obs [B, ...], core [B, ...], core_inputs) -> core``: the core after one more step."""
     initial_core: Callable[[int], PyTree] = no_core
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode."""
+    of_sequences: Callable[..., list[jax.Array]] | None = None
+    """``apply_each``, for views of the same sequences."""
+
+    def apply_each(self, params: PyTree, *inputs: tuple[Any, ...]) -> list[jax.Array]:
+        """Returns the outputs of ``apply`` for each of several inputs; views show the same sequences, unrolled once."""
+        if self.of_sequences is not None:
+            return self.of_sequences(params, *inputs)
+        return [self.apply(params, *one) for one in inputs]
 
 
 class RecurrentNetwork(NamedTuple):
@@ -163,16 +171,23 @@ def _built(
         features, _ = body.step(params, spaces.zeros(observation, 1), body.initial_core(1), core_inputs=read)
         return params | heads.init(jnp.stack(keys), features)
 
-    def apply(params: PyTree, view: View, *inputs: Any) -> jax.Array:
-        skip = min(recurrence.burn_in, len(view.valid) - 1)  # a policy sees one step
-        features, _ = unroll_late(body, params, view.obs, view.core[name], view.valid, view.core_inputs, skip)
-        (output,) = heads.apply(params, take_rows(features, view.rows - skip), *inputs)
-        return output
+    def of_sequences(params: PyTree, *inputs: tuple[Any, ...]) -> list[jax.Array]:
+        view: View = inputs[0][0]
+        core, read = view.core[name], view.core_inputs
+        if len(view.valid) == 1:  # a policy acts: ``advance`` takes the same step, and the compiler only one of the two
+            features, _ = body.step(params, view.now, core, core_inputs=None if read is None else read[0])
+            return [heads.apply(params, features, *more)[0] for _, *more in inputs]
+        skip = recurrence.burn_in
+        features, _ = unroll_late(body, params, view.obs, core, view.valid, read, skip)
+        return [heads.apply(params, take_rows(features, view.rows - skip), *more)[0] for view, *more in inputs]
+
+    def apply(params: PyTree, *inputs: Any) -> jax.Array:
+        return of_sequences(params, inputs)[0]
 
     def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
         return body.step(params, obs, core, core_inputs=core_inputs)[1]
 
-    return Network(init, apply, advance, body.initial_core)
+    return Network(init, apply, advance, body.initial_core, of_sequences)
 
 
 # --- Value-based methods --------------------------------------------------------------------------------
@@ -199,20 +214,6 @@ def q_network(
     """
     heads = q_heads(num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy)
     return _built(config, observation, heads, "q", recurrence)
-
-
-def recurrent_q_network(
-    config: CoreConfig, observation: Space, num_actions: int, *, dueling: bool, core_inputs: int = 0
-) -> RecurrentNetwork:
-    """The values of all actions, given the episode so far: a ``q_network`` with the core of ``config``.
-
-    Its output is ``[..., num_actions]``.
-    """
-    heads = q_heads(num_actions, num_atoms=1, dueling=dueling, noisy=False)
-    plain = heads._replace(apply=lambda params, features: (heads.apply(params, features)[0][..., 0],))
-    return make_network(
-        config, observation, make_core(config, jnp.dtype(config.precision)), plain, core_inputs=core_inputs
-    )
 
 
 def mixing_network(size: int, num_agents: int, state_size: int) -> Network:

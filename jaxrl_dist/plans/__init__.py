@@ -13,6 +13,7 @@ from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.mesh import by_policy
@@ -60,8 +61,7 @@ def pool_options(
     plan = PLANS[config.plan]
     *first, last = (name for name, other in PLANS.items() if other.threaded)
     needed = f"--plan {', '.join(first)} or {last}"
-    fields = ("actor_devices", "max_lag", "lockstep", "gather", "on_actor_error")
-    check_used(config, *fields, there=plan.threaded, needed=needed)
+    check_used(config, *marked(config, needs_actors=True), there=plan.threaded, needed=needed)
     check_used(config, "lag", there=config.lockstep, needed="--lockstep")
     check_used(config, "gather_deadline", there=config.gather is not None, needed="--gather")
     check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")

@@ -11,18 +11,14 @@ from typing import Any, NamedTuple, get_type_hints
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config.synonyms import hint
-from jaxrl_dist.config.train import Train
-from jaxrl_dist.config.values import from_text, varied
+from jaxrl_dist.config.train import ALONE, VARIED, Train
+from jaxrl_dist.config.values import from_text, marked, varied
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.settings.fixed_policies import Still
-from jaxrl_dist.settings.resolve import several, without_unused
+from jaxrl_dist.settings.resolve import checked, several
 
-VARIED = ("num_envs", "rollout_length", "normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
-"""Fields of ``Train`` in which members may differ; all hyperparameters of the algorithm may, too."""
-SHARED, OWN = VARIED[:2], VARIED[2:]
-"""With several policies: the fields of the run, and those of each policy."""
 MAX_MEMBERS = 10_000
 
 
@@ -69,14 +65,12 @@ def members(config: Train[Any]) -> list[Member]:
     for offset, values in itertools.product(range(config.seeds), settings):
         own = {name: value for name, value in values.items() if name not in VARIED}
         run = {name: value for name, value in values.items() if name in VARIED}
-        run |= {"seed": config.seed + offset, "seeds": 1, "vary": {}, "zip": False}
-        run |= {"evolve": None, "evolve_interval": None, "average_every": None}
+        run |= {"seed": config.seed + offset, **ALONE}
         if config.run_dir is not None:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
         algorithm = varied(config.algorithm, own)
-        if not several(algorithm):
-            algorithm = without_unused(algorithm, [name for name in own if len(asked[name]) > 1])
-        made.append(Member(dataclasses.replace(config, algorithm=algorithm, **run).checked(), values))
+        kept = [name for name in own if several(algorithm) or len(asked[name]) > 1]
+        made.append(Member(checked(dataclasses.replace(config, algorithm=algorithm, **run), kept), values))
     return made
 
 
@@ -90,10 +84,12 @@ def kinds(config: Train[Any]) -> dict[str, Any]:
 
     if not several(config.algorithm):
         return of(config.algorithm, VARIED)
-    run = of(Still(), SHARED)
+    run, each = (marked(Train, varies=True, per_policy=per_policy) for per_policy in (False, True))
     parts = {policy: part.algorithm for policy, part in config.algorithm.parts.items()}
-    trained = {policy: of(algorithm, OWN) for policy, algorithm in parts.items() if not isinstance(algorithm, Still)}
-    return run | {f"{policy}.{name}": kind for policy, own in trained.items() for name, kind in own.items()}
+    trained = {policy: of(algorithm, each) for policy, algorithm in parts.items() if not isinstance(algorithm, Still)}
+    return of(Still(), run) | {
+        f"{policy}.{name}": kind for policy, own in trained.items() for name, kind in own.items()
+    }
 
 
 def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:

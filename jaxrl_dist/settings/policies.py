@@ -9,17 +9,12 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_dist.algorithms import having, name_of
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
 
-if TYPE_CHECKING:
-    pass
-
-OWN = ("normalize_observations", "scale_rewards", "clip_rewards", "ema_steps")
-"""Fields of ``Train`` that each policy sets for itself; the others apply to the whole run."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Container, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist import algorithms
-from jaxrl_dist.algorithms import config_class, published
+from jaxrl_dist.algorithms import published
 from jaxrl_dist.checks import did_you_mean, divisor_below, flag, shown
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.synonyms import hint
-from jaxrl_dist.config.train import RUN_DEFAULTS, Train, named_env
-from jaxrl_dist.config.values import plain
+from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still, still
-from jaxrl_dist.settings.policies import NAME, OWN, Policies, alone, naming
+from jaxrl_dist.settings.policies import NAME, Policies, alone, naming
 from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:
@@ -26,18 +25,48 @@ if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
 
 RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
+NOBODY = ("default", "preset")
+"""Sources of values that nobody gave."""
+
+
+class Given(NamedTuple):
+    """What the user gives a run, or one of its policies; a preset may fill in the rest."""
+
+    config: Train[Any]
+    """Its fields have been checked. The algorithm is a name, a class or a config."""
+    own: Mapping[str, Any]
+    """Hyperparameters that are given beside the algorithm."""
+    sources: Mapping[str, str]
+    """``yours``, or ``stored`` in a run's file, for each field and hyperparameter that is given."""
+
+    @property
+    def by_name(self) -> bool:
+        """Whether the algorithm gets its preset's hyperparameters; one given as a config keeps its own."""
+        return isinstance(self.config.algorithm, str | type)
 
 
 def resolved(
     config: Train[Any], changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
 ) -> tuple[Train[Any], EnvSource]:
+    """As ``settled``, without the sources."""
+    return settled(config, changes, stored)[:2]
+
+
+def settled(
+    config: Train[Any], changes: Mapping[str, Any] = {}, stored: Collection[str] = ()
+) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
     """Fills in the fields that a config leaves out, and finds its environment.
 
-    The user's values are checked before the environment is made.
+    Values come from the user, else from a run's file, the algorithm's paper (``--published``), its preset for the
+    environment, and defaults. The user's values are checked before the environment is made.
 
     Args:
       changes: fields of ``Train`` or hyperparameters of the algorithm, which override the algorithm's preset.
       stored: names of changes that a run's file holds: where the user's make one useless, it has its default.
+
+    Returns:
+      The complete config, its environment, and the source of each value that is not a default: ``yours``, ``stored``,
+      ``paper`` or ``preset``. With several policies, there are no sources.
 
     Raises:
       ConfigError: no such algorithm, environment or field, or a value that is out of range.
@@ -46,18 +75,44 @@ def resolved(
     """
     if not isinstance(config, Train):
         raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
-    config = dataclasses.replace(config, env=named_env(config.env))
-    if not isinstance(config.algorithm, str | type) and several(config.algorithm):
+    if several(config.algorithm):
         if config.published:
             raise ConfigError("--published is for runs with one policy; set hyperparameters by the policy's name")
-        return resolved_policies(config, changes)
-    by_name = isinstance(config.algorithm, str | type)
+        return (*_policies(config, changes), {})
+    own = _check_changes(config, changes, stored)
+    fields = {"env": named_env(config.env)} | {name: changes[name] for name in changes if name in RUN_FIELDS}
+    if "evolve_interval" in stored and changes.get("evolve", config.evolve) is None:
+        fields["evolve_interval"] = None
+    config = dataclasses.replace(config, **fields)
+    try:
+        asked = given(config, own, dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"))
+    except UnusedError as error:
+        if config.vary and error.field in own:
+            name = flag(error.field)[2:]
+            raise ConfigError(
+                f"{error.with_flags}; for some of the members, it goes into --vary, as {name}=..."
+            ) from None
+        raise
+    source = find_env(asked.config)
+    config, sources = filled(asked, source)
+    if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
+        source = find_env(config)
+    return rounded(config, sources, source.spec), source, sources
+
+
+def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:
+    """Checks the names of changes, and returns the hyperparameters among them.
+
+    Raises:
+      ConfigError: no such algorithm or field, or one that members vary.
+    """
     kind = _kind(config.algorithm)
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
+    own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
     hyperparameters = [field.name for field in dataclasses.fields(kind)]
-    for name in changes:
-        if name not in RUN_FIELDS and name not in hyperparameters:
+    for name in own:
+        if name not in hyperparameters:
             instead = hint(name, [*RUN_FIELDS, *hyperparameters], algorithms.having)
             raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
     for name in changes.get("vary") or ():
@@ -66,33 +121,12 @@ def resolved(
             if "vary" in stored:
                 why = "the stored run varies it; --vary without values makes a single run of it"
             raise ConfigError(f"--vary {name} contradicts {flag(field)}: {why}")
-    own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
-    config = dataclasses.replace(config, **{name: changes[name] for name in changes if name in RUN_FIELDS})
-    if config.evolve is None and "evolve_interval" in stored:
-        config = dataclasses.replace(config, evolve_interval=None)
-
-    try:
-        asked = dataclasses.replace(config, algorithm=without_preset(config.algorithm, own, stored)).checked()
-    except UnusedError as error:
-        if config.vary and error.field in own:
-            name = flag(error.field)[2:]
-            raise ConfigError(
-                f"{error.with_flags}; for some of the members, it goes into --vary, as {name}=..."
-            ) from None
-        raise
-    own = {name: getattr(asked.algorithm, name) for name in own}
-    asked = dataclasses.replace(asked, algorithm=config.algorithm if by_name else asked.algorithm)
-
-    source = find_env(asked)
-    config = filled(asked, own, source)
-    if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
-        source = find_env(config)
-    return rounded(config, asked, own, source.spec), source
+    return own
 
 
 def several(algorithm: Any) -> bool:
     """Returns whether the ``algorithm`` of a ``Train`` holds those of several policies."""
-    return isinstance(algorithm, Mapping) or hasattr(algorithm, "parts")
+    return isinstance(algorithm, Mapping) or (not isinstance(algorithm, type) and hasattr(algorithm, "parts"))
 
 
 def _kind(algorithm: Any) -> Any:
@@ -100,81 +134,120 @@ def _kind(algorithm: Any) -> Any:
     return algorithms.config_class(algorithm) if isinstance(algorithm, str | type) else type(algorithm)
 
 
-def filled(config: Train[Any], own: Mapping[str, Any], source: EnvSource) -> Train[Any]:
-    """As ``resolve``, with hyperparameters ``own`` that override the preset's; checks the result."""
-    by_name = isinstance(config.algorithm, str | type)
-    config = resolve(config, source, own)
-    algorithm = dataclasses.replace(config.algorithm, **own)
-    return dataclasses.replace(config, algorithm=without_unused(algorithm) if by_name else algorithm).checked()
+def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str, str] = {}) -> Given:
+    """Checks what the user gives, before the environment is known.
+
+    Args:
+      config: its fields, and an algorithm by name, by class or as a config.
+      own: hyperparameters that are given beside the algorithm.
+      sources: where they and some of the fields come from; other fields count as the user's if they differ from their
+        defaults.
+
+    Raises:
+      ConfigError: a value has the wrong type, is out of range, or has no effect.
+    """
+    algorithm, by_name = config.algorithm, isinstance(config.algorithm, str | type)
+    values = {name: value for name, value in {**_of_name(algorithm), **own}.items() if name not in RUN_FIELDS}
+    made = _kind(algorithm)(**values) if by_name else dataclasses.replace(algorithm, **values)
+    kept = own if by_name or own else vars(made)
+    kept = [name for name in kept if sources.get(name) != "stored"]
+    config = checked(dataclasses.replace(config, algorithm=made), kept)
+    own = {name: getattr(config.algorithm, name) for name in own}
+    others = (field for field in dataclasses.fields(Train) if getattr(config, field.name) not in (field.default, {}))
+    sources = dict.fromkeys((field.name for field in others), "yours") | dict(sources)
+    return Given(dataclasses.replace(config, algorithm=algorithm) if by_name else config, own, sources)
 
 
-def rounded(config: Train[Any], asked: Train[Any], own: Collection[str], spec: EnvSpec) -> Train[Any]:
+def _of_name(algorithm: Any) -> Mapping[str, Any]:
+    """Returns the fields that an algorithm's name stands for, such as ``apex`` for those of a DQN."""
+    return algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
+
+
+def checked(config: Train[Any], kept: Container[str]) -> Train[Any]:
+    """As ``config.checked()``; hyperparameters that have no effect and are not ``kept`` get their defaults.
+
+    They are those of a preset, or of a config, that the user's have replaced.
+
+    Raises:
+      ConfigError: one of ``kept`` has no effect, or a value is out of range.
+    """
+    while True:
+        try:
+            return config.checked()
+        except UnusedError as error:
+            defaults = {field.name: field.default for field in dataclasses.fields(config.algorithm)}
+            if error.field in kept or error.field not in defaults:
+                raise
+            algorithm = dataclasses.replace(config.algorithm, **{error.field: defaults[error.field]})
+            config = dataclasses.replace(config, algorithm=algorithm)
+
+
+def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
+    """Fills in what the user leaves out, and returns the config with the source of each value as in ``settled``.
+
+    Raises:
+      ConfigError: a value is out of range.
+    """
+    config, spec, own = asked.config, source.spec, asked.own
+    atari = {"atari_preset": "baselines"} if spec.backend == "envpool" and spec.family == "atari" else {}
+    kind = _kind(config.algorithm)
+    core = own.get("core", "none") if asked.by_name else getattr(config.algorithm, "core", "none")
+    preset = kind.preset(spec) if hasattr(kind, "preset") else {}
+    if core != "none" and hasattr(kind, "recurrent_preset"):
+        preset = kind.recurrent_preset(preset)
+    layers = {
+        "default": {**RUN_DEFAULTS, "plan": default_plan(is_pure=source.is_pure)},
+        "preset": {**atari, **preset, **_of_name(config.algorithm)},
+        "paper": published.row(algorithms.name_of(kind), spec) if config.published else {},
+    }
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for layer, of_layer in layers.items():
+        values |= of_layer
+        sources |= dict.fromkeys(of_layer, layer)
+    values = {name: value for name, value in values.items() if name != "atari_preset" or atari}
+    run = {name: value for name, value in values.items() if name in RUN_FIELDS and getattr(config, name) is None}
+    if not PLANS[run.get("plan", config.plan)].threaded:
+        run.pop("num_actors", None)
+    if asked.by_name:
+        hyper = {name: value for name, value in values.items() if name not in RUN_FIELDS}
+        algorithm = kind(**{**hyper, **own})
+    else:  # a run that was filled in before, such as a stored one, gives everything
+        algorithm, again = (
+            config.algorithm,
+            all(getattr(config, x) is not None for x in RUN_DEFAULTS if x != "num_actors"),
+        )
+        differ = [x.name for x in dataclasses.fields(kind) if again or getattr(algorithm, x.name) != x.default]
+        sources |= dict.fromkeys(differ, "yours")
+    env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
+    config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
+    return checked(config, [name for name in own if asked.sources.get(name) != "stored"]), {**sources, **asked.sources}
+
+
+def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Train[Any]:
     """Returns a filled-in config, the sizes that nobody gave rounded down to what divides over its environments.
 
     What does not divide and was given, by the user or by ``--published``, stays and is refused where devices are known.
     Their number changes nothing here: a run may be resumed on others.
 
     Args:
-      asked: what the user gave. An algorithm's config counts as giving what differs from its class; that of a run that
-        was filled in before, such as a stored one, gives everything.
-      own: names of hyperparameters that the user gave besides.
+      sources: as ``filled`` returns them.
       spec: the environment's; of one of several policies, that of its agents.
     """
     algorithm, rows, sizes = config.algorithm, config.num_envs * spec.num_agents, dict[str, int]()
-    given = {*own, *(published.row(algorithms.name_of(algorithm), spec) if config.published else ())}
-    by_name = isinstance(asked.algorithm, str | type)
-    filled_in = all(getattr(asked, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
     for name in ("replay_capacity", "num_minibatches"):
-        size, default = (getattr(each, name, None) for each in (algorithm, type(algorithm)))
-        if not isinstance(size, int) or name in given or not (by_name or (size == default and not filled_in)):
+        size = getattr(algorithm, name, None)
+        if not isinstance(size, int) or sources.get(name, "default") not in NOBODY:
             continue
         if name == "replay_capacity" and size > rows:
             sizes[name] = size - size % rows
         elif name == "num_minibatches" and rows % size:  # else any number of examples of each row divides
             window = algorithm.make(spec).window or config.rollout_length
             sizes[name] = divisor_below(size, rows * (config.rollout_length // window))
-    if config.num_actors is not None and asked.num_actors is None:
-        config = dataclasses.replace(config, num_actors=divisor_below(config.num_actors, config.num_envs))
-    return dataclasses.replace(config, algorithm=dataclasses.replace(algorithm, **sizes))
-
-
-def without_preset(algorithm: Any, own: Mapping[str, Any], stored: Collection[str] = ()) -> Any:
-    """Returns the hyperparameters that are known before the environment, whose preset may add more.
-
-    Args:
-      stored: names in ``own`` whose values may have no effect.
-
-    Raises:
-      ConfigError: a value of ``own`` has the wrong type, is out of range, or has no effect.
-    """
-    if isinstance(algorithm, str | type):
-        named = algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
-        given = {**{name: value for name, value in named.items() if name not in RUN_FIELDS}, **own}
-        algorithm = algorithms.config_class(algorithm)(**given)
-    elif own:
-        algorithm = dataclasses.replace(algorithm, **own)
-    else:
-        return algorithm
-    return without_unused(plain(algorithm), own.keys() - set(stored))
-
-
-def without_unused(algorithm: Any, kept: Container[str] = ()) -> Any:
-    """Resets hyperparameters that have no effect to their defaults: those of a preset, or of a config, that the user's
-    have replaced.
-
-    Raises:
-      ConfigError: one of ``kept`` has no effect, or a value is out of range.
-    """
-    defaults = {field.name: field.default for field in dataclasses.fields(algorithm)}
-    while True:
-        try:
-            getattr(algorithm, "validate", lambda: None)()
-        except UnusedError as error:
-            if error.field in kept:
-                raise
-            algorithm = dataclasses.replace(algorithm, **{error.field: defaults[error.field]})
-        else:
-            return algorithm
+    actors = config.num_actors
+    if actors is not None and sources["num_actors"] in NOBODY:
+        actors = divisor_below(actors, config.num_envs)
+    return dataclasses.replace(config, algorithm=dataclasses.replace(algorithm, **sizes), num_actors=actors)
 
 
 def find_env(config: Train[Any]) -> EnvSource:
@@ -196,8 +269,8 @@ def find_env(config: Train[Any]) -> EnvSource:
     reserve_memory(config.mem_fraction)
     parts = getattr(config.algorithm, "parts", {"": config})
     joint = tuple(name for name in parts if _acts_as_one(name, parts, config.env))
-    seen = config.frame_stack, config.action_repeat, config.time_limit, config.hide
-    wrappers = Wrappers(*seen, config.policies, joint, config.agent_ids, config.info_metrics)
+    fields = {name: getattr(config, name) for name in Wrappers._fields if name != "joint"}
+    wrappers = Wrappers(**fields, joint=joint)
     how = config.atari_preset, config.env_workers, config.env_timeout
     return find(config.env, config.env_options, *how, wrappers)
 
@@ -217,88 +290,62 @@ def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool
     return getattr(_kind(algorithm), "joint", False)
 
 
-def resolve(config: Train[Any], source: EnvSource, own: Mapping[str, Any] = {}) -> Train[Any]:
-    """Fills in the fields that a config leaves out, from the preset for ``source``, else from ``RUN_DEFAULTS``.
-
-    An algorithm given by name or class gets its preset's hyperparameters; one given as a config keeps its own.
-
-    Args:
-      own: the user's hyperparameters of an algorithm given by name or class.
-    """
-    spec = source.spec
-    by_name = isinstance(config.algorithm, str | type)
-    kind = _kind(config.algorithm)
-    plan = default_plan(is_pure=source.is_pure)
-    core = own.get("core", "none") if by_name else getattr(config.algorithm, "core", "none")
-    preset = kind.preset(spec) if hasattr(kind, "preset") else {}
-    if core != "none" and hasattr(kind, "recurrent_preset"):
-        preset = kind.recurrent_preset(preset)
-    preset = {**RUN_DEFAULTS, "plan": plan, **preset}
-    if by_name:
-        preset |= algorithms.PRESETS.get(config.algorithm, (None, {}))[1]
-    if config.published:
-        preset |= published.row(algorithms.name_of(kind), spec)
-    if spec.backend == "envpool" and spec.family == "atari":
-        preset.setdefault("atari_preset", "baselines")
-    else:
-        preset.pop("atari_preset", None)
-    run = {name: value for name, value in preset.items() if name in RUN_FIELDS and getattr(config, name) is None}
-    if not PLANS[run.get("plan", config.plan)].threaded:
-        run.pop("num_actors", None)
-    algorithm = config.algorithm
-    if by_name:
-        algorithm = kind(**{name: value for name, value in preset.items() if name not in RUN_FIELDS})
-    env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
-    return dataclasses.replace(config, algorithm=algorithm, env=env, **run)
-
-
 # --- Several policies ---------------------------------------------------------------------------------
 
 
-def resolved_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], EnvSource]:
-    """As ``resolving.resolved``, for several policies.
+def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], EnvSource]:
+    """As ``resolved``, for several policies.
 
     Sizes that the user leaves out are the largest of the presets of policies that train; the plan is ``on_device``, or
     ``synchronous`` for environments on the host.
     """
-    given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
+    algorithms = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
     for name in changes:
         if name not in RUN_FIELDS:
-            example = f"--{next(iter(given), 'prey')}.{flag(name)[2:]}"
+            example = f"--{next(iter(algorithms), 'prey')}.{flag(name)[2:]}"
             raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
-    config = dataclasses.replace(config, **changes)
-    _check_names(config, given)
-    asked, parts = dataclasses.replace(config, algorithm=Policies()).checked(), {}
-    for name, value in given.items():
+    config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
+    _check_names(config, algorithms)
+    config, asked = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
+    for name, value in algorithms.items():
         with naming(name):
-            parts[name] = _asked(asked, value)
-    if all(isinstance(part.algorithm, Still) for part, _ in parts.values()):
+            asked[name] = _given_policy(config, value)
+    if all(isinstance(part.config.algorithm, Still) for part in asked.values()):
         raise ConfigError("no policy trains; one or more must")
-    source = find_env(dataclasses.replace(asked, algorithm=Policies({name: part for name, (part, _) in parts.items()})))
-    asked = dataclasses.replace(asked, plan=asked.plan or default_plan(is_pure=source.is_pure))
-    if not PLANS[asked.plan].several:
-        works = ", ".join(plan for plan, info in PLANS.items() if info.several)
-        raise ConfigError(f"--plan {asked.plan} trains one policy, and there are several; plans for them: {works}")
-    found = {}
-    for name, (part, own) in parts.items():
-        part = dataclasses.replace(part, plan=asked.plan)
+    source = find_env(
+        dataclasses.replace(config, algorithm=Policies({name: part.config for name, part in asked.items()}))
+    )
+    config = dataclasses.replace(config, plan=_plan_of_several(config, source))
+    found, sources = dict[str, Train[Any]](), dict[str, Mapping[str, str]]()
+    for name, part in asked.items():
+        part = part._replace(config=dataclasses.replace(part.config, plan=config.plan))
         with naming(name):
-            found[name] = filled(part, own, source._replace(spec=source.spec.policies[name]))
+            found[name], sources[name] = filled(part, source._replace(spec=source.spec.policies[name]))
     trained = [part for part in found.values() if not isinstance(part.algorithm, Still)]  # the others need no sizes
-    sizes = {
-        name: max(getattr(part, name) for part in trained)
-        for name in RUN_DEFAULTS
-        if name not in OWN and getattr(asked, name) is None and (name != "num_actors" or PLANS[asked.plan].threaded)
-    }
+    shared = [name for name in RUN_DEFAULTS if name not in OWN and getattr(config, name) is None]
+    sizes = {name: max(sizes) for name in shared if None not in (sizes := [getattr(part, name) for part in trained])}
     whole = {
         name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in found.items()
     }
-    config = dataclasses.replace(asked, algorithm=Policies(whole), **sizes).checked()
-    for name, (part, own) in parts.items():
-        alike = rounded(alone(config, name), part, own, source.spec.policies[name])
-        whole[name] = dataclasses.replace(whole[name], algorithm=alike.algorithm)
+    config = dataclasses.replace(config, algorithm=Policies(whole), **sizes).checked()
+    for name, part in whole.items():
+        alike = rounded(alone(config, name), sources[name], source.spec.policies[name])
+        whole[name] = dataclasses.replace(part, algorithm=alike.algorithm)
         sizes["num_actors"] = alike.num_actors
     return dataclasses.replace(config, algorithm=Policies(whole), **sizes), source
+
+
+def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
+    """Returns the plan of a run of several policies.
+
+    Raises:
+      ConfigError: the user's plan trains one.
+    """
+    plan = config.plan or default_plan(is_pure=source.is_pure)
+    if not PLANS[plan].several:
+        works = ", ".join(plan for plan, info in PLANS.items() if info.several)
+        raise ConfigError(f"--plan {plan} trains one policy, and there are several; plans for them: {works}")
+    return plan
 
 
 def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:
@@ -317,8 +364,8 @@ def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:
         raise ConfigError(f"policy {left[0]} has no algorithm{did_you_mean(left[0], given)}; each policy needs one")
 
 
-def _asked(config: Train[Any], value: Any) -> tuple[Train[Any], dict[str, Any]]:
-    """Returns the config that the user gives a policy, which a preset may fill in, and its hyperparameters.
+def _given_policy(config: Train[Any], value: Any) -> Given:
+    """Returns what the user gives a policy.
 
     Args:
       config: that of the run.
@@ -326,22 +373,29 @@ def _asked(config: Train[Any], value: Any) -> tuple[Train[Any], dict[str, Any]]:
     """
     algorithm, fields = value if isinstance(value, tuple) else (value, {})
     if isinstance(algorithm, Train):
-        defaults, part = Train(algorithm.algorithm), algorithm
-        for field in dataclasses.fields(Train):
-            if field.name not in ("algorithm", *OWN) and getattr(part, field.name) != getattr(defaults, field.name):
-                raise ConfigError(f"{flag(field.name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are")
-        fields = {name: getattr(part, name) for name in OWN if getattr(part, name) is not None}
-        algorithm = part.algorithm
+        algorithm, fields = algorithm.algorithm, _own_fields(algorithm)
     if isinstance(algorithm, str) and (made := still(algorithm)) is not None:
         algorithm = made
-    by_name = isinstance(algorithm, str | type)
-    kind = config_class(algorithm) if by_name else type(algorithm)
+    kind = _kind(algorithm)
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
     own = {name: value for name, value in fields.items() if name not in OWN}
     seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
     if issubclass(kind, Still):
-        seen = {"normalize_observations": False, "scale_rewards": False, "clip_rewards": None, "ema_steps": 0}
-    part = dataclasses.replace(config, algorithm=without_preset(algorithm, own), policies={}, **seen).checked()
-    own = {name: getattr(part.algorithm, name) for name in own}
-    return dataclasses.replace(part, algorithm=algorithm if by_name else part.algorithm), own
+        seen = {name: RUN_DEFAULTS.get(name) for name in OWN}
+    return given(
+        dataclasses.replace(config, algorithm=algorithm, policies={}, **seen), own, dict.fromkeys(own, "yours")
+    )
+
+
+def _own_fields(part: Train[Any]) -> dict[str, Any]:
+    """Returns the fields that a ``Train`` gives its policy.
+
+    Raises:
+      ConfigError: it gives another one, which is the run's.
+    """
+    defaults = Train(part.algorithm)
+    for field in dataclasses.fields(Train):
+        if field.name not in ("algorithm", *OWN) and getattr(part, field.name) != getattr(defaults, field.name):
+            raise ConfigError(f"{flag(field.name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are")
+    return {name: getattr(part, name) for name in OWN if getattr(part, name) is not None}

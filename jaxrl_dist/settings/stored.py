@@ -17,14 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
-from jaxrl_dist.config.launch import NAMES as LAUNCH
-from jaxrl_dist.config.train import CONFIG_FILE, LIBRARIES, OBJECT, RUN_DEFAULTS, Train, env_name, named_env, split_env
-from jaxrl_dist.config.values import plain
+from jaxrl_dist.config.train import (
+    CONFIG_FILE,
+    LIBRARIES,
+    OBJECT,
+    OWN,
+    RUN_DEFAULTS,
+    Train,
+    env_name,
+    named_env,
+    split_env,
+)
+from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.atomic_files import read_json
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.settings.fixed_policies import STILL, Copy
-from jaxrl_dist.settings.policies import OWN, Policies, alone, naming
+from jaxrl_dist.settings.policies import Policies, alone, naming
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
@@ -37,14 +46,13 @@ CLOCK = "env_steps"
 """What numbers of steps in ``config.json`` count; files of versions that counted each agent's steps do not say it."""
 SPACES = ("observation", "action")
 """Spaces of the environment that are stored: they must not change between two sessions of a run."""
-_NOT_KEPT = ("algorithm", "run_dir", *LAUNCH)
+_KEPT = marked(Train, stored=True)
 _PARTS = {"algorithm": str, "hyperparameters": dict, "run": dict}
 
 
 def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
     """Returns the contents of ``config.json`` for a resolved config, with its environment's spaces if known."""
-    run = {name: value for name, value in vars(config).items() if name not in _NOT_KEPT}
-
+    run = {name: getattr(config, name) for name in _KEPT}
     return {
         "format": FORMAT,
         "clock": CLOCK,
@@ -148,7 +156,7 @@ def stored_fields(
         if several:
             hyperparameters = {"parts": _parts(hyperparameters, own)}
         kind = Policies if several else config_class(algorithm, own)
-        _check_known(run, [field.name for field in dataclasses.fields(Train) if field.name not in _NOT_KEPT])
+        _check_known(run, _KEPT)
         _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
         known = plain(Train(plain(kind(**hyperparameters)), **run))
         named = _checked_env(run.get("env", "")) if env is None else env

@@ -19,7 +19,7 @@ from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES, Train, split_env
-from jaxrl_dist.config.values import varied
+from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
@@ -39,12 +39,6 @@ from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner, Variables
 
-NOT_COMPILED = (
-    *("seed", "total_env_steps", "stop_at_return", "run_dir", "report_interval", "tensorboard", "wandb"),
-    *("evaluation_episodes", "evaluation_policy", "evaluation_interval", "evaluation_max_steps", "compile_cache"),
-    *("checkpoint_interval", "checkpoint_minutes", "keep_checkpoints", "checkpoint_replay", "init_from", "init_parts"),
-)
-"""Fields of ``Train`` that no compiled program depends on."""
 KEEP = 8
 """Configs whose programs stay in memory: a notebook that trains again with one of them begins at once."""
 _kept = collections.OrderedDict[str, Job]()
@@ -342,7 +336,7 @@ def _computed(config: Train[Any], num_members: int) -> str | None:
         return None
     if not type(config.algorithm).__module__.startswith("jaxrl_dist.algorithms."):
         return None
-    described = {**vars(config), **dict.fromkeys(NOT_COMPILED), "algorithm": vars(config.algorithm)}
+    described = {**vars(config), **dict.fromkeys(marked(Train, compiled=False)), "algorithm": vars(config.algorithm)}
     of_jax = {name: str(getattr(jax.config, name, None)) for name in jax.config.values}
     try:
         return json.dumps([algorithms.name_of(config.algorithm), described, num_members, of_jax])

@@ -18,13 +18,14 @@ import team
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.actors.evaluate import Evaluator, evaluate
+from jaxrl_dist.actors.played import Episodes
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands.plot import read_curve
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
-from jaxrl_dist.types import Algorithm, Context, Variables
+from jaxrl_dist.types import Algorithm, Context, EpisodeStats, Timestep, Variables
 
 SIZES: dict[str, Any] = {
     **{"num_envs": 4, "rollout_length": 4, "num_devices": 1, "report_interval": 48, "hidden_sizes": (4,)},
@@ -274,6 +275,21 @@ def test_an_agent_that_waits_longer_than_the_limit_plays_one_episode_fewer(watch
     played = evaluator.play(VARIABLES, watch=watch, stop=iter([False] * 40 + [True]).__next__)
     assert played is not None and played.lengths.tolist() == [2, 10, 10] * 2 and played.cut == 4
     np.testing.assert_array_equal(played.returns, -3.0 * played.lengths)
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_episodes_of_one_step_endless_ones_and_those_that_never_begin(xp: Any) -> None:
+    quota, first = np.array([2, 3, 1]), xp.array([1.0, 0.0, 0.0])
+    never, episodes = xp.zeros(3, bool), Episodes.none(xp, quota, ["score"])
+    step = Timestep((), xp.array([1.0, 2.0, 0.0]), first > 0, never, xp.array([True, True, False]))
+    for _ in range(12):
+        episodes = episodes.after(
+            step, EpisodeStats(first, first, first, first, first, {"score": (5 * first, first)}), quota, 3
+        )
+    assert episodes.done.tolist() == [2, 3, 1] and episodes.cut.tolist() == [0, 3, 0]
+    assert episodes.lengths.tolist() == [[1, 1, 0], [3, 3, 3], [0, 0, 0]]
+    assert episodes.returns.tolist() == [[1, 1, 0], [6, 6, 6], [0, 0, 0]]
+    np.testing.assert_array_equal(episodes.info["score"], [[5, 5, np.nan], [np.nan] * 3, [np.nan] * 3])
 
 
 def test_without_a_limit_of_its_own_an_episode_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.r2d2 import R2D2
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.nn import networks
-from jaxrl_dist.nn.cores import reset_core
+from jaxrl_dist.nn.cores import make_core, reset_core
+from jaxrl_dist.nn.heads import q_heads
 from jaxrl_dist.types import Context, Rollout
 
 SPEC = spec()
@@ -81,12 +82,9 @@ def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
 def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: str) -> None:
     """Whatever part of them the burn-in repeats, from the core that acting stored."""
     config = R2D2(**NET, **CORES[core], **WINDOWED, epsilon_base=1.0)
-    algorithm, network = (
-        config.make(SPEC),
-        networks.recurrent_q_network(
-            config, SPEC.observation, 3, dueling=True, core_inputs=4 if core == "inputs" else 0
-        ),
-    )
+    algorithm, heads = config.make(SPEC), q_heads(3, num_atoms=1, dueling=True, noisy=False)
+    read_by, size = make_core(config, jnp.float32), 4 if core == "inputs" else 0
+    network = networks.make_network(config, SPEC.observation, read_by, heads, core_inputs=size)
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     variables = variables._replace(params=perturbed(variables.params))
     steps = acted(algorithm, variables, random_rollout(algorithm, SPEC, 20, 8))
@@ -98,7 +96,7 @@ def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: s
         q, state = step(variables.params, obs, state, core_inputs=inputs)
         state = reset(state, initial, valid)
         values.append(q)
-    taken = np.take_along_axis(np.stack(values), np.asarray(steps.action)[..., None], -1)[..., 0]
+    taken = np.take_along_axis(np.stack(values)[..., 0], np.asarray(steps.action)[..., None], -1)[..., 0]
     loss, begin, length = jax.jit(algorithm.loss), 7, algorithm.window
     assert length == (12 if core == "inputs" else 11) and (~steps.valid[begin : begin + 10]).any(0).sum() > 3
 
@@ -107,10 +105,10 @@ def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: s
 
     window = Rollout(jax.tree.map(lambda x: x[begin : begin + length + 1], steps.obs), *cut(steps[1:7]), (), ())
     batch = algorithm.postprocess(variables, window, Context())
-    _, _, aux = loss(variables, batch, Context(target=variables.params))
+    context = Context(jax.random.split(jax.random.key(0), 8), target=variables.params)
+    _, _, aux = loss(variables, batch, context)
     assert_close(aux.metrics["q/mean"], taken[begin + 2 : begin + 10].T, 1e-6)
-    forgetful = batch | {"core": initial}
-    _, _, other = loss(variables, forgetful, Context(target=variables.params))
+    _, _, other = loss(variables, batch | {"core": {"q": initial}}, context)
     assert np.max(np.abs(other.metrics["q/mean"] - aux.metrics["q/mean"])) > 1e-4
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from probes import sample_uniform
+from probes import sample_uniform, squash, unsquash
 
 import jaxrl_dist
 from jaxrl_dist import mesh as meshes
@@ -89,12 +89,16 @@ def q_values(params: Any, obs: Any, num_atoms: int = 1, noise: jax.Array | None 
     return np.asarray(compiled_network(num_atoms, noise is not None)(params, obs, noise), np.float64)
 
 
-@pytest.mark.parametrize("n, double, noisy", [(1, False, False), (3, False, False), (3, True, False), (1, True, True)])
-def test_loss_is_that_of_the_n_step_error(n: int, double: bool, noisy: bool) -> None:
+@pytest.mark.parametrize(
+    "n, double, noisy, rescale",
+    [(1, False, False, False), (3, False, False, True), (3, True, False, False), (1, True, True, False)],
+)
+def test_loss_is_that_of_the_n_step_error(n: int, double: bool, noisy: bool, rescale: bool) -> None:
     """Each evaluation of a noisy network draws other noise: Fortunato et al. (2018), section 3.1."""
     w = windows(n)
     td_loss: Any = "squared" if n == 3 and double else "huber"
-    config = DQN(hidden_sizes=(8,), n_step=n, double=double, td_loss=td_loss, noisy=noisy)
+    own: dict[str, Any] = {"n_step": n, "double": double, "td_loss": td_loss, "noisy": noisy}
+    config = DQN(hidden_sizes=(8,), **own, rescale_values=rescale)
     found, aux, params, target = losses(config, w)
     keys = jax.vmap(lambda key: jax.random.split(key, 3))(jax.random.split(jax.random.key(2), N))
     noise = [keys[:, use] if noisy else None for use in range(3)]
@@ -103,16 +107,23 @@ def test_loss_is_that_of_the_n_step_error(n: int, double: bool, noisy: bool) -> 
     bootstrap = q_values(target, next_obs, noise=noise[1])[..., 0]
     best = (q_values(params, next_obs, noise=noise[2])[..., 0] if double else bootstrap).argmax(1)
     q = q_values(params, w.obs[0], noise=noise[0])[np.arange(N), w.action[0], 0]
-    error = reward + discount * bootstrap[np.arange(N), best] - q
+    h, h_inverse = (squash, unsquash) if rescale else (float, float)
+    value_target = [
+        h(r + d * h_inverse(v)) for r, d, v in zip(reward, discount, bootstrap[np.arange(N), best], strict=True)
+    ]
+    error = np.array(value_target) - q
     assert np.abs(error).max() > 1
     linear = (np.abs(error) > 1) & (td_loss == "huber")
     np.testing.assert_allclose(found, np.where(linear, np.abs(error) - 0.5, 0.5 * error**2), atol=1e-5)
     np.testing.assert_allclose(aux.priority, np.abs(error), atol=1e-5)
 
 
-def test_distributional_loss_is_the_cross_entropy_with_the_projected_target() -> None:
+@pytest.mark.parametrize("rescale", [False, True])
+def test_distributional_loss_is_the_cross_entropy_with_the_projected_target(rescale: bool) -> None:
     w = windows(2)
-    config = DQN(hidden_sizes=(8,), n_step=2, num_atoms=11, value_min=-2, value_max=2, double=False)
+    own: dict[str, Any] = {"num_atoms": 11, "value_min": -2, "value_max": 2, "rescale_values": rescale}
+    config = DQN(hidden_sizes=(8,), n_step=2, double=False, **own)
+    h, h_inverse = (squash, unsquash) if rescale else (float, float)
     found, _, params, target = losses(config, w)
     atoms = np.linspace(-2, 2, 11)
     reward, discount, last = (np.asarray(x, np.float64) for x in returns.window_return(*w.outcomes, 0.99))
@@ -128,7 +139,7 @@ def test_distributional_loss_is_the_cross_entropy_with_the_projected_target() ->
     for i in range(N):
         projected = np.zeros(11)  # Bellemare et al. (2017), algorithm 1
         for j in range(11):
-            b = (np.clip(reward[i] + discount[i] * atoms[j], -2, 2) + 2) / 0.4
+            b = (np.clip(h(reward[i] + discount[i] * h_inverse(atoms[j])), -2, 2) + 2) / 0.4
             low, high = int(np.floor(b)), int(np.ceil(b))
             projected[low] += p_next[i, best[i], j] * (high - b if high > low else 1)
             projected[high] += p_next[i, best[i], j] * (b - low if high > low else 0)

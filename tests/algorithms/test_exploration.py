@@ -41,8 +41,8 @@ MANY = 20_000
 def test_ape_x_ladder() -> None:
     """Section 4 of Horgan et al. (2018): epsilon ** (1 + alpha i / (N - 1)), of 0.4 and 7."""
     expected = [0.4 ** (1 + 7 * i / 359) for i in range(360)]
-    np.testing.assert_allclose(exploration.ape_x_epsilon(360), expected, rtol=1e-5)
-    np.testing.assert_allclose(exploration.ape_x_epsilon(1), [0.4], rtol=1e-6)
+    np.testing.assert_allclose(exploration.ape_x_epsilon(360, 0.4, 7.0), expected, rtol=1e-5)
+    np.testing.assert_allclose(exploration.ape_x_epsilon(1, 0.4, 7.0), [0.4], rtol=1e-6)
 
 
 def test_each_environment_keeps_its_epsilon() -> None:

@@ -157,7 +157,7 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
             continue
         spec = task(kind)
         source: Any = SimpleNamespace(spec=spec, is_pure=True)
-        config = resolve.resolve(Train(name, env="Test-v0"), source)
+        config, _ = resolve.filled(resolve.given(Train(name, env="Test-v0")), source)
         config.validate()
         check_sizes(config, make_algorithm(config, spec), spec, 8)
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import team
+from probes import squash, unsquash
 
 import jaxrl_dist
 from jaxrl_dist import spaces
@@ -37,6 +39,23 @@ def test_the_mixer_never_falls_where_an_agent_s_value_rises() -> None:
     for agent in range(3):
         risen = mixing.apply(params, state, values.at[:, agent].add(0.5))
         assert bool((risen >= total).all()) and bool((risen > total + 1e-3).any())
+
+
+def test_the_mixer_s_slopes_start_small_and_are_bounded_in_all_states_and_for_all_values() -> None:
+    """A slope is what the team's value gains by an agent's."""
+    mixing, keys = mixing_network(32, 3, 54), jax.random.split(jax.random.key(0), 4)
+    params, state = mixing.init(keys[0]), jax.random.normal(keys[1], (200, 54))
+
+    def slopes(value: float, params: Any, state: jax.Array) -> np.ndarray:
+        each = jax.vmap(jax.grad(lambda values, state: mixing.apply(params, state, values)))
+        return np.asarray(each(jnp.full((200, 3), value), state))
+
+    assert slopes(0.0, params, state).max() < 0.01
+    params = jax.tree.map(lambda x: x + jax.random.normal(keys[2], x.shape), params)
+    layers = [jax.tree.map(np.asarray, params[name]["params"]) for name in ("weights", "last_weights")]
+    first, last = (np.abs(layer["kernel"]).sum(axis=0) + np.abs(layer["bias"]) for layer in layers)
+    assert (slopes(0.0, params, 1e3 * state) <= first.reshape(3, 32) @ last).all()
+    np.testing.assert_allclose(slopes(-1e3, params, state), 0.1 * slopes(1e3, params, state), rtol=1e-4)
 
 
 def batch_of(spec: Any, size: int) -> dict[str, Any]:
@@ -69,19 +88,22 @@ def naive_total(params: Any, obs: Any, row: int, chosen: list[float], mixer: str
     if mixer == "vdn":
         return sum(chosen)
     made, state = params["mixer"], obs["state"][row].astype(np.float64)
+    state = np.tanh(dense(made["hidden"], state))
     weights = np.abs(dense(made["weights"], state)).reshape(2, 3)
     hidden = dense(made["bias"], state)
     for agent, value in enumerate(chosen):
         hidden = hidden + value * weights[agent]
-    hidden = np.where(hidden > 0, hidden, np.exp(np.minimum(hidden, 0)) - 1)
-    offset = dense(made["last_bias"], np.maximum(dense(made["hidden"], state), 0))[0]
-    return float(hidden @ np.abs(dense(made["last_weights"], state)) + offset)
+    hidden = np.where(hidden > 0, hidden, 0.1 * hidden)
+    return float(hidden @ np.abs(dense(made["last_weights"], state)) + dense(made["last_bias"], state)[0])
 
 
-@pytest.mark.parametrize("mixer, double", [("qmix", True), ("vdn", True), ("qmix", False)])
-def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool) -> None:
+@pytest.mark.parametrize(
+    "mixer, double, rescale", [("qmix", True, False), ("vdn", True, True), ("vdn", True, False), ("qmix", False, False)]
+)
+def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool, rescale: bool) -> None:
     spec, size = find(team.Meeting(), wrappers=JOINT).spec, 20
-    config = dataclasses.replace(SMALL, mixer=mixer, double=double)
+    config = dataclasses.replace(SMALL, mixer=mixer, double=double, rescale_values=rescale)
+    h, h_inverse = (squash, unsquash) if rescale else (float, float)
     algorithm = config.make(spec)
     variables, other = (algorithm.init(jax.random.key(seed)) for seed in (0, 1))
     batch = batch_of(spec, size)
@@ -97,7 +119,7 @@ def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool) -> None:
             online.append(naive_values(variables.params, batch["obs"], row, agent)[batch["action"][row, agent]])
         q = naive_total(variables.params, batch["obs"], row, online, mixer)
         bootstrap = naive_total(other.params, batch["next_obs"], row, target, mixer)
-        error = batch["reward"][row] + 0.9 * bootstrap - q
+        error = h(batch["reward"][row] + 0.9 * h_inverse(bootstrap)) - q
         assert float(losses[row]) == pytest.approx(0.5 * error**2, rel=1e-4, abs=1e-5)
         assert float(aux.priority[row]) == pytest.approx(abs(error), rel=1e-4, abs=1e-5)
     assert mask.all()

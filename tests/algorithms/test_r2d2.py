@@ -10,9 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import assert_close, box, make_mesh, random_rollout, sample_prioritized, sample_uniform, spec
+from probes import (
+    assert_close,
+    box,
+    make_mesh,
+    random_rollout,
+    sample_prioritized,
+    sample_uniform,
+    spec,
+    squash,
+    unsquash,
+)
 
-import jaxrl_dist
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.algorithms.r2d2 import R2D2
@@ -22,7 +31,8 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd
 from jaxrl_dist.memory import ring
 from jaxrl_dist.nn import networks
-from jaxrl_dist.nn.cores import reset_core
+from jaxrl_dist.nn.cores import make_core
+from jaxrl_dist.nn.heads import q_heads
 from jaxrl_dist.types import Context, EnvSpec, Rollout
 
 SPEC = spec()
@@ -31,7 +41,9 @@ NET: dict[str, Any] = {"hidden_sizes": (8,), "core_size": 4}
 
 
 def network_of(config: R2D2, env: EnvSpec = SPEC) -> networks.RecurrentNetwork:
-    return networks.recurrent_q_network(config, env.observation, env.action.n, dueling=config.dueling)
+    """The network of a config, which returns the core too."""
+    heads = q_heads(env.action.n, num_atoms=1, dueling=config.dueling, noisy=False)
+    return networks.make_network(config, env.observation, make_core(config, jnp.dtype(config.precision)), heads)
 
 
 # --- The loss -----------------------------------------------------------------------------------------
@@ -60,7 +72,7 @@ def naive_values(params: Any, windows: Rollout, env: int, dueling: bool) -> np.n
     """The values ``[W + 1, A]`` of one window, by Cho et al. (2014), equations 5 to 8, in the form of cuDNN."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     dense, cell = params["torso"]["params"]["Dense_0"], params["gru"]["params"]
-    core, q = windows.extras["core"][0, env].astype(np.float64), []
+    core, q = windows.extras["core"]["q"][0, env].astype(np.float64), []
 
     def linear(name: str, x: np.ndarray) -> np.ndarray:
         return x @ cell[name]["kernel"] + cell[name].get("bias", 0)
@@ -77,15 +89,6 @@ def naive_values(params: Any, windows: Rollout, env: int, dueling: bool) -> np.n
         if t < len(windows.valid) and not windows.valid[t, env]:
             core = np.zeros_like(core)
     return np.stack(q)
-
-
-def squash(x: float) -> float:
-    return float(np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x)
-
-
-def unsquash(x: float) -> float:
-    """The inverse, equation in proposition A.2 of Pohlen et al. (2018)."""
-    return float(np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1))
 
 
 @pytest.mark.parametrize(
@@ -138,9 +141,9 @@ def test_burn_in_only_makes_the_core() -> None:
     """The loss and its gradient are those of a shorter window that starts with the burnt-in core."""
     config = R2D2(**NET, burn_in=5, sequence_length=4, n_step=2)
     _, variables, _, w = problem(config)
-    late = w._replace(extras={"core": w.extras["core"][5:]}, **{f: getattr(w, f)[5:] for f in STEPS})
-    core = jax.jit(network_of(config).unroll)(variables.params, w.obs[:5], w.extras["core"][0], w.valid[:5])[1]
-    late.extras["core"][0] = core
+    cores = w.extras["core"]["q"]
+    late = w._replace(extras={"core": {"q": cores[5:]}}, **{f: getattr(w, f)[5:] for f in STEPS})
+    cores[5] = jax.jit(network_of(config).unroll)(variables.params, w.obs[:5], cores[0], w.valid[:5])[1]
 
     @functools.partial(jax.jit, static_argnums=1)
     @jax.value_and_grad
@@ -260,7 +263,7 @@ def test_the_recomputed_core_is_the_stored_one_at_every_later_step() -> None:
     params, _, _ = acted(False)
     windows, _, _ = sampled(False)
     network = network_of(ACTING, find("gymnax:CartPole-v1").spec)
-    stored = windows.extras["core"]
+    stored = windows.extras["core"]["q"]
     assert (~windows.valid).any(0).mean() > 0.3 and np.abs(stored).mean() > 0.05
     unroll = jax.jit(network.unroll)
     last = len(stored) - 1
@@ -293,49 +296,16 @@ def test_sampling_reads_the_core_of_the_first_step_alone() -> None:
 def test_an_episode_begins_without_memory_and_with_the_same_epsilon() -> None:
     algorithm = R2D2(**NET, epsilon_base=0.5, epsilon_exponent=3.0).make(SPEC)
     core, epsilon = algorithm.initial_core(4)
-    np.testing.assert_array_equal(core, np.zeros((4, 4)))
+    np.testing.assert_array_equal(core["q"], np.zeros((4, 4)))
     np.testing.assert_allclose(epsilon, [0.5, 0.25, 0.125, 0.0625])
     variables, policy = jax.jit(algorithm.init)(jax.random.key(0)), jax.jit(algorithm.policy)
-    many = (np.zeros((20_000, 4), np.float32), np.tile(epsilon, 5_000))
+    many = ({"q": np.zeros((20_000, 4), np.float32)}, np.tile(epsilon, 5_000))
     obs, keys = np.ones((20_000, 3), np.float32), jax.random.split(jax.random.key(1), 20_000)
     greedy, *_ = policy(variables, obs[:1], algorithm.initial_core(1), Context())
     action, _, extras = policy(variables, obs, many, Context(keys))
     explored = np.mean((np.asarray(action) != greedy).reshape(5_000, 4), axis=0)
     np.testing.assert_allclose(explored, epsilon * 2 / 3, atol=0.02)
     assert_close(extras, {"core": many[0]})
-
-
-@pytest.mark.parametrize("dueling", [False, True])
-def test_step_with_reset_core_equals_unroll(dueling: bool) -> None:
-    network = network_of(R2D2(**NET, dueling=dueling))
-    params, step = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.step)
-    rng = np.random.default_rng(0)
-    obs, valid = rng.normal(size=(9, 5, 3)).astype(np.float32), rng.random((9, 5)) < 0.7
-    core = initial = network.initial_core(5)
-    reset, rows = jax.jit(reset_core), []
-    for x, ok in zip(obs, valid, strict=True):
-        q, core = step(params, x, core)
-        core = reset(core, initial, ok)
-        rows.append(q)
-    assert_close(jax.jit(network.unroll)(params, obs, initial, valid), (np.stack(rows), core))
-
-
-# --- Runs ---------------------------------------------------------------------------------------------
-
-TINY: dict[str, Any] = {**NET, "burn_in": 2, "sequence_length": 4, "n_step": 2, "batch_size": 8}
-
-
-@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
-def test_a_run_on_two_devices(plan: str) -> None:
-    """With normalisation and scaling, which wrap the policy's state."""
-    config = R2D2(**TINY, replay_capacity=1024, learning_starts=100, replay_ratio=1 / 16)
-    kind = {"num_envs": 8, "rollout_length": 4, "total_env_steps": 300, "num_devices": 2, "evaluation_episodes": 2}
-    scaling = {"scale_rewards": True, "normalize_observations": True, "report_interval": 64, "plan": plan}
-    first, *_, last = jaxrl_dist.train(jaxrl_dist.Train(config, env="MemoryChain-bsuite", **kind, **scaling))
-    assert first.metrics["loss/q"] is None and first.updates == 0
-    assert last.metrics["loss/q"] is not None and np.isfinite(last.metrics["loss/q"])
-    assert last.updates == 2 * (last.iteration - 3)  # after rollouts of 32 steps, from the first past 100 steps on
-    assert last.evaluation is not None and last.evaluation["episodes"] == 2
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -74,32 +74,6 @@ def test_without_memory_the_losses_are_those_of_transitions(name: str) -> None:
     assert_close(aux.priority, np.float32(0.9 * error.max(1) + 0.1 * mean))
 
 
-@pytest.mark.parametrize("fields", [{}, {"core_inputs": "action,reward"}], ids=["gru", "inputs"])
-def test_learning_repeats_what_acting_saw(fields: dict[str, Any]) -> None:
-    """The value of each action taken, from the stored core on and across the ends of episodes."""
-    config = config_class("dqn")(**NET, **WINDOW, **fields, core="gru", epsilon_start=0.5)
-    env = spec()
-    algorithm = config.make(env)
-    variables = jax.jit(algorithm.init)(jax.random.key(0))
-    variables = variables._replace(params=perturbed(variables.params))
-    steps = acted(algorithm, variables, random_rollout(algorithm, env, 20, N))
-    loss, size = jax.jit(algorithm.loss), algorithm.window
-    assert size == 8 + bool(fields)
-
-    def values(begin: int) -> np.ndarray:
-        rollout = steps._replace(core=(), final_core=(), obs=())
-        cut = jax.tree.map(lambda x: x[begin : begin + size], rollout)._replace(obs=steps.obs[begin : begin + size + 1])
-        batch = algorithm.postprocess(variables, cut, Context())
-        keys = jax.random.split(jax.random.key(0), N)
-        return np.asarray(loss(variables, batch, Context(keys, target=variables.params))[2].metrics["q/mean"])
-
-    first, later = values(0), values(3)
-    assert_close(first[:, 3:], later[:, : LENGTH - 3], 1e-6)
-    assert (~steps.valid[: 3 + BURN_IN + LENGTH]).any(0).sum() > 2
-    steps = steps._replace(extras=jax.tree.map(jnp.zeros_like, steps.extras))
-    assert np.max(np.abs(values(3) - later)) > 1e-4
-
-
 def test_the_last_windows_of_a_rollout_bootstrap_with_its_last_action_and_reward() -> None:
     """One more step from which nothing is learnt changes no gradient."""
     config = config_class("dqn")(**NET, **WINDOW, core="gru", core_inputs="action,reward")

@@ -68,7 +68,7 @@ def test_help_is_short_and_shows_the_values_that_would_run(
 
 
 def test_the_help_of_actor_threads_names_every_plan_that_has_them() -> None:
-    sentence = help.docstrings(Train)["num_actors"]
+    sentence = help.inherited_docstrings(Train)["num_actors"]
     named = {name for name in PLANS if f"'{name}'" in sentence}
     assert named == {name for name, plan in PLANS.items() if plan.threaded}
 

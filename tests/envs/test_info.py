@@ -49,7 +49,7 @@ def walked(actions: np.ndarray, repeat: int) -> list[dict[str, list[float]]]:
     "env, workers", [("own:Scored", "threads"), ("scored:HostScored", "threads"), ("scored:HostScored", "processes")]
 )
 def test_against_a_plain_loop(env: str, workers: Any, repeat: int) -> None:
-    source = find(env, workers=workers, wrappers=Wrappers(action_repeat=repeat, info=METRICS))
+    source = find(env, workers=workers, wrappers=Wrappers(action_repeat=repeat, info_metrics=METRICS))
     assert source.spec.info_metrics == tuple(METRICS.split(","))
     wanted = [walked(row, repeat) for row in ACTIONS.T]
     with closing(source.host(3, 0)) as host:
@@ -65,7 +65,7 @@ def test_against_a_plain_loop(env: str, workers: Any, repeat: int) -> None:
 
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_envpools_parts_of_the_reward_add_up_to_the_return(repeat: int) -> None:
-    metrics = Wrappers(action_repeat=repeat, time_limit=3, info="reward_run:sum,reward_ctrl:sum,x_position")
+    metrics = Wrappers(action_repeat=repeat, time_limit=3, info_metrics="reward_run:sum,reward_ctrl:sum,x_position")
     with closing(find("envpool:HalfCheetah-v4", wrappers=metrics).host(2, 0)) as host:
         host.reset()
         steps = [host.step(np.full((2, 6), 0.3, np.float32))[1] for _ in range(8)]
@@ -86,7 +86,7 @@ REFUSED = {
 @pytest.mark.parametrize("metrics", REFUSED)
 def test_what_is_no_number_of_the_info(metrics: str) -> None:
     with pytest.raises(ConfigError, match=REFUSED[metrics]):
-        find("own:Scored", wrappers=Wrappers(info=metrics))
+        find("own:Scored", wrappers=Wrappers(info_metrics=metrics))
 
 
 def test_other_entries_of_an_info_do_not_matter() -> None:
@@ -98,11 +98,11 @@ def test_other_entries_of_an_info_do_not_matter() -> None:
 
 def test_other_backends_name_what_they_have() -> None:
     with pytest.raises(ConfigError, match="info of envpool:Pong-v5 has no number 'ram'; it has: lives, reward, termin"):
-        find("envpool:Pong-v5", wrappers=Wrappers(info="ram"))
+        find("envpool:Pong-v5", wrappers=Wrappers(info_metrics="ram"))
     with pytest.raises(ConfigError, match="info_metrics works for environments with one agent, and "):
-        find(team.CartPoles(), wrappers=Wrappers(info="success"))
+        find(team.CartPoles(), wrappers=Wrappers(info_metrics="success"))
     with pytest.raises(ConfigError, match=r"info_metrics works for environments with one agent, and .*Flock has 3"):
-        find("flock:Flock", wrappers=Wrappers(info="success"))
+        find("flock:Flock", wrappers=Wrappers(info_metrics="success"))
 
 
 def test_gymnasium_is_asked_for_a_whole_episode(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

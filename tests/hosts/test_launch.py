@@ -22,7 +22,7 @@ from probes import make_mesh
 
 from jaxrl_dist import Train, cli, preset
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.config.launch import Launch, launch_of
+from jaxrl_dist.config.launch import Processes, launch_of
 from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
 from jaxrl_dist.hosts import arrays, peers, start
 from jaxrl_dist.hosts import watch as watching
@@ -133,13 +133,13 @@ def test_a_cluster_is_found_where_it_has_started_several_processes(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert start.detected() == found
-    assert start._arguments(Launch(), detect=False) is None
+    assert start._arguments(Processes(), detect=False) is None
 
 
 def test_one_process_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**SLURM, "SLURM_NTASKS": "2"}.items():
         monkeypatch.setenv(name, value)
-    start.start(Launch(processes=1), detect=True)
+    start.start(Processes(processes=1), detect=True)
     assert not jax.distributed.is_initialized() and start.watch() is None and peers.world() is None
 
 
@@ -192,7 +192,7 @@ def test_process_0_listens_only_where_the_others_look_for_it(listening: socket.s
 @pytest.mark.parametrize("seconds", [2.0, 30.0, 86400.0])
 def test_the_watch_finds_a_lost_process_before_jax_does(seconds: float) -> None:
     """JAX's service hears of a process every half of its time-out."""
-    launch = Launch(coordinator="a:1", processes=2, process=0, lost_process_timeout=seconds)
+    launch = Processes(coordinator="a:1", processes=2, process=0, lost_process_timeout=seconds)
     arguments = start._arguments(launch, detect=False)
     assert arguments is not None and arguments["heartbeat_timeout_seconds"] / 2 > seconds + watching.SECONDS
 

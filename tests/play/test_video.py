@@ -182,7 +182,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["evaluate", run_dir, "--seed", "5", "--episodes", "1", "--max-steps", "9"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == printed[-2]
     assert cli.main(["video", run_dir, film, "--max-steps", "9", "--evaluation-policy", "sampled"]) == 0
-    assert "1 sampled episodes" in " ".join(capsys.readouterr().out.split())
+    assert "1 sampled episode, " in " ".join(capsys.readouterr().out.split())
     for args, message in {
         (): "which run, and which file? As in: jaxrl-dist video runs/NAME episode.gif",
         (run_dir,): f"which file? As in: jaxrl-dist video {run_dir} episode.gif",

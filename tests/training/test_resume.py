@@ -34,7 +34,7 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileW
 from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import arrays, checkpoint, directories, manifest, saving
+from jaxrl_dist.run import arrays, checkpoint, directories, machine, manifest, saving
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.settings import stored
@@ -438,7 +438,7 @@ def test_what_may_change(run_dir: Path) -> None:
 
 
 def test_other_versions_are_worth_a_warning(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_files, "versions", lambda: {"jax": "0.0.1"})
+    monkeypatch.setattr(machine, "versions", lambda: {"jax": "0.0.1"})
     with pytest.warns(ConfigWarning, match=r"saved with other versions of .*jax"):
         prepare_resume(run_dir)
 

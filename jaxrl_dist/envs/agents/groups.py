@@ -70,10 +70,9 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
     Raises:
       ConfigError: names a flag that works only for one agent or one policy.
     """
-    for field in ("action_repeat", "info"):
+    for field in ("action_repeat", "info_metrics"):
         if getattr(wrappers, field) != getattr(UNWRAPPED, field):
-            said = flag(field if field != "info" else "info_metrics")
-            raise ConfigError(f"{said} works for environments with one agent, and {name} has {len(agents)}")
+            raise ConfigError(f"{flag(field)} works for environments with one agent, and {name} has {len(agents)}")
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
             raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")

@@ -166,7 +166,7 @@ def from_gymnax(
     observe = masks.observer(found, native_obs)
     limit = getattr(params, "max_steps_in_episode", None)
     limit = wrappers.limit(None if limit is None else int(limit))
-    metrics = episodes.parse(wrappers.info)
+    metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info), name)
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread,

@@ -118,7 +118,7 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
         raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
     kind = family(env_id)
     frame_stack = native.config.stack_num if kind == "atari" else 1
-    metrics = episodes.parse(wrappers.info)
+    metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, _numbers(native), f"envpool:{env_id}")
     return EnvSpec(
         env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, info_metrics=metrics,

@@ -1,0 +1,134 @@
+"""Most flags of a training run, in the groups that help shows: a flag is declared here, and nowhere else.
+
+Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jaxrl_dist.checks import MAX_SIZE
+from jaxrl_dist.config.values import setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Environment:
+    """How environments run, and what policies see of them."""
+
+    env_workers: Literal["threads", "processes"] = setting("threads", resumable=True)
+    """Where Gymnasium environments run; 'processes' suit slow Python code, but take longer to start."""
+    env_timeout: float = setting(120.0, above=0, high=10**6, resumable=True)
+    """Seconds within which an environment on the host must answer."""
+    atari_preset: Literal["baselines", "machado"] | None = None
+    """Atari protocol: Mnih et al. 2015 as in OpenAI baselines (Atari's default), or Machado et al. 2018."""
+    frame_stack: int | None = setting(None, low=1, high=1000)
+    """Frames stacked into one observation; None: the environment's own number, 4 on Atari and 1 elsewhere."""
+    action_repeat: int = setting(1, low=1, high=10**4)
+    """Times that each action is repeated; the rewards are summed, and all repeats count as one env step."""
+    time_limit: int | None = setting(None, low=1, high=10**9)
+    """Env steps after which an episode is truncated; None: only the environment's own limit, which always applies."""
+    hide: str | None = None
+    """Entries of a vector observation to hide from policies, by index, such as 1,3; 'velocities' hides those of
+    classic control."""
+    info_metrics: str | None = None
+    """Numbers in the environment's info to report, such as success,score: the mean over episodes of the last value, or
+    with :sum, as in fuel:sum, of the sum."""
+    normalize_observations: bool = setting(without_preset=False, varies=True, per_policy=True)
+    """Normalise observations by their running mean and standard deviation over all devices."""
+    scale_rewards: bool = setting(without_preset=False, varies=True, per_policy=True)
+    """Divide rewards by the running standard deviation of the discounted return."""
+    clip_rewards: str | None = setting(None, varies=True, per_policy=True)
+    """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Devices, and their memory and programs."""
+
+    num_devices: int | None = setting(None, low=1, high=MAX_SIZE, resumable=True, of_machine=True)
+    """Devices to train on, counted over all processes; None: all."""
+    mem_fraction: float | None = setting(None, above=0, high=1, resumable=True)
+    """Fraction of a GPU's memory to reserve at the start; None: JAX's default (0.75)."""
+    compile_cache: bool = setting(True, resumable=True, compiled=False)
+    """Keep compiled programs for later runs, below ~/.cache/jaxrl_dist or in JAX_COMPILATION_CACHE_DIR if it is set."""
+    learner_devices: str | None = setting(None, resumable=True, of_machine=True)
+    """Devices that learn, such as 2-7; None: the first `--num-devices` devices."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Actors:
+    """Actors that run beside the learner."""
+
+    num_actors: int | None = setting(without_preset=2, low=1, high=1000)
+    """Actor threads of the plans 'asynchronous', 'own_pace' and 'gradients', which share the environments; presets: 2
+    or 4."""
+    actor_devices: str | None = setting(None, resumable=True, of_machine=True, needs_actors=True)
+    """Devices that act under the plans with actor threads, such as 0,1 or 0-3; None: the devices that learn."""
+    max_lag: int | None = setting(None, low=0, high=10**6, needs_actors=True)
+    """Drop experience whose policy is more than this many versions behind the learner; None: use all experience."""
+    lockstep: bool = setting(False, needs_actors=True)
+    """Keep actors a fixed lag behind the learner: a seed then gives the same run for any timing of the threads."""
+    lag: int = setting(1, low=0, high=1000)
+    """Policy versions that actors in lockstep stay behind the learner."""
+    free_running: bool = False
+    """Keep learning from the replay memory while no new experience arrives, beyond the replay ratio."""
+    gather: int | None = setting(None, low=1, high=1000, needs_actors=True)
+    """Rollouts that suffice for an update once the gather deadline has passed, one per actor; None: wait for all."""
+    gather_deadline: float = setting(1.0, above=0, high=10**6)
+    """Seconds to wait for the other actors' rollouts after the first one."""
+    on_actor_error: Literal["raise", "restart"] = setting("raise", resumable=True, needs_actors=True)
+    """If an environment fails: end the run, or recreate its actor's environments and continue."""
+    max_restarts: int = setting(100, low=0, high=10**6, resumable=True)
+    """Restarts allowed for each actor; the next failure ends the run."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Population:
+    """Runs that train together."""
+
+    vary: dict[str, str] = setting({})
+    """Values of hyperparameters, such as learning-rate=1e-4,3e-4: a population with every combination of them."""
+    zip: bool = setting(False, needs="vary")
+    """Combine the first values of all varied hyperparameters, then the second ones, and so on, not all with all."""
+    evolve: Literal["pbt", "halving"] | None = None
+    """Select among the members: population-based training, or successive halving; see --evolve-interval."""
+    evolve_interval: int | None = setting(None, low=1, high=10**15, needs="evolve")
+    """Env steps of a member between two selections; with halving up to the first one, and each rung then takes twice as
+    many. None: 20,000, or 40,000 with halving."""
+    average_every: int | None = setting(None, low=1, high=10**9)
+    """Rollouts between two averagings of all members' networks (local SGD); all begin with the first one's network."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How the policy is evaluated."""
+
+    ema_steps: int = setting(without_preset=0, low=0, high=10**15, varies=True, per_policy=True)
+    """Env steps over which greedy actions average the parameters (exponential moving average); 0: the newest ones."""
+    evaluation_policy: Literal["greedy", "sampled"] = setting(
+        "greedy", needs="evaluation_episodes", resumable=True, compiled=False
+    )
+    """Actions in evaluations: the best ones, or sampled as in training after all exploration schedules have ended."""
+    evaluation_max_steps: int | None = setting(
+        None, low=1, high=10**9, needs="evaluation_episodes", resumable=True, compiled=False
+    )
+    """Env steps after which an evaluation episode is cut off; None: 27,000, or the environment's limit if longer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """What a run saves, and what it starts from."""
+
+    checkpoint_interval: int = setting(1_000_000, low=0, high=10**15, resumable=True, compiled=False)
+    """Environment steps between two checkpoints, each saved with the next report; 0: none by steps."""
+    checkpoint_minutes: float = setting(10.0, low=0, high=10**6, resumable=True, compiled=False)
+    """Minutes since the last checkpoint, after which the next report saves another; 0: none by time."""
+    keep_checkpoints: int = setting(2, low=1, high=10**6, resumable=True, compiled=False)
+    """Number of newest checkpoints to keep, besides the one with the highest return."""
+    checkpoint_replay: bool | None = setting(None, resumable=True, compiled=False)
+    """Save the replay memory in checkpoints, otherwise a resumed run refills it; None: if it is smaller than 2 GB."""
+    init_from: str | None = setting(None, compiled=False)
+    """Run directory with the trained variables to start from."""
+    init_parts: str | None = setting(None, needs="init_from", compiled=False)
+    """Parts of those networks to load, such as torso,core; other parts begin untrained. None: all variables."""
