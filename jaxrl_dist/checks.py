@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -65,16 +65,18 @@ def check_range(
             if not isinstance(x, kind):
                 raise ConfigError(f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}")
             most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
-            bounds = [
-                (">=", low, operator.ge),
-                (">", above, operator.gt),
-                ("<=", most, operator.le),
-                ("<", below, operator.lt),
-            ]
-            finite = isinstance(x, Integral) or math.isfinite(x)  # a huge whole number does not fit a float
-            if not (finite and all(bound is None or holds(x, bound) for _, bound, holds in bounds)):
-                wanted = " and ".join(f"{sign} {bound}" for sign, bound, _ in bounds if bound is not None)
-                raise ConfigError(f"{flag(name)} must be {wanted or 'finite'}, not {shown(x)}")
+            _check_bounds(name, x, {">=": low, ">": above, "<=": most, "<": below})
+
+
+_HOLDS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+
+
+def _check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
+    known = {sign: bound for sign, bound in bounds.items() if bound is not None}
+    finite = isinstance(x, Integral) or math.isfinite(x)  # a huge whole number does not fit a float
+    if not (finite and all(_HOLDS[sign](x, bound) for sign, bound in known.items())):
+        wanted = " and ".join(f"{sign} {bound}" for sign, bound in known.items()) or "finite"
+        raise ConfigError(f"{flag(name)} must be {wanted}, not {shown(x)}")
 
 
 def check_used(config: Any, *names: str, there: bool, needed: str) -> None:

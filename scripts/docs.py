@@ -39,7 +39,7 @@ from jaxrl_dist.config.synonyms import SYNONYMS
 from jaxrl_dist.config.train import GROUPS, LIBRARIES, split_env
 from jaxrl_dist.envs.source import BACKENDS, DeviceEnv, EnvSource, find
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.settings import resolve
+from jaxrl_dist.settings import given
 from jaxrl_dist.spaces import Box, Discrete, Space
 from jaxrl_dist.training import setup
 from jaxrl_dist.types import EnvSpec
@@ -175,7 +175,7 @@ def algorithm_presets(name: str) -> str:
     default = plain_defaults(name)
     rows = []
     for kind, env in EXAMPLES.items():
-        config, _ = resolve.filled(resolve.given(jaxrl_dist.Train(name, env=env)), source_of(env))
+        config, _ = given.filled(given.given(jaxrl_dist.Train(name, env=env)), source_of(env))
         try:
             setup.make_algorithm(config, spec_of(env))
         except ConfigError as error:

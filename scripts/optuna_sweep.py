@@ -14,7 +14,6 @@ import optuna
 from optuna.trial import TrialState
 
 import jaxrl_dist
-from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.results import scored
 from jaxrl_dist.training.setup import prepare
 
@@ -48,7 +47,6 @@ def sweep(storage: str, trials: int, members: int, **fields: Any) -> optuna.Stud
             ],
         }
         population = prepare(jaxrl_dist.preset("ppo", vary=vary, zip=True, **fields))
-        assert isinstance(population, PopulationRun)
         for _ in population.reports():
             pass
         for trial, value in zip(batch, scored(population.rows)[1], strict=True):  # None: the member has diverged

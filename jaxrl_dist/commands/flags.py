@@ -140,6 +140,12 @@ class _Flag(NamedTuple):
     again: bool = False
     """Whether it may be repeated, with further values."""
 
+    def texts(self, given: str, values: list[str]) -> list[str]:
+        """Returns what it says with the values behind it, of which it leaves those that are too many."""
+        if not values and self.without is None:
+            raise ConfigError(f"{given} needs a value")
+        return values[: self.most] or self.without or []
+
 
 def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
     """Reads arguments, and returns the given values by field, in the order of ``hints``.
@@ -156,14 +162,12 @@ def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = 
     typed: dict[str, str] = {}
     loose: list[tuple[str, str, int]] = []
     for given, values in _groups(args, known):
-        spelling, (field, most, without, again) = _flag_of(given, known, algorithm)
-        earlier = typed.setdefault(field, spelling)
-        if field in texts and not again:
+        spelling, each = _flag_of(given, known, algorithm)
+        earlier = typed.setdefault(each.field, spelling)
+        if each.field in texts and not each.again:
             raise ConfigError(f"{given} is given twice" if earlier == spelling else f"{given} contradicts {earlier}")
-        if not values and without is None:
-            raise ConfigError(f"{given} needs a value")
-        texts[field] = [*texts.get(field, []), *(values[:most] or without or [])]
-        loose += [(value, given, most) for value in values[most:]]
+        texts[each.field] = [*texts.get(each.field, []), *each.texts(given, values)]
+        loose += [(value, given, each.most) for value in values[each.most :]]
     texts |= _by_place(loose, [each for spelling, each in known.items() if not spelling.startswith("-")])
     return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}
 

@@ -127,13 +127,23 @@ def page(kind: Any, prog: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def train_page(command: Any, kind: Any, values: Mapping[str, Any], prog: str, about: str, *, everything: bool) -> str:
+def train_page(
+    command: Any,
+    kind: Any,
+    values: Mapping[str, Any],
+    sources: Mapping[str, str],
+    prog: str,
+    about: str,
+    *,
+    everything: bool,
+) -> str:
     """Returns the help of ``train`` for an algorithm, in groups.
 
     Args:
       command: the dataclass of the command line's flags.
       kind: the dataclass of the hyperparameters.
       values: the values of all fields that the run would use.
+      sources: where those come from that are not defaults; see ``resolve.settled``.
       about: explains where the values come from.
       everything: shows all groups, not only ``SHORT``.
     """
@@ -154,21 +164,28 @@ def train_page(command: Any, kind: Any, values: Mapping[str, Any], prog: str, ab
         if names and (everything or group in SHORT):
             lines += ["", f"{group}:"]
             for name in names:
-                lines += _entry(spellings_of(name, hints[name]), hints[name], texts.get(name, ""), values[name])
+                lines += _entry(
+                    spellings_of(name, hints[name]),
+                    hints[name],
+                    texts.get(name, ""),
+                    values[name],
+                    sources.get(name, "default"),
+                )
     if not everything:
         rest = ", ".join(f"{group} ({len(names)})" for group, names in groups.items() if names and group not in SHORT)
         lines += ["", *_wrapped(f"More flags, with --help-all: {rest}.", 0)]
     return "\n".join(lines) + "\n"
 
 
-def _entry(names: list[str], hint: Any, text: str, value: Any) -> Iterator[str]:
-    """Yields the lines of one setting: how it is written, what it means and its value."""
+def _entry(names: list[str], hint: Any, text: str, value: Any, source: str = "default") -> Iterator[str]:
+    """Yields the lines of one setting: how it is written, what it means, its value and where that comes from."""
     choices = choices_of(hint)
     switch = is_switch(hint)
     shown = ", ".join([f"--[no-]{names[0][2:]}" if switch else names[0], *names[1:]])
     if names[0].startswith("--") and not switch:
         shown += f" {'{' + ','.join(choices) + '}' if choices else _metavar(hint)}"
-    default = f" ({spelled(value)})" if names[0].startswith("-") else ""
+    origin = "" if source == "default" else f"; {source}"
+    default = f" ({spelled(value)}{origin})" if names[0].startswith("-") else ""
     body = _wrapped(f"{text}{default}", _COLUMN)
     head = f"  {shown}"
     if len(head) + 2 > _COLUMN:

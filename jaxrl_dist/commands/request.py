@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_dist.algorithms import config_class, from_file
@@ -12,7 +12,7 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
-from jaxrl_dist.settings.resolve import resolved
+from jaxrl_dist.settings.resolve import settled
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -34,16 +34,20 @@ class Request(NamedTuple):
 
     def resolved(self) -> tuple[Train[Any], EnvSource]:
         """Returns the complete config, and its environment."""
+        return self.settled()[:2]
+
+    def settled(self) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
+        """Returns the complete config, its environment, and the sources of its values; see ``resolve.settled``."""
         if "env" not in self.stored:
             find_modules(self.fields.get("env"))
-        config, source = resolved(Train(self.algorithm), self.fields, self.stored)
+        config, source, sources = settled(Train(self.algorithm), self.fields, self.stored)
         if self.config is not None:
             from jaxrl_dist.settings.stored import CLOCK, check_clock, file_of, stored_content
 
             path = file_of(pathlib.Path(self.config))
             instead = f'divide its numbers of env steps by the agents that they count, and add "clock": "{CLOCK}" to it'
             check_clock(stored_content(path), source.spec, path, instead)
-        return config, source
+        return config, source, sources
 
 
 def parse(args: Sequence[str]) -> Request | None:
@@ -133,18 +137,19 @@ def _several(args: Sequence[str]) -> Request | None:
 def _help(request: Request, *, everything: bool) -> str:
     """Returns the help of an algorithm; if ``--env`` is given, with the values that the run would use."""
     config: Train[Any] = flags.plain_defaults(request.algorithm)
-    shown = vars(config)
+    shown: Mapping[str, Any] = vars(config)
+    sources: Mapping[str, str] = {}
     about = "In parentheses: values without a preset; with --env ID, those that would run."
     if request.fields.get("env"):
         request.fields.pop("plan_memory", None)
         output_flags(request.fields)
-        config, _ = request.resolved()
+        config, _, sources = request.settled()
         shown = {**shown, **vars(config)}
-        about = f"In parentheses: the values that would run on {config.env}."
+        about = f"In parentheses: the values that would run on {config.env}, and where they come from if not defaults."
     values = {**shown, **vars(config.algorithm)}
     del values["algorithm"]
     kind, prog = type(config.algorithm), f"jaxrl-dist train {request.name}"
-    return help.train_page(flags.Command, kind, values, prog, about, everything=everything)
+    return help.train_page(flags.Command, kind, values, sources, prog, about, everything=everything)
 
 
 def output_flags(fields: dict[str, Any]) -> dict[str, bool]:

@@ -20,8 +20,8 @@ from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.run import signals, subprocesses, trackers
 
 if TYPE_CHECKING:
-    from jaxrl_dist.training.population import PopulationRun
     from jaxrl_dist.training.run import Run
+    from jaxrl_dist.types import Report
 
 
 def run(args: Sequence[str]) -> int:
@@ -92,7 +92,7 @@ def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool
         show(run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
 
 
-def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
+def _resumed_or_started(config: Train[Any]) -> Run | None:
     """Prepares to resume the run in a config's directory; without a checkpoint, deletes its files and returns None.
 
     Raises:
@@ -114,15 +114,13 @@ def _resumed_or_started(config: Train[Any]) -> Run | PopulationRun | None:
     return None
 
 
-def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool, verbose: bool) -> None:
-    """Executes a run, or a population, and shows its progress; ``name`` is the algorithm's display name.
+def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool) -> None:
+    """Executes a run, and shows its progress; ``name`` is the algorithm's display name.
 
     Raises:
       Interrupted: a signal ended the run.
     """
-    from jaxrl_dist.run.console import Display, played
-    from jaxrl_dist.training.population import PopulationRun
-    from jaxrl_dist.training.results import table
+    from jaxrl_dist.run.console import Display
 
     if stop():  # the signal arrived before the run began
         raise stop.interrupted()
@@ -136,7 +134,7 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
         )
     config = run.config
     display = Display(config.evaluation_episodes, quiet=quiet, verbose=verbose)
-    reports = run.stopped_by(stop).reports(display.evaluating)
+    reports = run.reports(display.evaluating, stop)
     begun = f", from {run.env_steps:,} env steps on" if run.env_steps else ""
     display.print(f"{run.describe(name)}\nwriting {config.run_dir}{begun}")
     try:
@@ -147,28 +145,42 @@ def show(name: str, run: Run | PopulationRun, stop: signals.Stop, *, quiet: bool
             raise
         raise stop.interrupted() from None  # SIGHUP: the terminal has closed, and the run is saved
     stop.number = max(peers.gather(stop.number or 0, "signals")) or None
-    if stop():
-        run_dir = shlex.quote(str(config.run_dir))
-        if last.ended_by is None:
-            raise stop.interrupted(f"interrupted; `{run.resume_command()}` goes on from {last.env_steps} env steps")
-        if config.evaluation_episodes and not last.evaluation:
-            raise stop.interrupted(f"interrupted; it is trained and saved, and `jaxrl-dist evaluate {run_dir}` works")
+    if stop() and (left := _left(run, last)):
+        raise stop.interrupted(f"interrupted; {left}")
+    display.print("\n".join(_summary(run, last)))
+
+
+def _left(run: Run, last: Report) -> str:
+    """Says how to do what a stopped run has left undone; "": nothing is."""
+    if last.ended_by is None:
+        return f"`{run.resume_command()}` goes on from {last.env_steps} env steps"
+    if run.config.evaluation_episodes and not last.evaluation:
+        return f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}` works"
+    return ""
+
+
+def _summary(run: Run, last: Report) -> Iterator[str]:
+    """Yields the lines that are shown at the end of a run."""
+    from jaxrl_dist.run.console import played
+    from jaxrl_dist.settings.members import is_population
+    from jaxrl_dist.training.results import table
+
     seconds, compiling = last.wall_time_s, last.metrics["time/compile_s"] or 0.0
     rate = last.env_steps / max(seconds - compiling, 1e-9)
     agents = "" if last.agent_steps is None else f" ({last.agent_steps:,} agent steps)"
-    display.print(
+    yield (
         f"{last.env_steps:,} env steps{agents} in {seconds - compiling:.1f} s ({rate:,.0f} a second), "
         f"after {compiling:.1f} s of setting up and compiling"
     )
     if last.ended_by == "stop_at_return":
-        display.print(f"ended early, by --stop-at-return {config.stop_at_return:g}")
+        yield f"ended early, by --stop-at-return {run.config.stop_at_return:g}"
     if last.evaluation:
-        display.print(played(last.evaluation))
-    if isinstance(run, PopulationRun):
-        display.print(table(run.rows, config.evaluation_policy))
+        yield played(last.evaluation)
+    if is_population(run.config):
+        yield table(run.rows, run.config.evaluation_policy)
 
 
-def _goes_on(run: Run | PopulationRun) -> str:
+def _goes_on(run: Run) -> str:
     """Says where a run goes on whose process ends at once."""
     from jaxrl_dist.run import checkpoint, files
 

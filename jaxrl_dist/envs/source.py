@@ -14,6 +14,7 @@ from jaxrl_dist.config import train
 from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import hidden, stacks
 from jaxrl_dist.envs.agents import host as rows
+from jaxrl_dist.envs.agents.groups import Groups
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.host import envpool, gymnasium, vector
@@ -42,7 +43,7 @@ class EnvSource(NamedTuple):
     """The environment as pure functions with all wrappers; None if it runs on the host only."""
     mask: Mask = NO_MASK
     """Where a Gymnasium environment says which actions are legal."""
-    team: rows.Team | None = None
+    team: Groups | None = None
     """The agents of a PettingZoo environment; None for other environments."""
     native: EnvSpec | None = None
     """The spec before the wrappers ``hide`` and ``frame_stack``; None: they change nothing."""
@@ -95,7 +96,7 @@ class EnvSource(NamedTuple):
             how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
             if self.team is not None:
-                env: DrawnEnv = rows.Rows(make(self.team.whole, seeds, keywords, *how), self.team)
+                env: DrawnEnv = rows.Rows(make(rows.whole(self.team), seeds, keywords, *how), self.team)
             else:
                 env = make(self.native or self.spec, seeds, keywords, *how)
         else:
@@ -136,35 +137,50 @@ def find(
       EnvError: an environment's own code failed.
       TimeoutError: a Gymnasium environment has not answered in time.
     """
-    mask = NO_MASK
     if isinstance(env, str):
         found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
-        found = _of_object(env, options, wrappers)
-    team: rows.Team | None = None
-    if isinstance(found, rows.Team):
-        team = found
-        found = team.spec
-    spec = found.spec if isinstance(found, DeviceEnv) else found
+        found, mask = _of_object(env, options, wrappers), NO_MASK
+    team = found if isinstance(found, Groups) else None
+    made = found.spec if isinstance(found, Groups) else found
+    _check_agents(env, _spec(made), wrappers)
+    native = None if isinstance(made, DeviceEnv) else made
+    if wrappers.hide is not None:
+        made = hidden.hidden(made, wrappers.hide)
+    if wrappers.frame_stack is not None:
+        made = stacks.stacked(made, wrappers.frame_stack)
+    pure = made if isinstance(made, DeviceEnv) else None
+    spec = _checked(_spec(made))
+    atari_preset = _settings(spec, workers, atari_preset)
+    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, native)
+
+
+def _spec(made: EnvSpec | DeviceEnv) -> EnvSpec:
+    return made.spec if isinstance(made, DeviceEnv) else made
+
+
+def _check_agents(env: Any, spec: EnvSpec, wrappers: Wrappers) -> None:
+    """Raises ``ConfigError`` for settings of several agents where there is one."""
     if wrappers.policies and not spec.policies:
         raise ConfigError(f"--policies are for environments of several agents, and {env_name(env)} has one")
     if wrappers.agent_ids and not (spec.num_agents > 1 or spec.policies or wrappers.joint):
         raise ConfigError(f"--agent-ids is for environments of several agents, and {env_name(env)} has one")
-    native = None if isinstance(found, DeviceEnv) else found
-    if wrappers.hide is not None:
-        found = hidden.hidden(found, wrappers.hide)
-    if wrappers.frame_stack is not None:
-        found = stacks.stacked(found, wrappers.frame_stack)
-    pure = found if isinstance(found, DeviceEnv) else None
-    spec = _checked(found.spec if isinstance(found, DeviceEnv) else found)
+
+
+def _settings(spec: EnvSpec, workers: str, atari_preset: str | None) -> str | None:
+    """Returns the Atari preset after checking the settings of one backend.
+
+    Raises:
+      ConfigError: they are those of another backend.
+    """
     name = f"{spec.backend}:{spec.id}"
     if workers != "threads" and spec.backend != "gymnasium":
         raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {name} is none")
     if spec.backend == "envpool":
-        atari_preset = atari_preset or envpool.default_preset(spec.id)
-    elif atari_preset is not None:
+        return atari_preset or envpool.default_preset(spec.id)
+    if atari_preset is not None:
         raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {name} is none")
-    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, native)
+    return None
 
 
 class Located(NamedTuple):
@@ -210,7 +226,7 @@ def _of_name(
     workers: Literal["threads", "processes"],
     timeout: float,
     wrappers: Wrappers,
-) -> tuple[EnvSpec | DeviceEnv | rows.Team, Mask]:
+) -> tuple[EnvSpec | DeviceEnv | Groups, Mask]:
     backend, name, made_by = locate(env)
     if backend == "gymnax":
         return gymnax.make(name, options, wrappers), NO_MASK
@@ -227,7 +243,7 @@ def _of_name(
     if isinstance(found, DeviceEnv):
         return found, NO_MASK
     if found.agents:
-        return rows.team(name, found, wrappers), NO_MASK
+        return rows.divided(name, found, wrappers), NO_MASK
     return gymnasium.spec(name, found, wrappers), NO_MASK if found.mask.unread else found.mask
 
 

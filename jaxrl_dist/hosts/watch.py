@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_dist.errors import ProcessError, say
@@ -45,7 +45,7 @@ class Watch:
         self._client, self._index, self._count, self._timeout = client, index, count, timeout
         self.failed: dict[str, Any] | None = None
         """The message and the exit code with which this process has failed."""
-        self._beat, self._left = 0, False
+        self._beat, self._left, self._failed_at = 0, False, 0.0
         self._gone: set[int] = set()  # the processes that have left
         self._since = {other: (time.monotonic(), -1) for other in range(count) if other != index}
         self._stopping, self._telling, self._ending = threading.Event(), threading.Lock(), threading.Lock()
@@ -139,33 +139,35 @@ class Watch:
                 self.lost(0)
 
     def _run(self) -> None:
-        failed_at = None
         while not self._stopping.wait(SECONDS):
             try:
                 self._tell()
                 states = {int(key.rsplit("/", 1)[1]): value for key, value in self._client.key_value_dir_get(_STATE)}
             except Exception:  # process 0 may be back in a moment
                 continue
-            now = self._answered = time.monotonic()
-            for other, text in states.items():
-                state = json.loads(text)
-                self.signal = self.signal or int(state["signal"])
-                if other == self._index:
-                    continue
-                if state["left"]:
-                    self._gone.add(other)
-                if state["beat"] != self._since[other][1]:
-                    self._since[other] = now, state["beat"]
-                if state["failed"] is not None and self.problem is None:
-                    self.problem = ProcessError(f"process {other} has failed: {state['failed']['message']}")
-                    self.problem.exit_code, failed_at = state["failed"]["code"], now
+            self._answered = time.monotonic()
+            for process, text in states.items():
+                self._hear(process, json.loads(text))
             for other, (heard, _) in self._since.items():
                 needed = self.running or other not in self._gone
-                if needed and now - heard > self._timeout and not (self.problem or self.failed):
+                if needed and self._answered - heard > self._timeout and not (self.problem or self.failed):
                     self.lost(other)
-            if self.problem is not None and failed_at is not None and now - failed_at > GRACE_SECONDS:
+            if self.problem is not None and self._answered - self._failed_at > GRACE_SECONDS:
                 say(f"error: {self.problem}")
                 self.leave(self.problem.exit_code)
+
+    def _hear(self, process: int, state: Mapping[str, Any]) -> None:
+        """Takes in the state that a process has told."""
+        self.signal = self.signal or int(state["signal"])
+        if process == self._index:
+            return
+        if state["left"]:
+            self._gone.add(process)
+        if state["beat"] != self._since[process][1]:
+            self._since[process] = self._answered, state["beat"]
+        if state["failed"] is not None and self.problem is None:
+            self.problem = ProcessError(f"process {process} has failed: {state['failed']['message']}")
+            self.problem.exit_code, self._failed_at = state["failed"]["code"], self._answered
 
 
 def end(code: int) -> None:

@@ -69,6 +69,24 @@ def export(
         any number of environments or for these platforms.
       OSError: the file cannot be written; an older file stays unchanged.
     """
+    _check(policy, platforms, format)
+    try:
+        content, args, results = _exported(policy, batch, platforms, format)
+    except ConfigError:
+        raise
+    except Exception as error:
+        hint = "; --batch N exports for N environments" if batch is None else ""
+        raise ConfigError(f"the policy cannot be exported{hint} ({one_line(error, 200)})") from error
+    with replacing(pathlib.Path(out)) as partial:
+        partial.write_bytes(content)
+    inputs, outputs = (tuple(map(_kind, jax.tree.leaves(avals))) for avals in (args, results))
+    parts = {path: _kind(x) for path, x in spaces.leaves(args[0]).items() if path}
+    layout = str(jax.tree.map(_kind, args[1])).replace("'", "") if jax.tree.leaves(args[1]) else ""
+    return Exported(len(content), inputs, outputs, parts, layout)
+
+
+def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
+    """Raises ``ConfigError`` as ``export``, for what cannot be exported in this format."""
     if format not in FORMATS:
         raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if platforms and format == "onnx":
@@ -85,6 +103,17 @@ def export(
         )
     if format == "stablehlo" and importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError("an export needs a package that is not installed: pip install flatbuffers")
+
+
+def _exported(
+    policy: Policy, batch: int | None, platforms: tuple[str, ...], format: str
+) -> tuple[bytes, tuple[PyTree, PyTree, jax.ShapeDtypeStruct], PyTree]:
+    """Returns the file's content, and the shapes and dtypes of the function's arguments and results.
+
+    Raises:
+      ConfigError: a package is missing.
+      Exception: what JAX raises if it cannot export the function.
+    """
     from jax import export as jax_export
 
     def act(obs: PyTree, core: PyTree, start: jax.Array) -> tuple[jax.Array, PyTree]:
@@ -95,39 +124,24 @@ def export(
 
         return policy(obs, jax.tree.map(begin, first, core))
 
+    size = jax_export.symbolic_shape("b")[0] if batch is None else batch
     observation = policy.source.spec.observation
-    try:
-        size = jax_export.symbolic_shape("b")[0] if batch is None else batch
+    if isinstance(observation, dict):
         hidden = getattr(policy.config.algorithm, "hidden", ())
-        if isinstance(observation, dict):
-            observation = {name: part for name, part in observation.items() if name not in hidden}
-        mask = None if policy.source.is_pure else policy.source.spec.mask
+        observation = {name: part for name, part in observation.items() if name not in hidden}
+    mask = None if policy.source.is_pure else policy.source.spec.mask
 
-        def given(path: str, part: Part) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((size, *part.shape), np.dtype(np.int8) if path == mask else part.dtype)
+    def given(path: str, part: Part) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size, *part.shape), np.dtype(np.int8) if path == mask else part.dtype)
 
-        obs = jax.tree.map(given, spaces.paths(observation), observation)
-        core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), jax.tree.leaves(obs)[0])
-        start = jax.ShapeDtypeStruct((size,), jnp.bool_)
-        args = obs, core, start
-        if format == "onnx":
-            content = _onnx(act, args, batch)
-            results = jax.eval_shape(act, *args)
-        else:
-            chosen = platforms or (jax.local_devices()[0].platform,)
-            exported = jax_export.export(jax.jit(act), platforms=chosen)(*args)
-            content, results = bytes(exported.serialize()), exported.out_avals
-    except ConfigError:
-        raise
-    except Exception as error:
-        hint = "; --batch N exports for N environments" if batch is None else ""
-        raise ConfigError(f"the policy cannot be exported{hint} ({one_line(error, 200)})") from error
-    with replacing(pathlib.Path(out)) as partial:
-        partial.write_bytes(content)
-    inputs, outputs = (tuple(map(_kind, jax.tree.leaves(avals))) for avals in (args, results))
-    parts = {path: _kind(x) for path, x in spaces.leaves(obs).items() if path}
-    layout = str(jax.tree.map(_kind, core)).replace("'", "") if jax.tree.leaves(core) else ""
-    return Exported(len(content), inputs, outputs, parts, layout)
+    obs = jax.tree.map(given, spaces.paths(observation), observation)
+    core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), jax.tree.leaves(obs)[0])
+    args = obs, core, jax.ShapeDtypeStruct((size,), jnp.bool_)
+    if format == "onnx":
+        return _onnx(act, args, batch), args, jax.eval_shape(act, *args)
+    chosen = platforms or (jax.local_devices()[0].platform,)
+    exported = jax_export.export(jax.jit(act), platforms=chosen)(*args)
+    return bytes(exported.serialize()), args, exported.out_avals
 
 
 def _kind(array: Any) -> str:

@@ -91,17 +91,7 @@ class Policy:
           ValueError: as ``__call__``.
         """
         space = self.source.spec.observation
-        hidden: tuple[str, ...] = getattr(self.config.algorithm, "hidden", ())
-        if isinstance(space, dict):
-            there = obs if isinstance(obs, dict) else {}
-            if missing := [name for name in space if name not in hidden and name not in there]:
-                needed = [name for name in space if name not in hidden]
-                raise ValueError(f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing")
-            if extra := [str(name) for name in there if name not in space]:
-                raise ValueError(f"observations have no part {extra[0]} here; their parts are {', '.join(space)}")
-            size = np.shape(jax.tree.leaves(obs)[0])[0]
-            absent = {name: _blank(space[name], size) for name in hidden if name not in obs}
-            obs = {name: (obs | absent)[name] for name in space}
+        obs = self._all_parts(obs, space) if isinstance(space, dict) else obs
         for path, part in spaces.leaves(space).items():
             given = spaces.leaves(obs)[path]
             shape, wanted, dtype = np.shape(given), part.shape, jax.dtypes.result_type(given)
@@ -113,6 +103,22 @@ class Policy:
                     f"{list(shape)}"
                 )
         return obs, shape[0]
+
+    def _all_parts(self, obs: PyTree, space: dict[str, Any]) -> dict[str, PyTree]:
+        """Returns the observations with the parts of ``space``; those that only the critic sees may be missing.
+
+        Raises:
+          ValueError: another part is missing, or there are more.
+        """
+        hidden: tuple[str, ...] = getattr(self.config.algorithm, "hidden", ())
+        there = obs if isinstance(obs, dict) else {}
+        needed = [name for name in space if name not in hidden]
+        if missing := [name for name in needed if name not in there]:
+            raise ValueError(f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing")
+        if extra := [str(name) for name in there if name not in space]:
+            raise ValueError(f"observations have no part {extra[0]} here; their parts are {', '.join(space)}")
+        size = np.shape(jax.tree.leaves(there)[0])[0]
+        return {name: there[name] if name in there else _blank(space[name], size) for name in space}
 
     def evaluate(
         self,

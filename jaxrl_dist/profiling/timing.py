@@ -123,7 +123,6 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
         stop_at_return=None,
     )
     run = setup.prepare(config, source)
-    assert isinstance(run, Run)
     made = parts.make_parts(run.job)
     if trace is not None and not made:
         raise ConfigError(f"--trace is of the stages on devices, and --plan {config.plan} has none: leave it out")

@@ -17,7 +17,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.settings.fixed_policies import Still
-from jaxrl_dist.settings.resolve import checked, several
+from jaxrl_dist.settings.given import checked, several
 
 MAX_MEMBERS = 10_000
 
@@ -47,6 +47,27 @@ def members(config: Train[Any]) -> list[Member]:
     """
     if config.run_dir is not None:
         check_no_links(pathlib.Path(config.run_dir, MEMBERS))
+    asked = _varied(config)
+    settings = _settings(asked, zipped=config.zip)
+    if len(settings) * config.seeds > MAX_MEMBERS:
+        raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
+    if len({repr(values) for values in settings}) < len(settings):
+        raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
+    made: list[Member] = []
+    for offset, values in itertools.product(range(config.seeds), settings):
+        run = {name: value for name, value in values.items() if name in VARIED}
+        own = {name: value for name, value in values.items() if name not in run}
+        run |= {"seed": config.seed + offset, **ALONE}
+        if config.run_dir is not None:
+            run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
+        algorithm = varied(config.algorithm, own)
+        kept = [name for name in own if several(algorithm) or len(asked[name]) > 1]
+        made.append(Member(checked(dataclasses.replace(config, algorithm=algorithm, **run), kept), values))
+    return made
+
+
+def _varied(config: Train[Any]) -> dict[str, list[Any]]:
+    """Returns the values of each field of ``--vary``."""
     known, asked = kinds(config), dict[str, list[Any]]()
     for given, text in config.vary.items():
         policy, dot, field = given.rpartition(".")
@@ -56,22 +77,7 @@ def members(config: Train[Any]) -> list[Member]:
         if name in asked:
             raise ConfigError(f"--vary names {name} twice")
         asked[name] = [from_text(name, part, known[name]) for part in text.split(",")]
-    settings = _settings(asked, zipped=config.zip)
-    if len(settings) * config.seeds > MAX_MEMBERS:
-        raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
-    if len({repr(values) for values in settings}) < len(settings):
-        raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
-    made: list[Member] = []
-    for offset, values in itertools.product(range(config.seeds), settings):
-        own = {name: value for name, value in values.items() if name not in VARIED}
-        run = {name: value for name, value in values.items() if name in VARIED}
-        run |= {"seed": config.seed + offset, **ALONE}
-        if config.run_dir is not None:
-            run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
-        algorithm = varied(config.algorithm, own)
-        kept = [name for name in own if several(algorithm) or len(asked[name]) > 1]
-        made.append(Member(checked(dataclasses.replace(config, algorithm=algorithm, **run), kept), values))
-    return made
+    return asked
 
 
 def kinds(config: Train[Any]) -> dict[str, Any]:

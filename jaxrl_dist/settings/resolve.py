@@ -6,43 +6,22 @@ Imports nothing heavy, so that a rejected flag is fast.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Container, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
-from jaxrl_dist.algorithms import published
-from jaxrl_dist.checks import did_you_mean, divisor_below, flag, shown
+from jaxrl_dist.checks import did_you_mean, flag, shown
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still, still
+from jaxrl_dist.settings.given import RUN_FIELDS, Given, filled, given, kind_of, rounded, several
 from jaxrl_dist.settings.policies import NAME, Policies, alone, naming
 from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
-    from jaxrl_dist.types import EnvSpec
-
-RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
-NOBODY = ("default", "preset")
-"""Sources of values that nobody gave."""
-
-
-class Given(NamedTuple):
-    """What the user gives a run, or one of its policies; a preset may fill in the rest."""
-
-    config: Train[Any]
-    """Its fields have been checked. The algorithm is a name, a class or a config."""
-    own: Mapping[str, Any]
-    """Hyperparameters that are given beside the algorithm."""
-    sources: Mapping[str, str]
-    """``yours``, or ``stored`` in a run's file, for each field and hyperparameter that is given."""
-
-    @property
-    def by_name(self) -> bool:
-        """Whether the algorithm gets its preset's hyperparameters; one given as a config keeps its own."""
-        return isinstance(self.config.algorithm, str | type)
 
 
 def resolved(
@@ -106,7 +85,7 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
     Raises:
       ConfigError: no such algorithm or field, or one that members vary.
     """
-    kind = _kind(config.algorithm)
+    kind = kind_of(config.algorithm)
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
@@ -122,132 +101,6 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
                 why = "the stored run varies it; --vary without values makes a single run of it"
             raise ConfigError(f"--vary {name} contradicts {flag(field)}: {why}")
     return own
-
-
-def several(algorithm: Any) -> bool:
-    """Returns whether the ``algorithm`` of a ``Train`` holds those of several policies."""
-    return isinstance(algorithm, Mapping) or (not isinstance(algorithm, type) and hasattr(algorithm, "parts"))
-
-
-def _kind(algorithm: Any) -> Any:
-    """Returns the config class of an algorithm, given by its name, its class or a config."""
-    return algorithms.config_class(algorithm) if isinstance(algorithm, str | type) else type(algorithm)
-
-
-def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str, str] = {}) -> Given:
-    """Checks what the user gives, before the environment is known.
-
-    Args:
-      config: its fields, and an algorithm by name, by class or as a config.
-      own: hyperparameters that are given beside the algorithm.
-      sources: where they and some of the fields come from; other fields count as the user's if they differ from their
-        defaults.
-
-    Raises:
-      ConfigError: a value has the wrong type, is out of range, or has no effect.
-    """
-    algorithm, by_name = config.algorithm, isinstance(config.algorithm, str | type)
-    values = {name: value for name, value in {**_of_name(algorithm), **own}.items() if name not in RUN_FIELDS}
-    made = _kind(algorithm)(**values) if by_name else dataclasses.replace(algorithm, **values)
-    kept = own if by_name or own else vars(made)
-    kept = [name for name in kept if sources.get(name) != "stored"]
-    config = checked(dataclasses.replace(config, algorithm=made), kept)
-    own = {name: getattr(config.algorithm, name) for name in own}
-    others = (field for field in dataclasses.fields(Train) if getattr(config, field.name) not in (field.default, {}))
-    sources = dict.fromkeys((field.name for field in others), "yours") | dict(sources)
-    return Given(dataclasses.replace(config, algorithm=algorithm) if by_name else config, own, sources)
-
-
-def _of_name(algorithm: Any) -> Mapping[str, Any]:
-    """Returns the fields that an algorithm's name stands for, such as ``apex`` for those of a DQN."""
-    return algorithms.PRESETS.get(algorithm, (None, {}))[1] if isinstance(algorithm, str) else {}
-
-
-def checked(config: Train[Any], kept: Container[str]) -> Train[Any]:
-    """As ``config.checked()``; hyperparameters that have no effect and are not ``kept`` get their defaults.
-
-    They are those of a preset, or of a config, that the user's have replaced.
-
-    Raises:
-      ConfigError: one of ``kept`` has no effect, or a value is out of range.
-    """
-    while True:
-        try:
-            return config.checked()
-        except UnusedError as error:
-            defaults = {field.name: field.default for field in dataclasses.fields(config.algorithm)}
-            if error.field in kept or error.field not in defaults:
-                raise
-            algorithm = dataclasses.replace(config.algorithm, **{error.field: defaults[error.field]})
-            config = dataclasses.replace(config, algorithm=algorithm)
-
-
-def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
-    """Fills in what the user leaves out, and returns the config with the source of each value as in ``settled``.
-
-    Raises:
-      ConfigError: a value is out of range.
-    """
-    config, spec, own = asked.config, source.spec, asked.own
-    atari = {"atari_preset": "baselines"} if spec.backend == "envpool" and spec.family == "atari" else {}
-    kind = _kind(config.algorithm)
-    core = own.get("core", "none") if asked.by_name else getattr(config.algorithm, "core", "none")
-    preset = kind.preset(spec) if hasattr(kind, "preset") else {}
-    if core != "none" and hasattr(kind, "recurrent_preset"):
-        preset = kind.recurrent_preset(preset)
-    layers = {
-        "default": {**RUN_DEFAULTS, "plan": default_plan(is_pure=source.is_pure)},
-        "preset": {**atari, **preset, **_of_name(config.algorithm)},
-        "paper": published.row(algorithms.name_of(kind), spec) if config.published else {},
-    }
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for layer, of_layer in layers.items():
-        values |= of_layer
-        sources |= dict.fromkeys(of_layer, layer)
-    values = {name: value for name, value in values.items() if name != "atari_preset" or atari}
-    run = {name: value for name, value in values.items() if name in RUN_FIELDS and getattr(config, name) is None}
-    if not PLANS[run.get("plan", config.plan)].threaded:
-        run.pop("num_actors", None)
-    if asked.by_name:
-        hyper = {name: value for name, value in values.items() if name not in RUN_FIELDS}
-        algorithm = kind(**{**hyper, **own})
-    else:  # a run that was filled in before, such as a stored one, gives everything
-        algorithm, again = (
-            config.algorithm,
-            all(getattr(config, x) is not None for x in RUN_DEFAULTS if x != "num_actors"),
-        )
-        differ = [x.name for x in dataclasses.fields(kind) if again or getattr(algorithm, x.name) != x.default]
-        sources |= dict.fromkeys(differ, "yours")
-    env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
-    config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
-    return checked(config, [name for name in own if asked.sources.get(name) != "stored"]), {**sources, **asked.sources}
-
-
-def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Train[Any]:
-    """Returns a filled-in config, the sizes that nobody gave rounded down to what divides over its environments.
-
-    What does not divide and was given, by the user or by ``--published``, stays and is refused where devices are known.
-    Their number changes nothing here: a run may be resumed on others.
-
-    Args:
-      sources: as ``filled`` returns them.
-      spec: the environment's; of one of several policies, that of its agents.
-    """
-    algorithm, rows, sizes = config.algorithm, config.num_envs * spec.num_agents, dict[str, int]()
-    for name in ("replay_capacity", "num_minibatches"):
-        size = getattr(algorithm, name, None)
-        if not isinstance(size, int) or sources.get(name, "default") not in NOBODY:
-            continue
-        if name == "replay_capacity" and size > rows:
-            sizes[name] = size - size % rows
-        elif name == "num_minibatches" and rows % size:  # else any number of examples of each row divides
-            window = algorithm.make(spec).window or config.rollout_length
-            sizes[name] = divisor_below(size, rows * (config.rollout_length // window))
-    actors = config.num_actors
-    if actors is not None and sources["num_actors"] in NOBODY:
-        actors = divisor_below(actors, config.num_envs)
-    return dataclasses.replace(config, algorithm=dataclasses.replace(algorithm, **sizes), num_actors=actors)
 
 
 def find_env(config: Train[Any]) -> EnvSource:
@@ -287,7 +140,7 @@ def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool
     elif isinstance(algorithm, Fixed):
         with naming(policy):
             algorithm = acting_config(algorithm.run_dir, algorithm.policy, env).algorithm
-    return getattr(_kind(algorithm), "joint", False)
+    return getattr(kind_of(algorithm), "joint", False)
 
 
 # --- Several policies ---------------------------------------------------------------------------------
@@ -299,19 +152,7 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
     Sizes that the user leaves out are the largest of the presets of policies that train; the plan is ``on_device``, or
     ``synchronous`` for environments on the host.
     """
-    algorithms = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
-    for name in changes:
-        if name not in RUN_FIELDS:
-            example = f"--{next(iter(algorithms), 'prey')}.{flag(name)[2:]}"
-            raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
-    config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
-    _check_names(config, algorithms)
-    config, asked = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
-    for name, value in algorithms.items():
-        with naming(name):
-            asked[name] = _given_policy(config, value)
-    if all(isinstance(part.config.algorithm, Still) for part in asked.values()):
-        raise ConfigError("no policy trains; one or more must")
+    config, asked = _given_policies(config, changes)
     source = find_env(
         dataclasses.replace(config, algorithm=Policies({name: part.config for name, part in asked.items()}))
     )
@@ -323,16 +164,35 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
             found[name], sources[name] = filled(part, source._replace(spec=source.spec.policies[name]))
     trained = [part for part in found.values() if not isinstance(part.algorithm, Still)]  # the others need no sizes
     shared = [name for name in RUN_DEFAULTS if name not in OWN and getattr(config, name) is None]
-    sizes = {name: max(sizes) for name in shared if None not in (sizes := [getattr(part, name) for part in trained])}
+    wanted = {name: [getattr(part, name) for part in trained] for name in shared}
+    sizes = {name: max(of_policies) for name, of_policies in wanted.items() if None not in of_policies}
     whole = {
         name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in found.items()
     }
     config = dataclasses.replace(config, algorithm=Policies(whole), **sizes).checked()
-    for name, part in whole.items():
+    for name, one in whole.items():
         alike = rounded(alone(config, name), sources[name], source.spec.policies[name])
-        whole[name] = dataclasses.replace(part, algorithm=alike.algorithm)
+        whole[name] = dataclasses.replace(one, algorithm=alike.algorithm)
         sizes["num_actors"] = alike.num_actors
     return dataclasses.replace(config, algorithm=Policies(whole), **sizes), source
+
+
+def _given_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], dict[str, Given]]:
+    """Returns the config of the run, without algorithms, and what the user gives each policy."""
+    given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
+    for name in changes:
+        if name not in RUN_FIELDS:
+            example = f"--{next(iter(given), 'prey')}.{flag(name)[2:]}"
+            raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
+    config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
+    _check_names(config, given)
+    config, asked = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
+    for name, value in given.items():
+        with naming(name):
+            asked[name] = _given_policy(config, value)
+    if all(isinstance(part.config.algorithm, Still) for part in asked.values()):
+        raise ConfigError("no policy trains; one or more must")
+    return config, asked
 
 
 def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
@@ -376,12 +236,12 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
         algorithm, fields = algorithm.algorithm, _own_fields(algorithm)
     if isinstance(algorithm, str) and (made := still(algorithm)) is not None:
         algorithm = made
-    kind = _kind(algorithm)
+    kind = kind_of(algorithm)
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
     own = {name: value for name, value in fields.items() if name not in OWN}
     seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
-    if issubclass(kind, Still):
+    if isinstance(algorithm, Still):
         seen = {name: RUN_DEFAULTS.get(name) for name in OWN}
     return given(
         dataclasses.replace(config, algorithm=algorithm, policies={}, **seen), own, dict.fromkeys(own, "yours")

@@ -127,8 +127,7 @@ def together(
     """
     reports = [newest[number] for number in sorted(newest)]
     by_group = [reported for group in groups if (reported := [newest[number] for number in group if number in newest])]
-    best = _best(newest, new, rows)
-    ended_by = max((report.ended_by for report in reports if report.ended_by), default=None)
+    best = newest[_best(newest, new, rows)]
     agent_steps = [report.agent_steps for report in reports if report.agent_steps is not None]
     return Report(
         env_steps=sum(row.env_steps for row in rows),
@@ -137,17 +136,22 @@ def together(
         wall_time_s=sum(max(report.wall_time_s for report in group) for group in by_group),
         metrics={
             **_metrics(newest, rows),
-            **_times(by_group),
-            "time/env_steps_per_second": sum(newest[x].metrics["time/env_steps_per_second"] or 0.0 for x in new),
+            **_times(by_group, [newest[number] for number in new]),
             **_of_rows(rows),
         },
-        variables=newest[best].variables,
-        checkpoint=newest[best].checkpoint,
+        variables=best.variables,
+        checkpoint=best.checkpoint,
         evaluation=_evaluation(newest, rows),
-        ended_by=None if any(row.status == "training" for row in rows) else ended_by,
+        ended_by=_ended_by(reports, rows),
         members=tuple(reports),
         agent_steps=sum(agent_steps) if agent_steps else None,
     )
+
+
+def _ended_by(reports: Sequence[Report], rows: Sequence[Row]) -> str | None:
+    """Returns what has ended the population; None while a member trains."""
+    going = any(row.status == "training" for row in rows)
+    return None if going else max((report.ended_by for report in reports if report.ended_by), default=None)
 
 
 def _best(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row]) -> int:
@@ -180,14 +184,16 @@ JOINED: Mapping[str, Callable[[Sequence[float]], float | None]] = {
 """How the members' metrics are joined, by patterns of their names; all others are means over the members."""
 
 
-def _times(groups: Sequence[Sequence[Report]]) -> dict[str, float]:
-    """Returns the seconds of each stage, which the members of a group share."""
+def _times(groups: Sequence[Sequence[Report]], new: Sequence[Report]) -> dict[str, float]:
+    """Returns the seconds of each stage, which the members of a group share, and the rate of those that report now."""
+    rate = "time/env_steps_per_second"
     names = dict.fromkeys(name for group in groups for report in group for name in report.metrics)
-    return {
+    seconds = {
         name: sum(max(report.metrics.get(name) or 0.0 for report in group) for group in groups)
         for name in names
         if name.startswith("time/") and name.endswith("_s")
     }
+    return {**seconds, rate: sum(report.metrics[rate] or 0.0 for report in new)}
 
 
 def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
@@ -225,15 +231,26 @@ def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, fl
         if name in ("episodes", "cut"):
             joined[name] = int(sum(x[name] for x in evaluations))
         elif there:
-            joined[name] = float(np.average([x[name] for x in there], weights=[x["episodes"] for x in there]))
+            joined[name] = _average([x[name] for x in there], there)
     if "sampled" in joined:
         joined["sampled"] = True
-    if len(played) > 1:
-        means, stds = (np.array([x.get(name, 0.0) for x in played]) for name in ("return_mean", "return_std"))
-        squares = stds**2 + (means - joined["return_mean"]) ** 2  # around the mean of all
-        joined["return_std"] = float(np.average(squares, weights=[x["episodes"] for x in played]) ** 0.5)
-        joined |= {"members": len(played), "members_return_std": float(means.std())}
-    return joined
+    return joined if len(played) < 2 else {**joined, **_spread(played, joined["return_mean"])}
+
+
+def _spread(played: Sequence[Mapping[str, float | int]], mean: float) -> dict[str, float | int]:
+    """Returns the standard deviations of all episodes, whose mean return is ``mean``, and of the members' means."""
+    means, stds = (np.array([x.get(name, 0.0) for x in played]) for name in ("return_mean", "return_std"))
+    squares = stds**2 + (means - mean) ** 2
+    return {
+        "return_std": _average(squares, played) ** 0.5,
+        "members": len(played),
+        "members_return_std": float(means.std()),
+    }
+
+
+def _average(values: Sequence[float] | np.ndarray, evaluations: Sequence[Mapping[str, float | int]]) -> float:
+    """Returns the mean of a value of each evaluation, weighted by episodes."""
+    return float(np.average(values, weights=[x["episodes"] for x in evaluations]))
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -9,7 +9,7 @@ import pathlib
 import shlex
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -29,8 +29,8 @@ from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import SPACES, check_clock, differences, stored_content, to_json
 from jaxrl_dist.training.learner import check_sizes
-from jaxrl_dist.training.population import PopulationRun
-from jaxrl_dist.training.results import read_rows, write_results
+from jaxrl_dist.training.member import Member
+from jaxrl_dist.training.results import Row, read_rows, write_results
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.types import Checkpoint, EnvSpec
@@ -38,8 +38,8 @@ from jaxrl_dist.types import Checkpoint, EnvSpec
 
 def prepare_resume(
     config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any], *, change_env_options: bool = False
-) -> Run | PopulationRun:
-    """Prepares to resume a run, or a population, with this config; the arguments and errors are those of ``resume``."""
+) -> Run:
+    """Prepares to resume a run with this config; the arguments and errors are those of ``resume``."""
     allowed = resumable(change_env_options)
     for name in changes:
         if name not in allowed:
@@ -56,11 +56,19 @@ def prepare_resume(
         if not is_population(new):
             _check_devices(new, source)
         run = prepare(new, source)
-        if isinstance(run, PopulationRun):
-            run = _resumed_population(run, file, files, initial, changes, allowed)
+        run.config = dataclasses.replace(run.config, **initial)
+        for member in run.members:
+            member.job = member.job._replace(config=dataclasses.replace(member.config, **initial))
+        if is_population(new):
+            run.file = file
+            for member, row in zip(run.members, read_rows(run_dir, run.rows), strict=True):
+                member.row = row
         else:
-            resumed = _resumed(run, initial, changes, allowed)
-            run = resumed._replace(file=file)
+            run.members[0].file = file
+            _load(run.members[0], allowed)
+        for group in run.groups:
+            _go_on(run.config, [run.members[number] for number in group], changes, allowed, files)
+        _check_going(run)
         files.pop_all()
         return run
 
@@ -77,140 +85,180 @@ def can_change(name: str) -> str:
     return f"{', '.join(RESUMABLE)} can"
 
 
-def _resumed(
-    run: Run,
-    initial: Mapping[str, Any],
-    changes: Mapping[str, Any],
-    allowed: Collection[str],
-    *,
-    iteration: int | None = None,
-    again: bool = False,
-) -> Run:
-    """Returns a prepared run that resumes from its newest checkpoint.
+class Saved(NamedTuple):
+    """What the files of a run, or of a population, hold of a member."""
 
-    Args:
-      initial: the fields of the run's config that only its first session used.
-      allowed: fields that may differ from the checkpoint's.
-      iteration: of the checkpoint to resume from; None: the newest.
-      again: also resume a finished run, as a member of a population.
-    """
-    config = dataclasses.replace(run.config, **initial)
-    assert config.run_dir is not None
-    run_dir, spec = pathlib.Path(config.run_dir), run.job.source.spec
-    shapes = _checkpoint_shapes(run.job)
-    resumed = checkpoint.load(run_dir, shapes, lambda about: _check_same(config, spec, about, allowed), iteration)
-    done, score = resumed.env_steps, score_of(resumed.progress)
-    field = ended_by(config, done, score)
-    ends = {"total_env_steps", "stop_at_return"}
-    over = not ends.isdisjoint(changes) or run_files.finished(run_dir, config.evaluation_episodes)
-    if field is not None and over and not again:
-        what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
-        raise FinishedError(f"{run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
-    hyper = resumed.progress.get("hyper", run.job.hyper)
-    return run._replace(config=config, job=run.job._replace(resumed=resumed, hyper=hyper))
+    folder: pathlib.Path
+    status: str  # in the results of the last session
+    progress: Sequence[Mapping[str, Any]]  # of its intact checkpoints, newest first
+    checkpoints: int = 1  # intact or damaged
+    trained: bool = False  # whether it has saved its trained variables, which are written before the last checkpoint
+    finished: bool = False  # whether nothing is left to do at its end, such as an evaluation
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has diverged, and its state is lost."""
+        return self.status == "diverged" and not self.progress
+
+    def newest(self, within: Collection[int] | None) -> Mapping[str, Any] | None:
+        """Returns the progress of the newest intact checkpoint, among those of these iterations."""
+        return next((x for x in self.progress if within is None or x["iteration"] in within), None)
+
+    def over(self, config: Train[Any]) -> bool:
+        """Returns whether it trains no further."""
+        last = self.newest(None) or {"env_steps": 0}
+        ended = last.get("halved") or ended_by(config, last["env_steps"], score_of(last))
+        return self.status == "diverged" or bool(ended)
 
 
-def _resumed_population(
-    population: PopulationRun,
-    file: IO[bytes] | None,
-    files: contextlib.ExitStack,
-    initial: Mapping[str, Any],
-    changes: Mapping[str, Any],
-    allowed: Collection[str],
-) -> PopulationRun:
-    """Returns a prepared population whose members resume; members of one program resume from the same iteration.
+class Begin(NamedTuple):
+    """A member begins, as those of a new population do."""
+
+
+class Resume(NamedTuple):
+    """A member goes on from its checkpoint after this iteration."""
+
+    iteration: int
+    status: str = "training"
+
+
+class Ended(NamedTuple):
+    """A member trains no further; its state is in the checkpoint after this iteration. None: its state is lost."""
+
+    iteration: int | None
+    status: str
+
+
+def decide(config: Train[Any], members: Sequence[Saved]) -> list[Begin | Resume | Ended]:
+    """Decides how the members of one program go on: those that train, from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
     program that was killed while its members saved for the first time. A member that has diverged has ended, also if
     its state is lost.
 
     Raises:
-      ConfigError: all members are done.
-      CheckpointError: the members of a program share no intact checkpoint.
+      CheckpointError: the members that train share no intact checkpoint.
     """
-    population.config = config = dataclasses.replace(population.config, **initial)
-    runs = list(population.runs)
-    rows = read_rows(pathlib.Path(str(config.run_dir)), population.begun)
-    for group in population.groups:
-        all_folders = {number: pathlib.Path(str(runs[number].config.run_dir)) for number in group}
-        found = {number: checkpoint.progress(folder) for number, folder in all_folders.items()}
-        there = {number: own for number, own in found.items() if own or rows[number].status != "diverged"}
-        folders = {number: all_folders[number] for number in there}
-        if not there:
-            continue
-        if not any(there.values()) or _first_save_was_cut(folders.values(), config.keep_checkpoints):
-            if any(there.values()):
-                text = (
-                    f"not all members of {config.run_dir} that train together have saved their state: they begin again"
-                )
-                warnings.warn(text, FileWarning, stacklevel=2)
-            begun = _begun([runs[number] for number in group], initial)
-            for number, run in zip(group, begun, strict=True):
-                runs[number] = run
-            for number in there:
-                if peers.first():
-                    directories.remove(folders[number])  # it holds only reports of lost progress
-                rows[number] = dataclasses.replace(population.begun[number])
-            continue
-        over = {number for number in there if rows[number].status == "diverged" or _over(config, there[number])}
-        going = [{x["iteration"] for x in there[number]} for number in there if number not in over]
-        common = set.intersection(*going) if going else set()
-        if going and not common:
-            alone = f"resume them one by one, such as {next(iter(folders.values()))}"
-            raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
-        for number in there:
-            at = there[number][0]["iteration"] if number in over else max(common)
-            runs[number] = _resumed(runs[number], initial, changes, allowed, iteration=at, again=True)
-            resumed, row = runs[number].job.resumed, rows[number]
-            assert resumed is not None
-            if row.status != "diverged":  # whose last report is not one of the population
-                row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
-            row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
-            if resumed.progress.get("halved"):
-                row.status = "halved"
-            elif row.status != "diverged":
-                ended = number in over and run_files.finished(folders[number], config.evaluation_episodes)
-                row.status = "done" if ended else "training"
-            if row.status == "training" and peers.first():
-                lock = files.enter_context(run_files.lock(str(folders[number])))
-                runs[number] = runs[number]._replace(file=lock)
-        for number in found.keys() - there.keys():  # the program takes a state for each member, and ignores this one's
-            job = runs[number].job._replace(resumed=runs[min(there)].job.resumed)
-            runs[number] = runs[number]._replace(job=job)
-    population = population.resumed(runs, rows, file)
-    if all(row.status != "training" for row in rows):
-        if peers.first():
-            write_results(pathlib.Path(str(config.run_dir)), rows)  # members may have been resumed one by one
-        ends = f"--total-env-steps {config.total_env_steps}"
-        if config.stop_at_return is not None:
-            ends += f" or --stop-at-return {config.stop_at_return}"
-        if any(row.status == "diverged" for row in rows):
-            ends += ", or have diverged"
-        raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
-    return population
+    left = [x for x in members if not x.lost]
+    if not any(x.progress for x in left) or _first_save_was_cut(left, config.keep_checkpoints):
+        return [Ended(None, x.status) if x.lost else Begin() for x in members]
+    going = [{at["iteration"] for at in x.progress} for x in members if not x.over(config)]
+    shared = set.intersection(*going) if going else set()
+    if going and not shared:
+        alone = f"resume them one by one, such as {left[0].folder}"
+        raise CheckpointError(f"the members of {config.run_dir} share no intact checkpoint; {alone}")
+    return [_decided(config, x, shared) for x in members]
 
 
-def _begun(runs: Sequence[Run], initial: Mapping[str, Any]) -> list[Run]:
-    """Returns the prepared runs of a program, which begin as those of a new population do."""
-    configs = [dataclasses.replace(run.config, **initial) for run in runs]
-    variables = init_variables(configs[0], runs[0].job.algorithm)
-    jobs = [run.job._replace(config=own, init_variables=variables) for run, own in zip(runs, configs, strict=True)]
-    return [run._replace(config=job.config, job=job) for run, job in zip(runs, jobs, strict=True)]
+def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Resume | Ended:
+    """Decides how a member goes on; ``shared``: iterations of which all that train have a checkpoint."""
+    over = member.over(config)
+    at = member.newest(None if over else shared)
+    if at is None:
+        return Ended(None, "diverged")
+    if member.status == "diverged" or at.get("halved"):
+        return Ended(at["iteration"], "halved" if at.get("halved") else "diverged")
+    return Ended(at["iteration"], "done") if over and member.finished else Resume(at["iteration"])
 
 
-def _first_save_was_cut(folders: Collection[pathlib.Path], keep_checkpoints: int) -> bool:
+def _first_save_was_cut(members: Sequence[Saved], keep_checkpoints: int) -> bool:
     """Returns whether only some members of a program have saved their state, and for the first time.
 
     A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one.
     """
-    saved = [checkpoint.saved(folder) for folder in folders]
-    first = keep_checkpoints > 1 and all(len(own) < 2 for own in saved)
-    return first and not all(saved) and not any(map(checkpoint.trained, folders))
+    counts = [x.checkpoints for x in members]
+    return keep_checkpoints > 1 and min(counts) == 0 and max(counts) < 2 and not any(x.trained for x in members)
 
 
-def _over(config: Train[Any], progress: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether a member has ended, according to the progress of its checkpoints."""
-    return any(x.get("halved") or ended_by(config, x["env_steps"], score_of(x)) for x in progress[:1])
+def _saved(member: Member, changes: Collection[str]) -> Saved:
+    """Returns what the files hold; of a single run, which has loaded its checkpoint, also whether it shall end here."""
+    folder, alone = member.folder, member.job.resumed
+    progress = [{**alone.progress, "halved": False}] if alone else checkpoint.progress(folder)
+    finished = run_files.finished(folder, member.config.evaluation_episodes)
+    finished = finished or (alone is not None and not {"total_env_steps", "stop_at_return"}.isdisjoint(changes))
+    count, trained = len(checkpoint.saved(folder)), checkpoint.trained(folder)
+    return Saved(folder, member.row.status, progress, count, trained, finished)
+
+
+def _go_on(
+    config: Train[Any],
+    members: Sequence[Member],
+    changes: Collection[str],
+    allowed: Collection[str],
+    files: contextlib.ExitStack,
+) -> None:
+    """Lets the members of one program go on as ``decide`` says; ``files`` closes those that it opens."""
+    saved = [_saved(member, changes) for member in members]
+    decisions = decide(config, saved)
+    if Begin() in decisions:
+        if any(own.progress for own in saved):
+            text = f"not all members of {config.run_dir} that train together have saved their state: they begin again"
+            warnings.warn(text, FileWarning, stacklevel=3)
+        variables = init_variables(members[0].config, members[0].job.algorithm)
+        for member in members:
+            member.job = member.job._replace(init_variables=variables)
+    for member, decision in zip(members, decisions, strict=True):
+        _apply(member, decision, allowed, files)
+    states = [state for member in members if (state := member.job.resumed) is not None]
+    for member in members:
+        if states and member.job.resumed is None:  # the program takes a state for each, and ignores this one's
+            member.job = member.job._replace(resumed=states[0])
+
+
+def _apply(
+    member: Member, decision: Begin | Resume | Ended, allowed: Collection[str], files: contextlib.ExitStack
+) -> None:
+    if isinstance(decision, Begin):
+        if peers.first():
+            directories.remove(member.folder)  # it holds only reports of lost progress
+        member.row = Row(member.row.member, member.row.seed, member.row.values)
+    elif decision.iteration is not None:
+        if member.job.resumed is None:
+            _load(member, allowed, decision.iteration)
+        member.go_back(decision.status)
+        if isinstance(decision, Resume) and member.file is None and peers.first():
+            member.file = files.enter_context(run_files.lock(str(member.folder)))
+
+
+def _load(member: Member, allowed: Collection[str], iteration: int | None = None) -> None:
+    """Loads a member's checkpoint, from which it resumes.
+
+    Args:
+      allowed: fields of the config that may differ from the checkpoint's.
+      iteration: of the checkpoint; None: the newest.
+    """
+    config, job = member.config, member.job
+    shapes, spec = _checkpoint_shapes(job, config.plan), job.source.spec
+    resumed = checkpoint.load(member.folder, shapes, lambda x: _check_same(config, spec, x, allowed), iteration)
+    member.job = job._replace(resumed=resumed, hyper=resumed.progress.get("hyper", job.hyper))
+
+
+def _check_going(run: Run) -> None:
+    """Checks that a member goes on, and reads what the members of a population have reported.
+
+    Raises:
+      FinishedError: all have ended.
+    """
+    config, resumed = run.config, run.job.resumed
+    if is_population(config):
+        for member in run.members:
+            member.read()
+    if any(row.status == "training" for row in run.rows):
+        return
+    if is_population(config):
+        if peers.first():
+            write_results(pathlib.Path(str(config.run_dir)), run.rows)  # members may have been resumed one by one
+        ends = f"--total-env-steps {config.total_env_steps}"
+        if config.stop_at_return is not None:
+            ends += f" or --stop-at-return {config.stop_at_return}"
+        if any(row.status == "diverged" for row in run.rows):
+            ends += ", or have diverged"
+        raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
+    assert resumed is not None
+    done, score = resumed.env_steps, score_of(resumed.progress)
+    field = str(ended_by(config, done, score))
+    what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
+    raise FinishedError(f"{config.run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:

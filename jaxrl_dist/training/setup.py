@@ -26,8 +26,8 @@ from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
+from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still
-from jaxrl_dist.settings.members import Member, is_population, kinds, members, programs
 from jaxrl_dist.settings.policies import Policies, alone, naming
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
@@ -35,8 +35,9 @@ from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import weights
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
-from jaxrl_dist.training.population import PopulationRun
-from jaxrl_dist.training.run import Run
+from jaxrl_dist.training.member import Member, Shared
+from jaxrl_dist.training.results import Row
+from jaxrl_dist.training.run import Run, resume_command
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner, Variables
 
 KEEP = 8
@@ -44,8 +45,8 @@ KEEP = 8
 _kept = collections.OrderedDict[str, Job]()
 
 
-def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | PopulationRun:
-    """Checks that a config can be run, and prepares the run, or the population.
+def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
+    """Checks that a config can be run, and prepares the run.
 
     Args:
       source: the environment that ``resolved`` returned with ``config``; None: ``config`` is resolved here.
@@ -59,7 +60,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run | Popula
     trackers.check(config)
     if config.compile_cache:
         keep_programs()
-    prepared = _population(config, source) if is_population(config) else _run(config, make_job(config, source))
+    prepared = _prepared(config, source)
     if source.spec.unread_mask and peers.first():
         warnings.warn(f"{source.spec.backend}:{source.spec.id}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
     _check_schedules(config)
@@ -97,7 +98,9 @@ def _same(config: Train[Any]) -> Train[Any]:
     return dataclasses.replace(config, run_dir=peers.told(config.run_dir, "the run directory"))
 
 
-def _run(config: Train[Any], job: Job) -> Run:
+def _checked(job: Job) -> Job:
+    """Checks that the algorithm can play as the config says, and says in it whether checkpoints hold the memory."""
+    config = job.config
     if config.evaluation_policy == "sampled":
         check_samples(job.algorithm)
     elif config.evaluation_episodes:
@@ -106,50 +109,48 @@ def _run(config: Train[Any], job: Job) -> Run:
             check_greedy(job.algorithm, job.source.spec)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
-    config = dataclasses.replace(config, checkpoint_replay=replay)
-    return Run(config, job._replace(config=config))
+    return job._replace(config=dataclasses.replace(config, checkpoint_replay=replay))
 
 
-def _population(config: Train[Any], source: EnvSource) -> PopulationRun:
-    """Prepares the members of a population, and the programs that train them.
-
-    Members share programs where the plan lets them; under the other plans they train one after the other.
-    """
-    population = members(config)
-    if plans.together(config.plan) is None:
-        for name in ("evolve", "average_every"):
-            if getattr(config, name) is not None:
-                needed = f"--plan {' or '.join(plan for plan in PLANS if plans.together(plan))}"
-                raise ConfigError(f"{flag(name)} needs {needed}: under --plan {config.plan} members train in turn")
-        alone = [_run(member.config, make_job(member.config, source)) for member in population]
-        runs = [run._replace(shared=run.alone(config.run_dir)) for run in alone]
-        return PopulationRun(config, population, runs, [[number] for number in range(len(runs))])
-    hyper = _traced(population, source)
-    groups, prepared = programs(population, hyper), dict[int, Run]()
-    if len(groups) > 1 and (asked := [flag(x) for x in ("evolve", "average_every") if getattr(config, x) is not None]):
-        fixed = [name for name in population[0].values if name not in hyper]
-        raise ConfigError(
-            f"{asked[0]} needs all members in one program, and values of {', '.join(fixed)} need a program each; "
-            f"--vary other fields, or leave {asked[0]} out"
-        )
+def _prepared(config: Train[Any], source: EnvSource) -> Run:
+    """Prepares the members of a run; a single run has one. They share programs where the plan lets them."""
+    several, hyper = populations.is_population(config), list[str]()
+    population = populations.members(config) if several else [populations.Member(config, {})]
+    groups = [[number] for number in range(len(population))]
+    if several and plans.together(config.plan) is not None:
+        hyper = _traced(population, source)
+        groups = populations.programs(population, hyper)
+    _check_one_program(config, groups, [name for name in population[0].values if name not in hyper])
+    prepared = dict[int, Member]()
     for group in groups:
-        first = population[group[0]].config
-        base = _run(first, make_job(first, source, len(group)))
-        shared = base.alone(config.run_dir)
+        base = _checked(make_job(population[group[0]].config, source, len(group)))
+        shared = Shared(base, resume_command(config))
         for number in group:
-            member = population[number]
-            algorithm = make_algorithm(member.config, source.spec) if hyper else base.job.algorithm
-            values = {name: member.values[name] for name in hyper}
-            kept = dataclasses.replace(member.config, checkpoint_replay=base.config.checkpoint_replay)
-            job = base.job._replace(config=kept, algorithm=algorithm, hyper=values)
-            prepared[number] = Run(kept, job, shared=shared)
-    return PopulationRun(config, population, [prepared[number] for number in range(len(population))], groups)
+            own, values = population[number]
+            algorithm = make_algorithm(own, source.spec) if hyper else base.algorithm
+            kept = dataclasses.replace(own, checkpoint_replay=base.config.checkpoint_replay)
+            job = base._replace(config=kept, algorithm=algorithm, hyper={name: values[name] for name in hyper})
+            prepared[number] = Member(job, shared, Row(f"{number:03d}", own.seed, values))
+    return Run(config if several else prepared[0].config, [prepared[number] for number in sorted(prepared)], groups)
 
 
-def _traced(population: Sequence[Member], source: EnvSource) -> list[str]:
+def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixed: Sequence[str]) -> None:
+    """Checks that one program trains all members where they select or average; ``fixed``: fields that forbid it."""
+    for name in (x for x in ("evolve", "average_every") if getattr(config, x) is not None):
+        if plans.together(config.plan) is None:
+            needed = " or ".join(filter(plans.together, PLANS))
+            raise ConfigError(f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn")
+        if len(groups) > 1:
+            raise ConfigError(
+                f"{flag(name)} needs all members in one program, and values of {', '.join(fixed)} need a program each; "
+                f"--vary other fields, or leave {flag(name)} out"
+            )
+
+
+def _traced(population: Sequence[populations.Member], source: EnvSource) -> list[str]:
     """Returns the varied hyperparameters that may differ between members of one program."""
     first = population[0]
-    types = kinds(first.config)
+    types = populations.kinds(first.config)
     names = [
         name
         for name in first.values

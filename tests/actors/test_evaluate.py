@@ -115,8 +115,7 @@ def test_an_evaluation_that_a_signal_ends_is_made_up_for(tmp_path: Path) -> None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Evaluator, "play", play)
-        stopped = run._replace(job=run.job._replace(stop=lambda: bool(played)))
-        *_, last = stopped.reports()
+        *_, last = run.reports(stop=lambda: bool(played))
     assert played == [1] and last.evaluation is None and 100 <= last.env_steps < 300
     list(jaxrl_dist.resume(tmp_path / "run"))
     lines, evaluations = split(tmp_path / "run")

@@ -12,13 +12,14 @@ from probes import box
 
 import jaxrl_dist
 from jaxrl_dist.algorithms import ALGORITHMS, config_class
+from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.algorithms.presets import KINDS, TABLE, kind_of, row
 from jaxrl_dist.algorithms.td3 import TD3
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.settings import resolve
+from jaxrl_dist.settings import given, resolve
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.setup import make_algorithm
@@ -115,6 +116,19 @@ def test_values_of_a_preset_that_do_nothing_beside_the_users_flags_are_left_out(
         resolve.resolved(Train("dqn", env="CartPole-v1"), {"epsilon_ladder": True, "epsilon_end": 0.1})
 
 
+def test_a_value_of_the_user_that_does_nothing_beside_the_preset_is_refused() -> None:
+    assert row("a2c", task("minatar"))["optimizer"] != A2C().optimizer
+    with pytest.raises(ConfigError, match=r"rms_decay does nothing without A2C's own RMSProp"):
+        resolve.resolved(Train("a2c", env="Breakout-MinAtar"), {"rms_decay": 0.9})
+
+
+def test_each_value_has_a_source() -> None:
+    changes = {"discount": 0.9, "epsilon_end": 0.2, "num_envs": 16, "seed": 0}
+    *_, sources = resolve.settled(Train("dqn", env="CartPole-v1"), changes, ["num_envs", "discount"])
+    assert [sources[name] for name in changes] == ["stored", "yours", "stored", "yours"]
+    assert (sources["replay_capacity"], sources["rollout_length"], sources.get("gather")) == ("preset", "preset", None)
+
+
 def test_values_of_a_config_that_do_nothing_beside_the_users_flags_are_left_out() -> None:
     kept = Train(DQN(ez_greedy=True, epsilon_end=0.2), env="CartPole-v1")
     config, _ = resolve.resolved(kept, {"parameter_noise": True})
@@ -157,7 +171,7 @@ def test_every_kind_of_task_fits_eight_devices(name: str) -> None:
             continue
         spec = task(kind)
         source: Any = SimpleNamespace(spec=spec, is_pure=True)
-        config, _ = resolve.filled(resolve.given(Train(name, env="Test-v0")), source)
+        config, _ = given.filled(given.given(Train(name, env="Test-v0")), source)
         config.validate()
         check_sizes(config, make_algorithm(config, spec), spec, 8)
 

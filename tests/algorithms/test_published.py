@@ -15,7 +15,7 @@ from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.algorithms.published import TABLE
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.settings import resolve
+from jaxrl_dist.settings import given
 from jaxrl_dist.training.learner import check_sizes
 from jaxrl_dist.training.setup import make_algorithm
 from jaxrl_dist.types import EnvSpec
@@ -185,10 +185,10 @@ def test_every_value_is_that_of_the_source(name: str, where: str) -> None:
             assert row[flag] == convert(value), entry
     assert row.keys() - {flag for *_, flag, _ in SOURCES[name, where]} <= FURTHER
     source: Any = SimpleNamespace(spec=spec, is_pure=where != "atari")
-    config, _ = resolve.filled(resolve.given(Train(name, env=where, published=True)), source)
+    config, _ = given.filled(given.given(Train(name, env=where, published=True)), source)
     config.validate()
     for flag, value in row.items():
-        owner = config if flag in resolve.RUN_FIELDS else config.algorithm
+        owner = config if flag in given.RUN_FIELDS else config.algorithm
         assert getattr(owner, flag) == value, flag
     for devices in (1, 8):
         check_sizes(config, make_algorithm(config, spec), spec, devices)
@@ -200,8 +200,8 @@ def test_what_nobody_has_published_is_refused(capsys: pytest.CaptureFixture[str]
         capsys.readouterr().err
     )
     with pytest.raises(ConfigError, match="published: the table has no row of a2c"):
-        resolve.filled(
-            resolve.given(Train(config_class("a2c")(), env="x", published=True)),
+        given.filled(
+            given.given(Train(config_class("a2c")(), env="x", published=True)),
             SimpleNamespace(spec=task("minatar"), is_pure=True),  # type: ignore[arg-type]
         )
 

@@ -52,18 +52,24 @@ def test_help_is_short_and_shows_the_values_that_would_run(
         assert cli.main(command.split()) == 0
         text = capsys.readouterr().out
         entries = re.findall(r"^  --(?:\[no-\])?([a-z-]+).*?\(([^()]*)\)$", text, re.M | re.S)
-        return dict(entries), text
+        return {name: " ".join(value.split()) for name, value in entries}, text
 
     plain, text = shown("train dqn --help")
     assert plain["num-envs"] == "8" and "memory" not in plain and "frame-stack" not in plain
     assert "values without a preset" in text and "More flags, with --help-all: network (8)" in text
     atari, text = shown("train dqn --env envpool:Pong-v5 --seed 7 --quiet --plan-memory here --help")
     config, _ = resolved(Train("dqn", env="envpool:Pong-v5"))
-    assert atari["num-envs"] == str(config.num_envs) and atari["plan"] == config.plan != plain["plan"]
-    assert atari["learning-rate"] == str(config.algorithm.learning_rate) and atari["seed"] == "7"
-    assert "on envpool:Pong-v5." in text
+    assert atari["num-envs"] == f"{config.num_envs}; preset" and atari["plan"] == config.plan != plain["plan"]
+    assert atari["learning-rate"] == f"{config.algorithm.learning_rate}; preset" and atari["seed"] == "7; yours"
+    assert "on envpool:Pong-v5, and where they come from" in text
+    paper, _ = shown("train dqn --env envpool:Pong-v5 --published --batch-size 32 --help-all")
+    assert (paper["discount"], paper["batch-size"], paper["quiet"]) == ("0.99; paper", "32; yours", "off")
     named, _ = shown("train apex --env CartPole-v1 --help-all")
-    assert named["plan"] == "asynchronous" and named["num-actors"] == "2" and named["priority-exponent"] == "0.6"
+    assert (named["plan"], named["num-actors"], named["priority-exponent"]) == (
+        "asynchronous; preset",
+        "2",
+        "0.6; preset",
+    )
     assert len(shown("train ppo --help")[1].splitlines()) < 60 < len(shown("train ppo --help-all")[1].splitlines())
 
 

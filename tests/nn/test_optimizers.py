@@ -128,7 +128,7 @@ def test_members_of_a_population_vary_the_step_size_under_a_schedule() -> None:
     from jaxrl_dist.training.setup import prepare
 
     prepared = prepare(config)
-    assert len(prepared.groups) == 1, "one program trains both"  # type: ignore[union-attr]
+    assert len(prepared.groups) == 1, "one program trains both"
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

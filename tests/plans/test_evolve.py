@@ -19,8 +19,7 @@ from jaxrl_dist.plans.evolve import Hyper, Selection, halving, pbt, perturbed
 from jaxrl_dist.run.atomic_files import read_json, write_json
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config, to_json
-from jaxrl_dist.training import population
-from jaxrl_dist.training.population import PopulationRun
+from jaxrl_dist.training import run as training_run
 from jaxrl_dist.training.resuming import prepare_resume
 from jaxrl_dist.training.setup import prepare
 
@@ -149,8 +148,8 @@ def test_when_members_are_selected_does_not_depend_on_the_total() -> None:
     for evolve, interval in (("pbt", 20_000), ("halving", 40_000)):
         for total in (10**5, 10**6):
             run = prepare(config(seeds=2, evolve=evolve, total=total))
-            assert isinstance(run, PopulationRun) and run.config.evolve_interval == interval
-            assert population.selection(run.config, run.runs[0].job).interval == round(interval / 64)
+            assert run.config.evolve_interval == interval
+            assert training_run.selection(run.config, run.job).interval == round(interval / 64)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +191,7 @@ def test_a_stored_interval_ends_with_its_selection() -> None:
 def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve: str, tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
     list(jaxrl_dist.train(config(tmp_path / "whole", evolve=evolve, **asked)))
-    list(prepare(config(tmp_path / "parts", evolve=evolve, **asked)).stopped_by(lambda: True).reports())
+    list(prepare(config(tmp_path / "parts", evolve=evolve, **asked)).reports(stop=lambda: True))
     list(jaxrl_dist.resume(tmp_path / "parts"))
     whole, parts = (read_json(tmp_path / x / "population.json")["members"] for x in ("whole", "parts"))
     assert whole == parts and any(row["lineage"] or row["status"] == "halved" for row in whole)
@@ -203,8 +202,8 @@ def test_a_stop_between_two_selections_is_not_a_copy(tmp_path: pathlib.Path) -> 
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "report_interval": 128}
     asked |= {"evolve": "pbt", "evolve_interval": 128, "plan": "synchronous"}
     metrics = tmp_path / "members" / "000" / "metrics.jsonl"
-    run = prepare(config(tmp_path, **asked)).stopped_by(lambda: metrics.exists() and metrics.stat().st_size > 0)
-    *_, stopped = run.reports()
+    run = prepare(config(tmp_path, **asked))
+    *_, stopped = run.reports(stop=lambda: metrics.exists() and metrics.stat().st_size > 0)
     assert [member.iteration for member in stopped.members] == [3] * 4  # a selection comes after every second one
     list(jaxrl_dist.resume(tmp_path))
     rows = read_json(tmp_path / "population.json")["members"]
@@ -221,7 +220,7 @@ def test_a_member_keeps_its_hyperparameters_where_it_may_not_have_the_new_ones(m
     def evolve(rng: np.random.Generator, scores: np.ndarray, hyper: Hyper) -> tuple[np.ndarray, Hyper]:
         return np.zeros(4, int), {"learning_rate": np.array([-1.0, 0.25, 0.5, 0.75])}
 
-    monkeypatch.setattr(population, "pbt", evolve)
+    monkeypatch.setattr(training_run, "pbt", evolve)
     asked = config(seeds=2, vary={"learning_rate": "1e-1,1e-4"}, evolve="pbt", evolve_interval=64, total=64)
     *_, last = jaxrl_dist.train(asked)
     assert [member.metrics["hyper/learning_rate"] for member in last.members] == [0.1, 0.25, 0.5, 0.75]

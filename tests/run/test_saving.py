@@ -323,10 +323,8 @@ def test_a_run_that_its_environment_ends_can_go_on(plan: str, options: dict[str,
 
 
 def test_the_command_that_resumes_a_run_names_the_user_s_code() -> None:
-    nothing: Any = None
-
     def command(algorithm: Any, env: Any) -> str:
-        return training_run.Run(Train(algorithm, env=env, run_dir="runs/a b"), nothing).resume_command()
+        return training_run.resume_command(Train(algorithm, env=env, run_dir="runs/a b"))
 
     assert command(PG(), "gymnax:CartPole-v1") == "jaxrl-dist resume 'runs/a b'"
     assert command(PG(), "gymnasium:my:make") == "jaxrl-dist resume 'runs/a b' --env gymnasium:my:make"
@@ -407,8 +405,7 @@ def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool
 
 
 def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
-    nothing: Any = None
-    run = training_run.Run(Train(PG(), env="gymnax:CartPole-v1", run_dir=str(tmp_path)), nothing)
+    run = training_run.Run(Train(PG(), env="gymnax:CartPole-v1", run_dir=str(tmp_path)), [], [])
     (tmp_path / "checkpoints" / ".000000000090.new").mkdir(parents=True)
     assert train._goes_on(run) == "the run has saved no checkpoint"
     for env_steps in (20, 60):

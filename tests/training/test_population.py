@@ -35,7 +35,6 @@ from jaxrl_dist.plans.synchronous import Hosted
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.atomic_files import read_json
 from jaxrl_dist.settings.members import members, programs
-from jaxrl_dist.training.population import PopulationRun
 from jaxrl_dist.training.results import Row, read_rows, refill, scored, settings, table, together
 from jaxrl_dist.training.setup import make_job, prepare
 from jaxrl_dist.types import Report
@@ -198,13 +197,12 @@ def test_a_population_from_trained_variables_is_resumed_twice(tmp_path: pathlib.
 
 def test_damaged_results_are_not_half_read(tmp_path: pathlib.Path) -> None:
     run = prepare(config(tmp_path, seeds=2))
-    assert isinstance(run, PopulationRun)
-    kept = [dataclasses.asdict(row) | {"env_steps": 9} for row in run.begun]
+    kept = [dataclasses.asdict(row) | {"env_steps": 9} for row in run.rows]
     for damaged in ([kept[0]], [kept[0], {}], [kept[0], None]):
         (tmp_path / "population.json").write_text(json.dumps({"members": damaged}))
-        assert read_rows(tmp_path, run.begun) == run.begun
+        assert read_rows(tmp_path, run.rows) == run.rows
     (tmp_path / "population.json").write_text(json.dumps({"members": kept}))
-    assert [row.env_steps for row in read_rows(tmp_path, run.begun)] == [9, 9]
+    assert [row.env_steps for row in read_rows(tmp_path, run.rows)] == [9, 9]
 
 
 @pytest.mark.parametrize("name", ["members", "members/001"])
@@ -350,14 +348,14 @@ def test_a_signal_between_two_members_stops_them_after_the_same_iteration(tmp_pa
         return asked[-1]
 
     run = prepare(config(tmp_path, seeds=2, total=1000, plan="synchronous", evaluation_episodes=0))
-    list(run.stopped_by(stop).reports())
-    assert [row.iteration for row in read_rows(tmp_path, prepare(config(seeds=2)).begun)] == [2, 2]
+    list(run.reports(stop=stop))
+    assert [row.iteration for row in read_rows(tmp_path, prepare(config(seeds=2)).rows)] == [2, 2]
 
 
 def test_a_stop_begins_no_further_program(tmp_path: pathlib.Path) -> None:
     seen: list[Report] = []
-    run = prepare(config(tmp_path, vary={"num_epochs": "1,2"}, total=300)).stopped_by(lambda: bool(seen))
-    for report in run.reports():
+    run = prepare(config(tmp_path, vary={"num_epochs": "1,2"}, total=300))
+    for report in run.reports(stop=lambda: bool(seen)):
         seen.append(report)
     assert seen[-1].ended_by is None and not (tmp_path / "members" / "001").exists()
     *_, last = jaxrl_dist.resume(tmp_path)
@@ -671,8 +669,8 @@ def test_a_member_that_ended_before_a_stop_trains_no_further(
     whole, parts = (dataclasses.replace(asked, run_dir=str(tmp_path / x)) for x in ("whole", "parts"))
     list(jaxrl_dist.train(whole))
     summary = tmp_path / "parts" / "members" / f"{early:03d}" / "summary.json"
-    list(prepare(parts).stopped_by(summary.exists).reports())
-    assert [row.status == "done" for row in read_rows(tmp_path / "parts", prepare(asked).begun)].count(True) == 1
+    list(prepare(parts).reports(stop=summary.exists))
+    assert [row.status == "done" for row in read_rows(tmp_path / "parts", prepare(asked).rows)].count(True) == 1
     assert read_json(summary)["evaluation"] is None
     list(jaxrl_dist.resume(tmp_path / "parts"))
     for number in range(3) if plan == "on_device" else [early]:  # on the host, a resume restarts environments

@@ -24,7 +24,6 @@ from jaxrl_dist.profiling import costs, timing
 from jaxrl_dist.profiling import stages as parts
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import setup
-from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Algorithm
 
 NAP = 0.2
@@ -48,7 +47,6 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
 
     sizes = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "hidden_sizes": (4,)}
     run = setup.prepare(*resolved(Train(name, env="gymnax:CartPole-v1"), {**sizes, **own}))
-    assert isinstance(run, Run)
     job = run.job
     made = parts.make_parts(job._replace(algorithm=drowsy(job.algorithm, nap), source=DrowsySource(job.source, nap)))
     for part in made.values():
@@ -68,7 +66,6 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
 def test_the_parts_of_a_team_have_a_row_for_each_agent() -> None:
     sizes = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "hidden_sizes": (4,), "num_minibatches": 2}
     run = setup.prepare(*resolved(Train("ppo", env=team.CartPoles(3)), sizes))
-    assert isinstance(run, Run)
     made = parts.make_parts(run.job)
     shuffled = jax.tree.leaves(made["shuffle"].run())
     assert {len(x) for x in shuffled} == {8 * 3 * 4 // 2}

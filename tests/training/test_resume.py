@@ -96,8 +96,9 @@ def last_checkpoint(run_dir: Path, changes: dict[str, Any] | None = None) -> Che
 def prepare_resume(run_dir: Path, changes: dict[str, Any] | None = None) -> training_run.Run:
     config = stored.stored_config(run_dir)
     run = resuming.prepare_resume(config, run_dir, {"total_env_steps": 10**9, **(changes or {})})
-    assert run.file is not None
-    run.file.close()
+    (member,) = run.members
+    assert member.file is not None
+    member.file.close()
     return run
 
 

@@ -7,34 +7,33 @@ ended while the others go on has ``valid`` False until the environment resets.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.agents.groups import (
-    AGENT,
-    AGENTS,
     STATE,
     Group,
+    Groups,
     Team,
-    agents_of,
-    check_wrappers,
-    group_of,
-    in_parts,
-    of_policies,
+    check_same,
+    divided,
+    in_rows,
+    stacked,
     whole_state,
 )
-from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, policy_space, restarted, rows_where
+from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, policy_space, restarted, rows_where, space_of
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.episodes import ended_episodes
-from jaxrl_dist.envs.native import named, unnamed, without
-from jaxrl_dist.types import EpisodeStats, PyTree, Timestep
+from jaxrl_dist.envs.native import Mask, named, plain, unnamed, without
+from jaxrl_dist.spaces import Discrete, Space
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 class State(NamedTuple):
@@ -57,142 +56,151 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
     environment pays all of them, also those whose episodes have ended, until the last one's has.
 
     Raises:
-      ConfigError: the agents of a policy have different spaces, or spaces that no policy supports; an agent has no
-        policy, or several; or a policy has no agent.
+      ConfigError: as ``groups.divided``.
       EnvError: as ``contract.of_env``.
     """
     env, agents, name = team.env, list(team.env.agents), f"{backend}:{env_id}"
-    check_wrappers(wrappers, agents, name)
     contract, limit = contract or Contract(name), wrappers.limit(team.time_limit)
-    shapes = _traced_reset(contract, env)
-    several = agents_of(wrappers.policies, agents, name)
-    how = env_id, backend, wrappers
-    groups = {policy: group_of(team, own, shapes, *how, policy) for policy, own in several.items()}
-    _trace_step(contract, env, *shapes)
-    count, rows = len(agents), sum(group.rows for group in groups.values())
-    if wrappers.policies:
-        spec = of_policies({policy: group.spec for policy, group in groups.items()})
-    else:
-        spec = groups[""].spec
-    tree: Any = groups if wrappers.policies else groups[""]
+    obs, state = _traced_reset(contract, env)
 
-    def in_rows(tree: Mapping[Any, jax.Array], agents: Sequence[Any] = agents) -> PyTree:
-        return jax.tree.map(lambda *parts: _flat(jnp.stack(parts, axis=1)), *(tree[agent] for agent in agents))
+    def alone(agents: Sequence[Any]) -> tuple[EnvSpec, Mask]:
+        observation, action, mask = _spaces(env, agents, obs, state, name)
+        return EnvSpec(env_id, backend, team.family, observation, action, limit), mask
 
-    def rows_of(group: Group, x: jax.Array) -> jax.Array:
-        """Selects the rows of a policy's agents from those of all agents, ``[B * k, ...]``."""
-        if len(group.agents) == count:
-            return x
-        return _flat(of_agents(group, x))
+    size = jax.eval_shape(lambda obs: whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
+    groups = divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
+    _trace_step(contract, env, obs, state)
+    rows = _Rows(env, groups, limit)
+    return DeviceEnv(groups.spec, rows.reset, rows.step, own_render(env))
 
-    def of_agents(group: Group, x: jax.Array) -> jax.Array:
-        """Returns the same rows by environment, ``[B, k, ...]``."""
-        return x.reshape(-1, count, *x.shape[1:])[:, places(group)]
 
-    def places(group: Group) -> np.ndarray:
-        return np.array([agents.index(agent) for agent in group.agents])
+class _Rows:
+    """Environments whose rows are agents, as pure functions over a batch."""
 
-    def pays(valid: jax.Array) -> jax.Array:
-        """Returns whose rewards count, from who is there, both ``[B * k]``: all of a team while one of it is."""
-        each = valid.reshape(-1, count)
-        for group in groups.values():
+    def __init__(self, env: Any, groups: Groups, limit: int | None) -> None:
+        """``limit``: env steps after which an episode is truncated."""
+        self._env, self._groups, self._limit = env, groups, limit
+        self._count, self._rows = len(groups.agents), groups.spec.num_agents
+
+    def reset(self, keys: jax.Array) -> tuple[State, PyTree]:
+        obs, state = self._reset_all(keys[:: self._rows])
+        size = len(keys) // self._rows * self._count
+        none, zeros = jnp.zeros(size, bool), jnp.zeros(size, jnp.float32)
+        ended = none[:: self._count]
+        return State(state, obs, ended, jnp.zeros_like(ended, jnp.int32), none, zeros, none * 0), obs
+
+    def step(self, state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
+        keys = jax.vmap(jax.random.split)(keys[:: self._rows])
+        obs, env_state, reward, dones = jax.vmap(self._step_one)(keys[:, 0], state.env, self._actions(action))
+        stepped = jax.tree.map(
+            lambda new, old: new.astype(old.dtype), (self._observe(obs, env_state), env_state), (state.obs, state.env)
+        )
+        seen, env_state = restarted(self._started, keys[:, 1], state.ended, stepped)
+        steps = jnp.where(state.ended, 0, state.steps + 1)
+        timed = jnp.zeros_like(state.ended) if self._limit is None else steps >= self._limit
+        over = dones["__all__"].astype(bool)
+        resetting = state.ended[:, None]
+        gone, *before = map(self._by_env, (state.gone, state.episode_return, state.episode_length))
+        valid = ~resetting & ~gone
+        terminated = valid & (self._stacked(dones).astype(bool) | over[:, None])
+        truncated = valid & ~terminated & timed[:, None]
+        gone = ~resetting & (gone | terminated | truncated)
+        ended = ~state.ended & (over | timed | jnp.all(gone, axis=1))
+        rewards = jnp.where(self._groups.pays(valid), self._stacked(reward).astype(jnp.float32), 0.0)
+        episode_return, episode_length = (jnp.where(resetting, 0, x) for x in before)
+        totals = episode_return + rewards, episode_length + valid
+        new = State(env_state, seen, ended, steps, *(x.reshape(-1) for x in (gone, *totals)))
+
+        def of_group(group: Group, seen: PyTree) -> tuple[Timestep, EpisodeStats]:
+            step = group.step(seen, rewards, terminated, truncated, valid)
+            episode_return, episode_length = map(group.of_all, totals)
             if group.joint:
-                each = each.at[:, places(group)].set(each[:, places(group)].any(axis=1, keepdims=True))
-        return each.reshape(-1)
+                episode_return, episode_length = episode_return.mean(axis=1), episode_length.max(axis=1)
+            own = episode_return.reshape(-1), episode_length.reshape(-1)
+            return step, ended_episodes(step.terminated | step.truncated, *own)
 
-    def observe(obs: Mapping[Any, PyTree], state: PyTree) -> PyTree:
+        return new, *mesh.over_policies(of_group, outputs=2)(self._groups.tree, seen)
+
+    def _by_env(self, x: jax.Array) -> jax.Array:
+        """Returns the numbers of agents by environment, ``[B, K]``."""
+        return x.reshape(-1, self._count)
+
+    def _stacked(self, values: Mapping[Any, jax.Array]) -> jax.Array:
+        return self._by_env(stacked(self._groups.agents, values))
+
+    def _reset_all(self, keys: jax.Array) -> tuple[PyTree, PyTree]:
+        obs, state = jax.vmap(lambda key: self._env.reset(rng.raw(key)))(keys)
+        return self._observe(obs, state), jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
+
+    def _step_one(self, key: jax.Array, env_state: PyTree, actions: Mapping[Any, PyTree]) -> Any:
+        return self._env.step_env(rng.raw(key), env_state, actions)[:4]
+
+    def _started(self, keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
+        """Resets the environments that have ended."""
+
+        def of_group(group: Group, new: PyTree, old: PyTree) -> PyTree:
+            return rows_where(jnp.repeat(ended, group.spec.num_agents), new, old)
+
+        seen, env_state = self._reset_all(keys)
+        before, env_before = stepped
+        return mesh.over_policies(of_group)(self._groups.tree, seen, before), rows_where(ended, env_state, env_before)
+
+    def _actions(self, action: PyTree) -> dict[Any, PyTree]:
+        """Returns the action of each agent as its environment takes it, ``[B, ...]``."""
+        by_policy = action if self._groups.spec.policies else {"": action}
+        return {
+            agent: unnamed(self._env.action_space(group.agents[0]), x)
+            for policy, group in self._groups.by_policy.items()
+            for agent, x in group.actions(clipped(group.spec.action, by_policy[policy])).items()
+        }
+
+    def _observe(self, obs: Mapping[Any, PyTree], state: PyTree) -> PyTree:
         """Returns the agents' observations, ``[B * k, ...]``; with several policies, a dict keyed by policy."""
 
         def of_group(group: Group) -> PyTree:
-            seen, extra = named(group.native_obs, in_rows(obs, group.agents)), {}
-            if group.legal is not None:
-                extra[masks.PART] = in_rows(jax.vmap(group.legal)(state), group.agents).astype(bool)
-            if wrappers.agent_ids or group.joint:
-                extra[AGENT] = jnp.tile(jnp.eye(len(group.agents)), (len(jax.tree.leaves(obs)[0]), 1))
-            if team.shows_state or group.joint:
-                whole = jax.vmap(lambda obs: whole_state(obs, agents))(obs)
-                extra[STATE] = jnp.repeat(whole, group.rows, axis=0)
-            if group.joint:
-                seen = {**in_parts(seen), AGENT: extra.pop(AGENT)}
-                extra = {name: x.reshape(len(extra[STATE]), -1) for name, x in extra.items()}
-                return {AGENTS: jax.tree.map(lambda x: x.reshape(-1, len(group.agents), *x.shape[1:]), seen), **extra}
-            if not extra:
-                return seen
-            return {**in_parts(seen), **extra}
+            seen, legal = in_rows(group.agents, obs), None
+            if masks.PART in group.added:
+                legal = in_rows(group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)).astype(bool)
+            whole = whole_state(obs, self._groups.agents) if STATE in group.added else None
+            return group.observation(named(self._env.observation_space(group.agents[0]), seen), legal, whole)
 
-        return mesh.over_policies(of_group)(tree)
+        return mesh.over_policies(of_group)(self._groups.tree)
 
-    def actions_of(group: Group, action: PyTree) -> dict[Any, PyTree]:
-        chosen, size = clipped(group.spec.action, action), len(group.agents)
-        chosen = _flat(chosen) if group.joint else chosen
-        return {
-            agent: unnamed(group.native_action, jax.tree.map(lambda x, at=at: x[at::size], chosen))
-            for at, agent in enumerate(group.agents)
-        }
 
-    def reset_all(keys: jax.Array) -> tuple[PyTree, PyTree]:
-        obs, state = jax.vmap(lambda key: env.reset(rng.raw(key)))(keys)
-        return observe(obs, state), jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
+def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: str) -> tuple[Space, Space, Mask]:
+    """Returns what each of a policy's agents sees and does, and where its legal actions are.
 
-    def reset(keys: jax.Array) -> tuple[State, PyTree]:
-        obs, state = reset_all(keys[::rows])
-        size = len(keys) // rows * count
-        none, zeros = jnp.zeros(size, bool), jnp.zeros(size, jnp.float32)
-        return State(state, obs, none[::count], jnp.zeros_like(none[::count], jnp.int32), none, zeros, none * 0), obs
+    Args:
+      obs: shapes and dtypes of the observations of all agents; ``state`` likewise.
+      name: the environment's, for errors.
 
-    def step(state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
-        keys = jax.vmap(jax.random.split)(keys[::rows])
-        chosen = {"": action} if not wrappers.policies else action
-        actions = {
-            agent: own for policy, group in groups.items() for agent, own in actions_of(group, chosen[policy]).items()
-        }
+    Raises:
+      ConfigError: the agents have different spaces, or spaces that no policy supports.
+    """
+    first, spaces = agents[0], {"observations": env.observation_space, "actions": env.action_space}
+    for what, kind in spaces.items():
+        check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
+    known, native_action = plain(env.observation_space(first)), plain(env.action_space(first))
+    if known.kind == "Box":  # some libraries' spaces have other dtypes and shapes than their observations
+        known = known._replace(shape=tuple(obs[first].shape), dtype=obs[first].dtype.name)
+    observation, action = space_of(known, name, "observations"), space_of(native_action, name, "actions")
+    mask = masks.of_parts(known, native_action)
+    legal = _legal_actions(env, state) if isinstance(action, Discrete) and not mask.where else None
+    if legal is not None and isinstance(action, Discrete):
+        method, shapes = legal
+        mask, sizes = Mask("method", method), {shapes[agent].size for agent in agents}
+        if sizes != {action.n}:
+            mask = mask._replace(unread=masks.misfit(f"its {method}", max(sizes), native_action))
+    return observation, action, mask
 
-        def step_one(key: jax.Array, env_state: PyTree, actions: Mapping[Any, PyTree]) -> Any:
-            return env.step_env(rng.raw(key), env_state, actions)[:4]
 
-        obs, env_state, reward, dones = jax.vmap(step_one)(keys[:, 0], state.env, actions)
-        stepped = jax.tree.map(
-            lambda new, old: new.astype(old.dtype), (observe(obs, env_state), env_state), (state.obs, state.env)
-        )
-
-        def started(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-            def of_group(group: Group, new: PyTree, old: PyTree) -> PyTree:
-                return rows_where(jnp.repeat(ended, group.rows), new, old)
-
-            seen, env_state = reset_all(keys)
-            return mesh.over_policies(of_group)(tree, seen, stepped[0]), rows_where(ended, env_state, stepped[1])
-
-        seen, env_state = restarted(started, keys[:, 1], state.ended, stepped)
-        steps = jnp.where(state.ended, 0, state.steps + 1)
-        timed = jnp.zeros_like(state.ended) if limit is None else steps >= limit
-        over = dones["__all__"].astype(bool)
-        resetting = jnp.repeat(state.ended, count)
-        valid = ~resetting & ~state.gone
-        terminated = valid & (in_rows(dones).astype(bool) | jnp.repeat(over, count))
-        truncated = valid & ~terminated & jnp.repeat(timed, count)
-        gone = ~resetting & (state.gone | terminated | truncated)
-        ended = ~state.ended & (over | timed | jnp.all(gone.reshape(-1, count), axis=1))
-        rewards = jnp.where(pays(valid), in_rows(reward).astype(jnp.float32).reshape(valid.shape), 0.0)
-        before = jnp.where(resetting, 0.0, state.episode_return), jnp.where(resetting, 0, state.episode_length)
-        episode_return, episode_length = before[0] + rewards, before[1] + valid
-        episodes = ended_episodes(terminated | truncated, episode_return, episode_length)
-        new = State(env_state, seen, ended, steps, gone, episode_return, episode_length)
-
-        def of_group(group: Group, seen: PyTree) -> tuple[Timestep, EpisodeStats]:
-            parts = rewards, terminated, truncated, valid
-            if not group.joint:
-                own, counts = jax.tree.map(lambda x: rows_of(group, x), (parts, episodes))
-                return Timestep(seen, *own), counts
-            reward, _, cut, there = (of_agents(group, x) for x in parts)
-            over = there.any(axis=1) & of_agents(group, gone).all(axis=1)  # the last agents' episodes end
-            cut = over & cut.any(axis=1)
-            total = of_agents(group, episode_return).mean(axis=1), of_agents(group, episode_length).max(axis=1)
-            step = Timestep(seen, reward.mean(axis=1), over & ~cut, cut, there.any(axis=1))
-            return step, ended_episodes(over, *total)
-
-        return new, *mesh.over_policies(of_group, outputs=2)(tree, seen)
-
-    return DeviceEnv(spec, reset, step, own_render(env))
+def _legal_actions(env: Any, state: PyTree) -> tuple[str, PyTree] | None:
+    """Returns the name of the environment's method for legal actions, if it has one that works, and their shapes."""
+    for name in ("get_avail_actions", "get_legal_moves"):
+        if (method := getattr(env, name, None)) is not None:
+            with contextlib.suppress(NotImplementedError):
+                return name, jax.eval_shape(method, state)
+    return None
 
 
 def _traced_reset(contract: Contract, env: Any) -> tuple[PyTree, PyTree]:
@@ -247,8 +255,3 @@ def _check_agents(contract: Contract, call: str, agents: Sequence[Any], **parts:
     for what, values in parts.items():
         if text := without(call, what, values, agents):
             raise contract.stop(what, text)
-
-
-def _flat(x: jax.Array) -> jax.Array:
-    """Merges the first two axes."""
-    return x.reshape(-1, *x.shape[2:])

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, space_of
-from jaxrl_dist.envs.native import Mask, PlainSpace, plain
+from jaxrl_dist.envs.native import Mask, PlainSpace
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, describe
-from jaxrl_dist.types import EnvSpec, PyTree
+from jaxrl_dist.types import Array, EnvSpec, PyTree, Timestep
 
 AGENTS = "agents"
 """Part of an observation that holds the observations of all agents that act as one, each part ``[k, ...]``."""
@@ -48,20 +46,136 @@ class Team:
 
 
 class Group(NamedTuple):
-    """The agents of one policy."""
+    """The agents of one policy. Its methods take arrays of numpy or of JAX."""
 
     agents: Sequence[Any]
+    places: Sequence[int]
+    """Their places among all ``K`` agents of the environment, ``[k]``."""
     spec: EnvSpec
-    native_obs: Any
-    native_action: Any
-    legal: Callable[[PyTree], PyTree] | None  # (state) -> the legal actions of each agent
+    alone: EnvSpec
+    """The spec of one of these agents, without the parts added here."""
+    mask: Mask
+    """Where the environment says which actions are legal."""
+    added: frozenset[str]
+    """The added parts, of ``masks.PART``, ``AGENT`` and ``STATE``."""
     joint: bool
     """Whether they act as one, in one row of the batch; see ``joined``."""
 
+    def of_all(self, x: Array) -> Array:
+        """Selects these agents from all: ``[B, k, ...]`` from ``[B, K, ...]``."""
+        return x if len(self.agents) == x.shape[1] else x[:, np.array(self.places)]
+
+    def actions(self, action: PyTree) -> dict[Any, PyTree]:
+        """Returns the action of each agent, ``[B, ...]``, from those of the policy's rows."""
+        size = len(self.agents)
+        flat = jax.tree.map(_flat, action) if self.joint else action
+        return {agent: jax.tree.map(lambda x, at=at: x[at::size], flat) for at, agent in enumerate(self.agents)}
+
+    def observation(self, seen: PyTree, legal: Array, state: Array) -> PyTree:
+        """Returns the observations of the policy's rows, with the added parts.
+
+        Args:
+          seen: what the agents see, ``[B * k, ...]``.
+          legal: which of their actions are legal, ``[B * k, n]``; None without the part ``masks.PART``.
+          state: of the whole environment, ``[B, S]``; None without the part ``STATE``.
+        """
+        count, first = len(self.agents), jax.tree.leaves(seen)[0]
+        xp, size = first.__array_namespace__(), len(first) // count
+        ids = {AGENT: xp.tile(xp.eye(count, dtype=xp.float32), (size, 1))} if AGENT in self.added else {}
+        extra = {masks.PART: legal} if masks.PART in self.added else {}
+        if self.joint:
+            each = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(seen), **ids})
+            return {AGENTS: each, **{part: x.reshape(size, -1) for part, x in extra.items()}, STATE: state}
+        if STATE in self.added:
+            extra[STATE] = xp.repeat(state, count, axis=0)
+        return {**in_parts(seen), **extra, **ids} if self.added else seen
+
+    def step(self, seen: PyTree, reward: Array, terminated: Array, truncated: Array, valid: Array) -> Timestep:
+        """Returns the step of the policy's rows, from their observations and the rest of all agents, ``[B, K]``.
+
+        Agents that act as one have the mean of their rewards, and their episode ends with that of the last.
+        """
+        reward, terminated, truncated, valid = map(self.of_all, (reward, terminated, truncated, valid))
+        if not self.joint:
+            return Timestep(seen, *(_flat(x) for x in (reward, terminated, truncated, valid)))
+        here = valid.any(axis=1)
+        over = here & (~valid | terminated | truncated).all(axis=1)  # whoever may join later
+        cut = over & truncated.any(axis=1)
+        return Timestep(seen, reward.mean(axis=1), over & ~cut, cut, here)
+
+
+class Groups(NamedTuple):
+    """The agents of an environment, divided among the policies."""
+
+    agents: Sequence[Any]
+    by_policy: Mapping[str, Group]
+    """``""`` if there is one policy."""
+    spec: EnvSpec
+
     @property
-    def rows(self) -> int:
-        """Rows of the batch per environment."""
-        return 1 if self.joint else len(self.agents)
+    def tree(self) -> Any:
+        """The groups as ``mesh.over_policies`` takes them."""
+        return dict(self.by_policy) if self.spec.policies else self.by_policy[""]
+
+    def pays(self, valid: Array) -> Array:
+        """Returns whose rewards count, from who is there, both ``[B, K]``: of all that act as one while one is."""
+        for group in self.by_policy.values():
+            if group.joint:
+                members = np.isin(np.arange(len(self.agents)), group.places)[None]
+                valid = valid | (group.of_all(valid).any(axis=1, keepdims=True) & members)
+        return valid
+
+
+def divided(
+    agents: Sequence[Any],
+    name: str,
+    wrappers: Wrappers,
+    alone: Callable[[Sequence[Any]], tuple[EnvSpec, Mask]],
+    state_size: int,
+    *,
+    shows_state: bool = False,
+) -> Groups:
+    """Divides the agents of an environment among the policies of ``wrappers``.
+
+    Args:
+      name: the environment's, for errors.
+      alone: takes the agents of a policy, and returns the spec of one of them without an action mask, and the mask.
+      state_size: numbers of the whole environment's state.
+      shows_state: adds the state to what each agent sees; agents that act as one always see it.
+
+    Raises:
+      ConfigError: the agents of a policy have different spaces, or spaces that no policy supports; an agent has no
+        policy, or several; or a policy has no agent.
+    """
+
+    def group_of(policy: str, agents_of_policy: Sequence[Any]) -> Group:
+        (spec, mask), count, joint = alone(agents_of_policy), len(agents_of_policy), policy in wrappers.joint
+        observation, action, added = spec.observation, spec.action, set()
+        if wrappers.agent_ids or joint:
+            one_hot = space_of(PlainSpace("Box", (count,), "float32", 0.0, 1.0), name, "indices")
+            observation = {**in_parts(observation), AGENT: one_hot}
+            added.add(AGENT)
+        if joint:
+            observation, action = joined(name, observation, action, count, mask)
+        observation, part = masks.with_mask(observation, action, mask)
+        if part is not None and mask.where != "part":
+            added.add(part)
+        if shows_state or joint:
+            whole = space_of(PlainSpace("Box", (state_size,), "float32", -np.inf, np.inf), name, "states")
+            observation = {**in_parts(observation), STATE: whole}
+            added.add(STATE)
+        full = dataclasses.replace(
+            spec, observation=observation, action=action, mask=part, unread_mask=mask.unread,
+            num_agents=1 if joint else count,
+        )  # fmt: skip
+        places = [agents.index(agent) for agent in agents_of_policy]
+        return Group(agents_of_policy, places, full, spec, mask, frozenset(added), joint)
+
+    check_wrappers(wrappers, agents, name)
+    owners = agents_of(wrappers.policies, agents, name)
+    groups = {policy: group_of(policy, agents_of_policy) for policy, agents_of_policy in owners.items()}
+    specs = {policy: group.spec for policy, group in groups.items()}
+    return Groups(agents, groups, of_policies(specs) if wrappers.policies else specs[""])
 
 
 def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None:
@@ -115,59 +229,6 @@ def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> 
     }
 
 
-def group_of(
-    team: Team,
-    agents: Sequence[Any],
-    shapes: tuple[PyTree, PyTree],
-    env_id: str,
-    backend: str,
-    how: Wrappers,
-    policy: str,
-) -> Group:
-    """Returns what one policy sees and does for its agents.
-
-    Args:
-      shapes: of the observations of all agents, and of the state.
-      policy: its name, ``""`` for the only one.
-
-    Raises:
-      ConfigError: the agents have different spaces, or spaces that no policy supports.
-    """
-    (first, state), env, name = shapes, team.env, f"{backend}:{env_id}"
-    natives = {"observations": env.observation_space, "actions": env.action_space}
-    for what, kind in natives.items():
-        check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
-    native_obs, native_action = (kind(agents[0]) for kind in natives.values())
-    known = plain(native_obs)
-    if known.kind == "Box":  # some libraries' spaces have other dtypes and shapes than their observations
-        known = known._replace(shape=tuple(first[agents[0]].shape), dtype=first[agents[0]].dtype.name)
-    observation, action = space_of(known, name, "observations"), space_of(plain(native_action), name, "actions")
-    mask = masks.of_parts(known, plain(native_action))
-    legal = _legal_actions(env, state) if isinstance(action, Discrete) and not mask.where else None
-    if legal is not None and isinstance(action, Discrete):
-        sizes = {jax.eval_shape(legal, state)[agent].size for agent in agents}
-        mask = Mask("method", legal.__name__)
-        if sizes != {action.n}:
-            mask = mask._replace(unread=masks.misfit(f"its {legal.__name__}", max(sizes), plain(native_action)))
-            legal = None
-    joint = policy in how.joint
-    if how.agent_ids or joint:
-        one_hot = space_of(PlainSpace("Box", (len(agents),), "float32", 0.0, 1.0), name, "indices")
-        observation = {**in_parts(observation), AGENT: one_hot}
-    if joint:
-        observation, action = joined(name, observation, action, len(agents), mask)
-    observation, mask_part = masks.with_mask(observation, action, mask)
-    if team.shows_state or joint:
-        shape = jax.eval_shape(lambda obs: whole_state(obs, list(env.agents)), first)
-        whole = space_of(PlainSpace("Box", shape.shape, shape.dtype.name, -jnp.inf, jnp.inf), name, "states")
-        observation = {**in_parts(observation), STATE: whole}
-    spec = EnvSpec(
-        env_id, backend, team.family, observation, action, how.limit(team.time_limit),
-        mask=mask_part, unread_mask=mask.unread, num_agents=1 if joint else len(agents),
-    )  # fmt: skip
-    return Group(agents, spec, native_obs, native_action, legal, joint)
-
-
 def of_policies(policies: Mapping[str, EnvSpec]) -> EnvSpec:
     """Joins the specs of several policies: spaces are dicts keyed by policy, and rows add up."""
     return dataclasses.replace(
@@ -206,23 +267,28 @@ def joined(name: str, observation: Any, action: Any, count: int, mask: Mask) -> 
     return {AGENTS: jax.tree.map(several, observation)}, MultiDiscrete((action.n,) * count)
 
 
-def whole_state(obs: Mapping[Any, PyTree], agents: list[Any]) -> jax.Array:
-    """Returns the state of the whole environment: the library's, or all observations side by side."""
-    if WORLD in obs:
-        return obs[WORLD].reshape(-1).astype(jnp.float32)
-    leaves = jax.tree.leaves([obs[agent] for agent in agents])
-    return jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x in leaves])
+def stacked(agents: Sequence[Any], values: Mapping[Any, PyTree]) -> PyTree:
+    """Stacks the values of these agents, ``[B, ...]`` each: ``[B, k, ...]``."""
+    first = jax.tree.leaves(values[agents[0]])[0]
+    xp = first.__array_namespace__()
+    return jax.tree.map(lambda *x: xp.stack(x, axis=1), *(values[agent] for agent in agents))
 
 
-def _legal_actions(env: Any, state: PyTree) -> Callable[[PyTree], PyTree] | None:
-    """Returns the environment's function for legal actions, if it has one that works."""
-    for name in ("get_avail_actions", "get_legal_moves"):
-        found: Callable[[PyTree], PyTree] | None = getattr(env, name, None)
-        with contextlib.suppress(NotImplementedError):
-            if found is not None:
-                jax.eval_shape(found, state)
-                return found
-    return None
+def in_rows(agents: Sequence[Any], values: Mapping[Any, PyTree]) -> PyTree:
+    """Makes the values of these agents rows of a batch, environment by environment: ``[B * k, ...]``."""
+    return jax.tree.map(_flat, stacked(agents, values))
+
+
+def whole_state(obs: Mapping[Any, PyTree], agents: Sequence[Any]) -> Array:
+    """Returns the state of the whole environment, ``[B, S]``: the library's, or all observations side by side."""
+    leaves = [obs[WORLD]] if WORLD in obs else jax.tree.leaves([obs[agent] for agent in agents])
+    xp = leaves[0].__array_namespace__()
+    return xp.concatenate([x.reshape(len(x), -1).astype(xp.float32) for x in leaves], axis=1)
+
+
+def _flat(x: Array) -> Array:
+    """Merges the first two axes."""
+    return x.reshape(-1, *x.shape[2:])
 
 
 def check_same(name: str, what: str, native: Mapping[Any, PlainSpace]) -> None:

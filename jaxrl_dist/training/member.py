@@ -1,0 +1,276 @@
+"""A member of a training run, which evaluates, writes and saves the reports of its plan; most runs have one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import shlex
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
+from typing import IO, Any
+
+from jaxrl_dist import plans
+from jaxrl_dist.actors.evaluate import Evaluator
+from jaxrl_dist.config.train import Train
+from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
+from jaxrl_dist.hosts import peers, start
+from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.population import Population
+from jaxrl_dist.run import directories, machine, signals, trackers
+from jaxrl_dist.run import files as run_files
+from jaxrl_dist.run.arrays import first_line
+from jaxrl_dist.run.saving import PieceSaver, Saver
+from jaxrl_dist.settings.members import is_population
+from jaxrl_dist.settings.stored import to_json
+from jaxrl_dist.training.reports import Ending, Evaluations, saving, surviving, writing
+from jaxrl_dist.training.results import ENDED, Row, refill
+from jaxrl_dist.types import Checkpoint, Report
+
+
+class Shared:
+    """What the members of one program share."""
+
+    def __init__(self, job: Job, command: str) -> None:
+        """``job`` is that of any of them; ``command`` resumes the whole run."""
+        config, self.command = job.config, command
+        sizes = config.evaluation_episodes, config.seed, config.evaluation_max_steps, config.num_envs
+        sampled = config.evaluation_policy == "sampled"
+
+        def make(job: Job) -> Evaluator:
+            return Evaluator(job.algorithm, job.source, *sizes, lambda hyper: job.variant(hyper)[0], sampled)
+
+        of_any_seed = "evaluator", sizes[0], *sizes[2:], sampled
+        self.evaluator: Evaluator = job.once(of_any_seed, make)
+        self.away = 0.0
+        """Seconds that were not spent on training, such as on evaluations."""
+        self._asked: tuple[int, bool] = -1, False
+
+    def agree(self, iteration: int, wants: Callable[[], bool]) -> bool:
+        """Returns the answer of the member that asks first after an iteration, so that all save after the same one."""
+        if self._asked[0] != iteration:
+            self._asked = iteration, wants()
+        return self._asked[1]
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """A member of a run, which may have only one, with its session in this process."""
+
+    job: Job
+    shared: Shared
+    row: Row  # its results so far
+    file: IO[bytes] | None = None  # open metrics.jsonl of a resumed member; holding it locks its directory
+    program: Population | None = None  # what trains it, with others; None: the config's plan, alone
+    place: int = 0  # its place in the program
+    newest: Report | None = None  # of this session or an earlier one
+
+    @property
+    def config(self) -> Train[Any]:
+        """Its config, resolved: no field is left out."""
+        return self.job.config
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """Its run directory."""
+        return pathlib.Path(str(self.config.run_dir))
+
+    @property
+    def halved(self) -> bool:
+        """Whether a selection has ended it."""
+        return self.program is not None and self.place in self.program.halved
+
+    @property
+    def reported(self) -> int:
+        """Iteration of its newest line in the population's metrics, before this session."""
+        resumed = self.job.resumed
+        if resumed is None or self.row.status != "training":
+            return self.row.iteration
+        return int(resumed.progress["reported"]["iteration"])
+
+    def go_back(self, status: str) -> None:
+        """Sets the row back to the checkpoint that the member has resumed from."""
+        row, resumed = self.row, self.job.resumed
+        assert resumed is not None
+        row.status = status
+        if status != "diverged":  # whose last report is not one of the population
+            row.env_steps, row.iteration = resumed.env_steps, resumed.progress["iteration"]
+        row.lineage = [x for x in row.lineage if x["iteration"] <= row.iteration]
+
+    def read(self) -> None:
+        """Reads the newest report before the checkpoint, and its returns into the row."""
+        self.newest, state = refill(self.row, self.folder, self.reported), self.job.resumed
+        if self.newest is not None and self.row.status == "training":
+            self.newest = dataclasses.replace(self.newest, evaluation=None, ended_by=None)
+        elif self.newest is not None and self.row.status in ENDED and state is not None:
+            self.newest = dataclasses.replace(
+                self.newest, variables=lambda: state.state.variables, checkpoint=lambda: state
+            )
+
+    def reports(self, evaluating: Callable[[int], None], stop: Callable[[], bool]) -> Generator[Report]:
+        """Yields the reports of all stages. Saves the run if an error ends it or the caller leaves."""
+        ending = Ending(lambda: stop() or self.halved)
+        with start.failing():
+            with contextlib.ExitStack() as stack:
+                files: run_files.RunFiles | None = None
+                saver: Saver | PieceSaver | None = None
+                if self.config.run_dir is not None:
+                    files, saver = peers.attempt(partial(self._opened, stack), "the run's files")
+                    peers.attempt(self._check_shared, "a look at the run directory")
+                reports = self._stages(stack, files, saver, ending, evaluating)
+                while (report := self._next(reports, ending)) is not None:
+                    if ending.error is None:  # after an error, the report is only saved
+                        try:
+                            yield report
+                        except BaseException as error:  # raised by the caller, or the caller left the loop
+                            ending.error = error
+            if ending.error is not None:
+                if saver is not None and saver.newest is not None:
+                    said = getattr(ending.error, "__notes__", ())  # by another member
+                    if not any(self.shared.command in note for note in said):
+                        ending.error.add_note(self._way_on(ending.error, saver.newest))
+                raise ending.error
+            peers.gather(None, "the end of the run")
+
+    def _next(self, reports: Iterator[Report], ending: Ending) -> Report | None:
+        """Returns the next report after all stages. Ctrl-C waits for it: it would otherwise lose an update."""
+
+        def interrupt() -> None:
+            ending.error = ending.error or KeyboardInterrupt()
+
+        try:
+            with signals.deferring(interrupt):
+                return next(reports, None)
+        except Exception as error:
+            if ending.error is None:
+                raise
+            text = f"what the run has learnt since its last checkpoint is lost: {first_line(error)}"
+            warnings.warn(text, FileWarning, stacklevel=2)
+            return None
+
+    def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver | PieceSaver]:
+        """Opens the files, and what saves this process's part of checkpoints; ``stack`` closes them."""
+        if not peers.first():
+            return None, stack.enter_context(contextlib.closing(PieceSaver(self.folder)))
+        kept, resumed = to_json(self.config, self.job.source.spec), self.job.resumed
+        files = open_files(stack, self.config, kept, self.file, resumed.progress["reported"] if resumed else {})
+        saver = Saver(self.folder, self.config.keep_checkpoints, {"config": kept, "versions": machine.versions()})
+        return files, stack.enter_context(contextlib.closing(saver))
+
+    def _check_shared(self) -> None:
+        """Checks that this process sees the files of process 0, beside which it writes its pieces of checkpoints.
+
+        Raises:
+          ConfigError: it does not.
+        """
+        path = self.folder / run_files.METRICS
+        if not peers.first() and not directories.appears(path):
+            raise ConfigError(
+                f"process {peers.index()} does not see {path}, which process 0 has made: --run-dir must be on a file "
+                "system that all hosts share"
+            )
+
+    def _stages(
+        self,
+        stack: contextlib.ExitStack,
+        files: run_files.RunFiles | None,
+        saver: Saver | PieceSaver | None,
+        ending: Ending,
+        evaluating: Callable[[int], None],
+    ) -> Iterator[Report]:
+        """Returns the plan's reports, evaluated, written and saved when due; ``stack`` closes the plan."""
+        config, shared = self.config, self.shared
+        offered: list[Callable[[], Report]] = []
+        job = self.job._replace(stop=ending, away=lambda: shared.away, offer=offered.append)
+        evaluator = shared.evaluator.of_member(config.seed, job.hyper)
+
+        def evaluate(report: Report, **options: Any) -> Report:
+            began = time.perf_counter()
+            report = self._evaluate(evaluator, report, stop=ending.here, **options)
+            shared.away += time.perf_counter() - began
+            return report
+
+        def newest() -> Report | None:
+            try:
+                report = offered[0]() if offered else None
+            except RuntimeError:
+                raise RuntimeError("the update that failed has used up the state that it began with") from None
+            return report if report and report.env_steps > job.env_steps else None
+
+        def save(report: Report) -> None:
+            if saver is not None:
+                saver.save(report.checkpoint(), report.metrics["episode/return"])
+
+        evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
+        plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
+        stack.enter_context(contextlib.closing(plan))
+        reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
+        if config.run_dir:
+            done = None if job.resumed is None else (job.env_steps, job.updates)
+            reports = writing(reports, files)
+            reports = saving(reports, save, saver, files, config, done, ending, agree=shared.agree)
+        return evaluations.at_the_end(reports, partial(evaluate, progress=evaluating), files)
+
+    def _way_on(self, error: BaseException, env_steps: int) -> str:
+        """Returns a note that tells how to continue from the state that a failed run saved."""
+        run_dir = shlex.quote(str(self.config.run_dir))
+        if isinstance(error, DivergedError):
+            return f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them"
+        return f"the run is saved: `{self.shared.command}` goes on from {env_steps} env steps"
+
+    def _evaluate(
+        self,
+        evaluator: Evaluator,
+        report: Report,
+        progress: Callable[[int], None] = lambda done: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Report:
+        """Adds an evaluation, unless it is stopped, or environments fail under ``--on-actor-error restart``."""
+        variables = report.variables()  # other processes may hold parts of them
+        if not peers.first():
+            return report
+        try:
+            played = evaluator.play(variables, progress, stop=stop)
+        except (EnvError, TimeoutError) as error:
+            if self.config.on_actor_error == "raise":
+                raise
+            warnings.warn(f"the evaluation could not be finished: {error}", EnvWarning, stacklevel=2)
+            return report
+        return report if played is None else dataclasses.replace(report, evaluation=played.summary())
+
+
+def open_files(
+    stack: contextlib.ExitStack,
+    config: Train[Any],
+    kept: dict[str, Any],
+    file: IO[bytes] | None,
+    done: Mapping[str, int],
+) -> run_files.RunFiles:
+    """Opens the files of a run, or of a member; ``stack`` closes them.
+
+    Args:
+      kept: the config, as the files hold it.
+      file: open ``metrics.jsonl`` of a resumed run.
+      done: counts of the last report before the checkpoint; {}: a new run.
+    """
+    assert config.run_dir is not None
+    if file is None:
+        run_files.claim(config.run_dir)
+    directory = pathlib.Path(config.run_dir)
+    file = stack.enter_context(file or run_files.lock(config.run_dir))
+    with run_files.freeing(directory):
+        others = []
+        if not is_population(config):  # its members send their own
+            others = trackers.start(config, directory, kept, done.get("env_steps"))
+        for tracker in others:
+            stack.callback(trackers.close, tracker)
+        files = run_files.RunFiles(directory, file, kept, done.get("iteration"), others)
+    return stack.enter_context(contextlib.closing(files))
+
+
+def _evaluated(resumed: Checkpoint) -> int:
+    """Returns the env steps of the newest report whose evaluation is done or was not due."""
+    progress = resumed.progress
+    return progress.get("evaluated", progress["reported"]["env_steps"])

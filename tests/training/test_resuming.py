@@ -1,0 +1,81 @@
+"""How each member of a program goes on, from what its files hold."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from jaxrl_dist import Train
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.errors import CheckpointError
+from jaxrl_dist.training.resuming import Begin, Ended, Resume, Saved, decide
+
+CONFIG = Train(PPO(), "CartPole-v1", run_dir="run", total_env_steps=40, stop_at_return=9.0, keep_checkpoints=2)
+
+
+def at(*iterations: int, of: int | None = None, trained: bool = False, finished: bool = False, **more: Any) -> Saved:
+    """A member with intact checkpoints after these iterations of 10 steps, ``of`` this many; ``more`` is its newest."""
+    progress = [{"iteration": x, "env_steps": 10 * x} for x in iterations]
+    progress[:1] = [{**x, **more} for x in progress[:1]]
+    return Saved(pathlib.Path("run/members/x"), T, progress, len(progress) if of is None else of, trained, finished)
+
+
+HIGH = (10.0).hex()
+T, D = "training", "diverged"
+
+
+@pytest.mark.parametrize(
+    "statuses, saved, expected",
+    [
+        ([T], [at(2, 1)], [Resume(2)]),
+        ([T, T], [at(2, 1), at(2, 1)], [Resume(2), Resume(2)]),
+        ([T, T], [at(2, 1), at(1)], [Resume(1), Resume(1)]),  # one was killed before its second save
+        ([T, T], [at(3, 2, of=3), at(3, of=3)], [Resume(3), Resume(3)]),  # older ones are damaged
+        # Nothing, or not all of the first checkpoint, is saved.
+        ([T, T], [at(), at()], [Begin(), Begin()]),
+        ([T, T], [at(1), at()], [Begin(), Begin()]),
+        ([T, T], [at(of=1), at(of=1)], [Begin(), Begin()]),
+        ([T, D], [at(1), at()], [Resume(1), Ended(None, D)]),
+        ([T, D], [at(), at()], [Begin(), Ended(None, D)]),
+        ([T, D], [at(), at(1)], [Begin(), Begin()]),
+        ([D, D], [at(), at()], [Ended(None, D), Ended(None, D)]),
+        # Some have ended.
+        ([T, D], [at(2, 1), at(1)], [Resume(2), Ended(1, D)]),
+        ([D, T], [at(3, 1, of=2), at(2, 1)], [Ended(3, D), Resume(2)]),
+        (["done", T], [at(2, 1, score=HIGH, finished=True), at(3)], [Ended(2, "done"), Resume(3)]),
+        ([T, T], [at(4, finished=True), at(5, 3, finished=True)], [Ended(4, "done"), Ended(5, "done")]),
+        ([T, T], [at(4), at(3)], [Resume(4), Resume(3)]),  # the first is not evaluated
+        (
+            ["done", "done"],
+            [at(3, finished=True), at(3, finished=True)],
+            [Resume(3), Resume(3)],
+        ),  # the end is later now
+        (["halved", T], [at(1, halved=True), at(2, 1)], [Ended(1, "halved"), Resume(2)]),
+    ],
+)
+def test_how_members_go_on(statuses: Sequence[str], saved: Sequence[Saved], expected: Sequence[Any]) -> None:
+    members = [own._replace(status=status) for status, own in zip(statuses, saved, strict=True)]
+    assert decide(CONFIG, members) == expected
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        [at(2), at(3)],
+        [at(2, 1), at()],
+        [at(1), at(of=1)],  # damaged, and not missing
+        [at(1), at(trained=True)],  # which is written before the last checkpoint
+    ],
+)
+def test_members_that_share_no_checkpoint_cannot_go_on(saved: Sequence[Saved]) -> None:
+    with pytest.raises(CheckpointError, match=r"members of run share no intact .* one by one, such as run/members/x"):
+        decide(CONFIG, saved)
+
+
+def test_where_one_checkpoint_is_kept_it_may_be_a_later_one() -> None:
+    one = Train(PPO(), "CartPole-v1", run_dir="run", total_env_steps=40, keep_checkpoints=1)
+    with pytest.raises(CheckpointError, match="share no intact checkpoint"):
+        decide(one, [at(1), at()])
