@@ -228,7 +228,7 @@ def _load(member: Member, allowed: Collection[str], iteration: int | None = None
       iteration: of the checkpoint; None: the newest.
     """
     config, job = member.config, member.job
-    shapes, spec = _checkpoint_shapes(job, config.plan), job.source.spec
+    shapes, spec = _checkpoint_shapes(job), job.source.spec
     resumed = checkpoint.load(member.folder, shapes, lambda x: _check_same(config, spec, x, allowed), iteration)
     member.job = job._replace(resumed=resumed, hyper=resumed.progress.get("hyper", job.hyper))
 
