@@ -294,7 +294,7 @@ def run_dir(original: Path, tmp_path: Path) -> Path:
 @functools.cache
 def shapes(original: Path) -> Checkpoint:
     run = prepare_resume(original)
-    return resuming._checkpoint_shapes(run.job, run.config.plan)
+    return resuming._checkpoint_shapes(run.job)
 
 
 def load(run_dir: Path, like: Checkpoint) -> Checkpoint:
