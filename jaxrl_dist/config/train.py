@@ -21,6 +21,7 @@ from jaxrl_dist.checks import (
 )
 from jaxrl_dist.config.groups import Actors, Checkpoints, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.launch import Processes
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.values import Named, check_declared, marked, marks_of, plain, setting
 from jaxrl_dist.errors import ConfigError
@@ -89,15 +90,6 @@ Config = TypeVar("Config")
 
 EVOLVE_INTERVALS = {"pbt": 20_000, "halving": 40_000}
 """Defaults of ``evolve_interval``, for runs of 1e5 to 1e6 env steps."""
-
-PLANS = {
-    "on_device": "environment, acting and learning compiled into one program (gymnax)",
-    "synchronous": "environments stepped from the host; act, update, act ... (any backend)",
-    "asynchronous": "actor threads send experience while the learner updates (any backend)",
-    "own_pace": "as asynchronous, and each of several policies learns at its own pace (any backend)",
-    "gradients": "actor threads send gradients of what they experience (any backend)",
-}
-"""The plans, and what each does; ``plans.PLANS`` has their code."""
 
 if TYPE_CHECKING:
     PlanName = str

@@ -16,6 +16,7 @@ from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.actors.step import num_rows, step_numbers
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.envs.base import DeviceEnv, Share
 from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.learners import off_policy, on_policy, sgd
@@ -49,7 +50,7 @@ def make_parts(job: Job) -> dict[str, Part]:
     ``postprocess``, ``shuffle``, ``gradient`` and ``optimizer``. The plan ``gradients`` has none. With several
     policies, the learner's stages belong to one each, such as ``prey/gradient``.
     """
-    if job.config.plan == "gradients":
+    if PLANS[job.config.plan].sends_gradients:
         return {}
     state = job.initial_state()
     if not job.source.is_pure:
@@ -60,7 +61,7 @@ def make_parts(job: Job) -> dict[str, Part]:
     actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))  # the program uses up the first
     rollout = program(state.variables, actor, state.iteration, state.env_step, np.int32(0))[1]
     parts = _of_learners(job, state, rollout)
-    if job.config.plan != "on_device":
+    if not PLANS[job.config.plan].compiled:
         return parts
     light = state._replace(memory=())
     return {
