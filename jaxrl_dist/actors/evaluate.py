@@ -150,7 +150,7 @@ class Evaluator:
             def act_one(algorithm: Algorithm, *given: PyTree) -> tuple[PyTree, PyTree]:
                 variables, obs, core, key, index = given
                 # A policy that does not train may have no best action.
-                drawn = sampled or not algorithm.num_epochs
+                drawn = sampled or not algorithm.trains
                 keys = rng.per_index(jax.random.fold_in(key, step), index) if drawn else None
                 action, core, _ = algorithm.policy(variables, obs, core, Context(keys, env_step))
                 return action, core

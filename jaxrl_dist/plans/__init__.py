@@ -71,7 +71,7 @@ def pool_options(
     if config.free_running and not (plan.free_running and threaded.replays(algorithm)):
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
     for policy, each in by_policy(algorithm).items():
-        if not plan.threaded or not each.num_epochs:
+        if not plan.threaded or not each.trains:
             continue
         if each.episodic:
             raise ConfigError(

@@ -26,7 +26,6 @@ from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.profiling import costs
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.settings.fixed_policies import Still
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
 ONE, BATCH, TIME, ROLLOUT = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH, meshes.ROLLOUT
@@ -148,7 +147,7 @@ def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part
         return _learner_parts(job, state, rollout, job.source.spec.frame_stack)
     parts: dict[str, Part] = {}
     for name, algorithm in job.algorithm.items():
-        if not isinstance(job.config.algorithm.parts[name].algorithm, Still):
+        if algorithm.trains:
             own = job._replace(algorithm=algorithm), state_of(state, name), rollout[name]
             found = _learner_parts(*own, job.source.spec.policies[name].frame_stack)
             parts |= {f"{name}/{stage}": part for stage, part in found.items()}
@@ -180,7 +179,7 @@ def _postprocess_once(job: Job, state: TrainState, rollout: Rollout, key: jax.Ar
     def postprocess(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[PyTree, PyTree]:
         keys = rng.per_index(key, meshes.global_index(rollout.reward.shape[1]))
         batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
-        return batch, algorithm.observe(state.variables, rollout, state.context())
+        return batch, algorithm.observed(state.variables, rollout, state.context())
 
     return _part(meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key)
 

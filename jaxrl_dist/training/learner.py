@@ -50,7 +50,7 @@ def make_learner(
         }
         return policies.together(learners, copies)
     check_sizes(config, algorithm, spec, len(devices))
-    if algorithm.num_epochs == 0:
+    if not algorithm.trains:
         return policies.still(algorithm)
     num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
     packed = packing.pays_on(devices[0])
@@ -102,7 +102,7 @@ def check_greedy(algorithm: Algorithms, spec: EnvSpec) -> None:
             with naming(name):
                 check_greedy(algorithm[name], spec.policies[name])
         return
-    if algorithm.num_epochs == 0:  # it does not train, and may only sample
+    if not algorithm.trains:  # it may only sample
         return
 
     def act(key: jax.Array, keys: jax.Array | None) -> Acted:
