@@ -65,13 +65,18 @@ def check_range(
             if not isinstance(x, kind):
                 raise ConfigError(f"{flag(name)} must be a {'whole ' * whole}number, not {shown(x)}")
             most = MAX_COUNT if whole and high is None and x > MAX_COUNT else high
-            _check_bounds(name, x, {">=": low, ">": above, "<=": most, "<": below})
+            check_bounds(name, x, {">=": low, ">": above, "<=": most, "<": below})
 
 
 _HOLDS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
-def _check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
+def check_bounds(name: str, x: Any, bounds: Mapping[str, float | None]) -> None:
+    """Checks that a field's number is finite and within bounds, keyed by their signs, such as ``{">=": 0}``.
+
+    Raises:
+      ConfigError: it is not; the message names its flag and the range that works.
+    """
     known = {sign: bound for sign, bound in bounds.items() if bound is not None}
     finite = isinstance(x, Integral) or math.isfinite(x)  # a huge whole number does not fit a float
     if not (finite and all(_HOLDS[sign](x, bound) for sign, bound in known.items())):

@@ -127,9 +127,8 @@ class Rollout(NamedTuple):
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
 
-    def time_major(self) -> Rollout:
-        """The inverse of ``env_major``."""
-        return self.env_major()
+    time_major = env_major
+    """The inverse."""
 
 
 def swap_axes(tree: PyTree) -> PyTree:
@@ -242,20 +241,17 @@ class Algorithm:
     """``(means of an update's metrics) -> bool``: True skips it and the rollout's later updates; None: never."""
     corrects_lag: bool = False
     """Whether the loss allows for experience of older policy versions, as replayed experience always is."""
-
     target: Callable[[PyTree, PyTree, jax.Array], PyTree] = lambda params, target, updates: target
     """``(params, target, updates) -> target`` after each update: periodic copy, Polyak average; default: keep."""
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
     """``(params) -> target``; default: no target."""
-
-    observe: Callable[[Variables, Rollout, Context], PyTree] = lambda variables, rollout, context: variables.stats
-    """``(variables, rollout, context) -> stats`` after each rollout; sums are ``mesh.global_sum``; default: keep."""
-
+    observe: Callable[[Variables, Rollout, Context], PyTree] | None = None
+    """``(variables, rollout, context) -> stats`` after each rollout, without keys; sums are ``mesh.global_sum``.
+    None: it keeps no running statistics; ``observed`` serves both."""
     initial_core: Callable[[int], PyTree] = lambda num_envs: ()
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = lambda core, action, step: core
     """``(core, action, step) -> core``: stores a step's outcome in the policy state; default: stores nothing."""
-
     behaviour: Callable[[Variables, PyTree, Context], tuple[PyTree, PyTree]] | None = None
     """``(variables, core [B, ...], context) -> (params [B, ...], core)`` before each rollout: the parameters with which
     each environment acts until the next one, and the core that the rollout starts with. For the core that it returned,
@@ -264,6 +260,12 @@ class Algorithm:
     """Whether each rollout begins with a new episode in every environment."""
     paired: bool = False
     """Whether environments ``2 i`` and ``2 i + 1`` belong together, so that their number must be even."""
+    trains: bool = True
+    """Whether it learns; of one that does not, only the functions that act are called."""
+
+    def observed(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        """Returns the running statistics after a rollout."""
+        return variables.stats if self.observe is None else self.observe(variables, rollout, context)
 
 
 class TrainState(NamedTuple):

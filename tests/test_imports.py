@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import runs
 
+import jaxrl_dist
+
 PACKAGE = "jaxrl_dist"
 
 
@@ -158,6 +160,10 @@ def test_algorithm_files_import_on_top_and_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_every_public_name_is_where_the_package_looks_for_it() -> None:
+    assert all(getattr(jaxrl_dist, name) is not None for name in jaxrl_dist.__all__)
 
 
 def test_importing_the_package_is_light() -> None:

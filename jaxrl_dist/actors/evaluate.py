@@ -150,7 +150,7 @@ class Evaluator:
                 variables, obs, core, stacks, key, index = given
                 stacks, obs = frames.push(stacks, obs)
                 # A policy that does not train may have no best action.
-                drawn = sampled or not algorithm.num_epochs
+                drawn = sampled or not algorithm.trains
                 keys = rng.per_index(jax.random.fold_in(key, step), index) if drawn else None
                 action, core, _ = algorithm.policy(variables, obs, core, Context(keys, env_step))
                 return action, core, stacks

@@ -112,7 +112,10 @@ def name_of(config: Any) -> str:
     """Returns the algorithm's name for a config or config class; for the user's own algorithm, the class name."""
     kind = config if isinstance(config, type) else type(config)
     package, _, file = kind.__module__.rpartition(".")
-    return file if package == __name__ and ALGORITHMS.get(file) == kind.__name__ else kind.__name__
+    if package == __name__ and ALGORITHMS.get(file) == kind.__name__:
+        return file
+    name: str = getattr(kind, "stored_as", kind.__name__)  # those of policies in an environment with several
+    return name
 
 
 def from_file(path: str) -> type:

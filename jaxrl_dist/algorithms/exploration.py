@@ -184,7 +184,7 @@ def parameter_noise(
         at_once = min(perturbation.copies_at_once(plain), len(rows[0]))
         mean = mesh.global_mean(jax.lax.map(apart, rows, batch_size=at_once), rollout.valid[0])
         std = jnp.where(mean > limit(context.env_step), std / ADAPTATION, std * ADAPTATION)
-        return std, algorithm.observe(inner(variables), rollout.with_inner_core(), context)
+        return std, algorithm.observed(inner(variables), rollout.with_inner_core(), context)
 
     return dataclasses.replace(
         algorithm,

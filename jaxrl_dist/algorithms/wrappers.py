@@ -99,7 +99,7 @@ def _with_stats(algorithm: Algorithm, initial: Callable[[PyTree], PyTree]) -> Al
         return algorithm.postprocess(inner(variables), rollout, context)
 
     def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return variables.stats[0], algorithm.observe(inner(variables), rollout, context)
+        return variables.stats[0], algorithm.observed(inner(variables), rollout, context)
 
     def loss(variables: Variables, batch: PyTree, context: Context) -> Any:
         return algorithm.loss(inner(variables), batch, context)
@@ -167,7 +167,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
 
     def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        stats, others = inner.observe(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
+        stats, others = inner.observed(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
         return merged(stats, rollout), others
 
     return dataclasses.replace(inner, policy=policy, postprocess=postprocess, observe=observe)
@@ -207,7 +207,7 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
             return total, total
 
         _, returns = jax.lax.scan(step, rollout.core[0], (rollout.reward, rollout.valid))
-        stats, others = inner.observe(variables, rollout.with_inner_core(), context)
+        stats, others = inner.observed(variables, rollout.with_inner_core(), context)
         return stats.merge(returns, rollout.valid), others
 
     return dataclasses.replace(
@@ -235,16 +235,14 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         return algorithm.postprocess(variables, clipped(rollout), context)
 
     def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return algorithm.observe(variables, clipped(rollout), context)
+        return algorithm.observed(variables, clipped(rollout), context)
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
-    clipping = dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback)
-    if algorithm.observe is Algorithm.observe:  # keeps no statistics, which ``gradients.check_sizes`` tells by this
-        return clipping
-    return dataclasses.replace(clipping, observe=observe)
+    kept = None if algorithm.observe is None else observe
+    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, observe=kept)
 
 
 def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) -> Algorithm:
@@ -265,7 +263,7 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) ->
         return inner.policy(variables, obs, core, context)
 
     def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        average, others = inner.observe(variables, rollout, context)
+        average, others = inner.observed(variables, rollout, context)
         new = rollout.reward.size // num_agents * jax.lax.axis_size(DATA)
         rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
         return optax.incremental_update(variables.params, average, rate), others

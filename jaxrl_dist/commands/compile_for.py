@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl_dist.checks import counted, flag
 from jaxrl_dist.commands import accelerators, flags, request
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
@@ -78,7 +79,7 @@ def compiled(target: Any, asked: request.Request) -> dict[str, Any]:
     from jaxrl_dist.training import setup
 
     config, source = asked.resolved()
-    if config.plan != "on_device":
+    if not PLANS[config.plan].compiled:
         raise ConfigError(f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}")
     if config.seeds > 1 or config.vary:
         raise ConfigError("one run is compiled; leave out --seeds and --vary")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxrl_dist.checks import did_you_mean
-from jaxrl_dist.config.train import LIBRARIES, PLANS
+from jaxrl_dist.config.plans import PLANS
+from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.errors import ConfigError
 
 
@@ -44,6 +45,6 @@ def run(args: Sequence[str]) -> int:
             for name, placement in zip(placements.spelled(), placements.PLACEMENTS.values(), strict=True)
         ]
     else:
-        lines = [f"{name:12} {text}" for name, text in PLANS.items()]
+        lines = [f"{name:12} {plan.help}" for name, plan in PLANS.items()]
     print("\n".join(lines))
     return 0

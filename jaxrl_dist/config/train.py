@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from jaxrl_dist.checks import (
     MAX_SIZE,
     MAX_STEPS,
-    check_range,
+    check_bounds,
     check_used,
     did_you_mean,
     parse_bounds,
@@ -21,6 +21,7 @@ from jaxrl_dist.checks import (
 )
 from jaxrl_dist.config.groups import Actors, Checkpoints, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.launch import Processes
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.values import Named, check_declared, marked, marks_of, plain, setting
 from jaxrl_dist.errors import ConfigError
@@ -90,20 +91,12 @@ Config = TypeVar("Config")
 EVOLVE_INTERVALS = {"pbt": 20_000, "halving": 40_000}
 """Defaults of ``evolve_interval``, for runs of 1e5 to 1e6 env steps."""
 
-PLANS = {
-    "on_device": "environment, acting and learning compiled into one program (gymnax)",
-    "synchronous": "environments stepped from the host; act, update, act ... (any backend)",
-    "asynchronous": "actor threads send experience while the learner updates (any backend)",
-    "own_pace": "as asynchronous, and each of several policies learns at its own pace (any backend)",
-    "gradients": "actor threads send gradients of what they experience (any backend)",
-}
-"""The plans, and what each does; ``plans.PLANS`` has their code."""
-
 if TYPE_CHECKING:
     PlanName = str
 else:
     PlanName = Literal[tuple(PLANS)]
 
+MAX_SEED = 2**31 - 1
 CONFIG_FILE = "config.json"
 """File of a run directory that holds its config."""
 
@@ -126,7 +119,7 @@ class Common(Generic[Config]):
     """Environments stepped together, in total over all devices."""
     rollout_length: int = setting(without_preset=32, low=1, high=MAX_SIZE, varies=True)
     """Steps of each environment in one rollout, after which the acting policy is updated."""
-    seed: int = setting(0, low=0, high=2**31 - 1, compiled=False)
+    seed: int = setting(0, low=0, high=MAX_SEED, compiled=False)
     """Seed of everything random in the run."""
     seeds: int = setting(1, low=1, high=MAX_SIZE)
     """Runs to train together, a population, with the seeds `--seed`, `--seed` + 1, and so on."""
@@ -184,7 +177,9 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
         Raises:
           ConfigError: a value has a wrong type or is out of range; the message names the first such flag.
         """
-        config = plain(dataclasses.replace(self, vary=_texts(self.vary)))
+        config = plain(
+            dataclasses.replace(self, vary=_texts(self.vary)) if isinstance(self.vary, Mapping) and self.vary else self
+        )
         if dataclasses.is_dataclass(config.algorithm) and not isinstance(config.algorithm, type):
             config = dataclasses.replace(config, algorithm=plain(config.algorithm))
         if config.evolve is not None and config.evolve_interval is None:
@@ -207,7 +202,7 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
             steps = self.num_envs * self.rollout_length
             if steps > MAX_STEPS:
                 raise ConfigError(f"--num-envs times --rollout-length must be <= {MAX_STEPS}, not {steps}")
-        check_range(dataclasses.replace(self, seed=self.seed + self.seeds - 1), "seed", low=0, high=2**31 - 1)
+        check_bounds("seed", self.seed + self.seeds - 1, {">=": 0, "<=": MAX_SEED})  # the last member's
         for name in ("evolve", "average_every"):
             check_used(self, name, there=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
         if self.average_every is not None and self.evolve is not None:
@@ -220,14 +215,14 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
             self.algorithm.validate()
 
 
-def _texts(vary: Any) -> Any:
+def _texts(vary: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``vary`` with lists of values written as on the command line: ``{"learning_rate": "0.0001,0.0003"}``."""
 
     def text(values: Any) -> Any:
         values = values.tolist() if hasattr(values, "tolist") else values  # an array
         return ",".join(map(str, values)) if isinstance(values, list | tuple | range) else values
 
-    return {name: text(values) for name, values in vary.items()} if isinstance(vary, Mapping) else vary
+    return {name: text(values) for name, values in vary.items()}
 
 
 RUN_DEFAULTS: dict[str, Any] = {

@@ -213,7 +213,8 @@ def _plain_texts(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{flag(name)} must be a dictionary of names and values, not {shown(value)}")
     scalars = {key: _scalar(x) for key, x in value.items()}
-    return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
+    texts = {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
+    return texts if texts or not isinstance(value, dict) else value
 
 
 def alternatives(hint: Any) -> tuple[list[Any], bool]:

@@ -217,7 +217,7 @@ class Description(NamedTuple):
     mask: Mask = NO_MASK
     """Found by ``masks.of_gymnasium``."""
     agents: Mapping[str, Mask] = {}
-    """Where each agent of a ``parallel.Parallel`` finds its legal actions; the spaces above have a part for each agent.
+    """Where each agent of a ``pettingzoo.Parallel`` finds its legal actions; the spaces above have a part for each.
     Empty for other environments."""
 
 

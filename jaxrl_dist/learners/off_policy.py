@@ -78,7 +78,7 @@ def off_policy(
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         key = jax.random.fold_in(key, state.iteration)
         state = state._replace(
-            variables=state.variables._replace(stats=algorithm.observe(state.variables, rollout, state.context())),
+            variables=state.variables._replace(stats=algorithm.observed(state.variables, rollout, state.context())),
             memory=ring.add(state.memory, rollout, window, frame_stack, priority),
             iteration=state.iteration + 1,
             env_step=sgd.nominal_env_step(state, envs * rollout_length),

@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.checks import check_used
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.plans import asynchronous, gradients, on_device, own_pace, synchronous, threaded
-from jaxrl_dist.plans.job import Plan
+from jaxrl_dist.plans import threaded
+from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
-from jaxrl_dist.types import Algorithm, Algorithms
+from jaxrl_dist.types import Algorithms, Report
 
 
-class PlanInfo(NamedTuple):
-    """A plan and its requirements."""
-
-    run: Plan
-    together: type[Population] | None = None
-    """See ``together``; over several processes, only ``on_device`` has it."""
-    check: Callable[[Train[Any], Algorithm, str, int], None] | None = None
-    """``(config, algorithm, name, num_devices)``: raises ``ConfigError`` if the resolved config or the algorithm does
-    not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn. With several policies,
-    it is called for each that trains."""
-    several: bool = True
-    """Whether several policies can train."""
-    copies: bool = True
-    """Whether one of them can be a copy of another."""
-
-    @property
-    def threaded(self) -> bool:
-        """Whether the plan's actors run in threads."""
-        return self.check is not None
+def _code(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{name}")
 
 
-PLANS = {
-    "on_device": PlanInfo(on_device.on_device, on_device.Compiled),
-    "synchronous": PlanInfo(synchronous.synchronous, synchronous.Hosted),
-    "asynchronous": PlanInfo(asynchronous.asynchronous, check=asynchronous.check),
-    "own_pace": PlanInfo(own_pace.own_pace, check=own_pace.check, copies=False),
-    "gradients": PlanInfo(gradients.gradients, check=gradients.check, several=False),
-}
-"""The table of plans; ``config.PLANS`` has their names and texts for code that must not import JAX."""
+def execute(job: Job) -> Iterator[Report]:
+    """Runs a job under its config's plan; yields a report each interval until the env steps are done."""
+    name = job.config.plan
+    reports: Iterator[Report] = getattr(_code(name), name)(job)
+    return reports
 
 
 def together(name: str) -> type[Population] | None:
     """Returns how a plan trains members in the same programs; None: they train one after the other."""
-    return PLANS[name].together if name == "on_device" or peers.world() is None else None
+    plan = PLANS[name]
+    fits = plan.members is not None and (plan.compiled or peers.world() is None)
+    return getattr(_code(name), str(plan.members)) if fits else None
 
 
 def pool_options(
@@ -83,17 +67,17 @@ def pool_options(
     check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
     if config.free_running and len(algorithm) > 1:
         raise ConfigError("--free-running is for one policy; of several, those that replay do so under --plan own_pace")
-    if config.free_running and (config.plan != "asynchronous" or not threaded.replays(algorithm)):
+    if config.free_running and not (plan.free_running and threaded.replays(algorithm)):
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
     for policy, each in algorithm.items():
-        if plan.check is None or not each.num_epochs:
+        if not plan.threaded or not each.trains:
             continue
         if each.episodic:
             raise ConfigError(
                 f"{names[policy]} compares whole episodes of one policy, which --plan {config.plan} does not wait for; "
                 "--plan synchronous does, and on_device with environments that can be compiled"
             )
-        plan.check(config, each, names[policy], len(learners))
+        _code(config.plan).check(config, each, names[policy], len(learners))
     if plan.threaded:
         return threaded.pool_options(config, learners)
     if config.num_actors is not None:

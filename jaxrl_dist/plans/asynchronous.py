@@ -42,7 +42,7 @@ from jaxrl_dist.types import Algorithm, PyTree, Report, TrainState
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
-    """See ``PlanInfo.check``; warns if experience may lag and the algorithm does not correct for it."""
+    """See ``config.plans.Plan``; warns if experience may lag and the algorithm does not correct for it."""
     if peers.count() > 1 and not config.lockstep:
         raise ConfigError(
             f"--plan asynchronous over {peers.count()} processes needs --lockstep: an update takes a rollout of each "

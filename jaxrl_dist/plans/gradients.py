@@ -32,7 +32,7 @@ from jaxrl_dist.types import Algorithm, PyTree, Report
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
-    """See ``PlanInfo.check``."""
+    """See ``config.plans.Plan``."""
     del name, num_devices  # each gradient is one actor's, so nothing is sharded
     if peers.count() > 1:
         raise ConfigError("--plan gradients trains in one process; --plan asynchronous --lockstep does in several")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -209,9 +209,3 @@ def ended_by(config: Train[Any], env_steps: int, score: float) -> str | None:
 def score_of(progress: Mapping[str, Any]) -> float:
     """Returns the score in a checkpoint's progress; -infinity if it has no score."""
     return float.fromhex(progress.get("score", "-inf"))
-
-
-class Plan(Protocol):
-    """A way to execute an algorithm; yields a report each interval until the env steps are done."""
-
-    def __call__(self, job: Job) -> Iterator[Report]: ...

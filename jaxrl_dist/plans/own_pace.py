@@ -34,7 +34,7 @@ from jaxrl_dist.types import Algorithm, PyTree, Report, TrainState
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
-    """See ``PlanInfo.check``."""
+    """See ``config.plans.Plan``."""
     if peers.count() > 1:
         raise ConfigError("--plan own_pace trains in one process; --plan asynchronous --lockstep does in several")
     if not config.policies:

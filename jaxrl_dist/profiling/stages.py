@@ -16,6 +16,7 @@ from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.actors.step import Rollouts, num_rows, step_numbers
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.envs.base import DeviceEnv, Share
 from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.learners import off_policy, on_policy, sgd
@@ -25,8 +26,6 @@ from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.profiling import costs
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.settings.fixed_policies import Still
-from jaxrl_dist.settings.policies import by_policy
 from jaxrl_dist.types import EpisodeStats, PyTree, Rollout, Timestep, TrainState
 
 ONE, BATCH, TIME, ROLLOUT = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH, meshes.ROLLOUT
@@ -50,7 +49,7 @@ def make_parts(job: Job) -> dict[str, Part]:
     ``postprocess``, ``shuffle``, ``gradient`` and ``optimizer``. The plan ``gradients`` has none. With several
     policies, the learner's stages belong to one each, such as ``prey/gradient``.
     """
-    if job.config.plan == "gradients":
+    if PLANS[job.config.plan].sends_gradients:
         return {}
     state = job.initial_state()
     if not job.source.is_pure:
@@ -61,7 +60,7 @@ def make_parts(job: Job) -> dict[str, Part]:
     actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))  # the program uses up the first
     rollout = program(state.variables, actor, state.iteration, state.env_step, np.int32(0))[1]
     parts = _of_learners(job, state, rollout)
-    if job.config.plan != "on_device":
+    if not PLANS[job.config.plan].compiled:
         return parts
     light = state._replace(memory=())
     return {
@@ -147,7 +146,7 @@ def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part
     """Returns the stages of each policy that trains."""
     parts: dict[str, Part] = {}
     for name, algorithm in job.algorithm.items():
-        if not isinstance(by_policy(job.config)[name].algorithm, Still):
+        if algorithm.trains:
             own = job._replace(algorithm=algorithm), state_of(state, name), rollout[name]
             found = _learner_parts(*own, job.source.spec.by_policy[name].frame_stack)
             parts |= {f"{name}/{stage}" if name else stage: part for stage, part in found.items()}
@@ -179,7 +178,7 @@ def _postprocess_once(job: Job, state: TrainState, rollout: Rollout, key: jax.Ar
     def postprocess(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[PyTree, PyTree]:
         keys = rng.per_index(key, meshes.global_index(rollout.reward.shape[1]))
         batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
-        return batch, algorithm.observe(state.variables, rollout, state.context())
+        return batch, algorithm.observed(state.variables, rollout, state.context())
 
     return _part(meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key)
 

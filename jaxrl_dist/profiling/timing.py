@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name
 from jaxrl_dist.config.values import varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.plans import PLANS
 from jaxrl_dist.profiling import stages as parts
 from jaxrl_dist.run.atomic_files import replacing
 from jaxrl_dist.settings.members import is_population

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, np, observations, optax, spaces
@@ -15,6 +15,9 @@ from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, PyTree, Variabl
 @dataclasses.dataclass(frozen=True)
 class Still:
     """A policy that does not train."""
+
+    stored_as: ClassVar[str]
+    """Its name in ``config.json``."""
 
     def validate(self) -> None:
         """Raises ``ConfigError`` if a value is out of range."""
@@ -28,6 +31,8 @@ class Still:
 @dataclasses.dataclass(frozen=True)
 class Random(Still):
     """Uniformly random legal actions; normally distributed ones where a component lacks a bound."""
+
+    stored_as = "Random"
 
     def make(self, spec: EnvSpec) -> Algorithm:
         head = distributions.policy_head(spec.action)
@@ -63,6 +68,8 @@ class Random(Still):
 class Fixed(Still):
     """The policy of a finished run, which samples actions as at the end of that run."""
 
+    stored_as = "Fixed"
+
     run_dir: str = ""
     """Its directory."""
     policy: str | None = None
@@ -81,6 +88,8 @@ class Fixed(Still):
 @dataclasses.dataclass(frozen=True)
 class Copy(Still):
     """An earlier copy of another policy of the run: an opponent for self-play."""
+
+    stored_as = "Copy"
 
     policy: str = ""
     """The policy that is copied."""
@@ -106,7 +115,7 @@ class Copy(Still):
 
 MAX_COPIES = 1000
 """All of them act at every step."""
-STILL: dict[Any, type[Still]] = {kind.__name__: kind for kind in (Random, Fixed, Copy)}
+STILL: dict[Any, type[Still]] = {kind.stored_as: kind for kind in (Random, Fixed, Copy)}
 """These config classes, by the names that ``config.json`` has for them."""
 
 
@@ -142,9 +151,9 @@ def _at_the_end(algorithm: Algorithm) -> Callable[..., Acted]:
 
 
 def _still(init: Any, policy: Any) -> Algorithm:
-    """Returns an algorithm that never learns: ``num_epochs`` is 0."""
+    """Returns an algorithm that never learns."""
 
     def none(*args: Any) -> Any:
         raise NotImplementedError("this policy does not train")
 
-    return Algorithm(init, policy, postprocess=none, loss=none, optimizer=optax.identity(), num_epochs=0)
+    return Algorithm(init, policy, postprocess=none, loss=none, optimizer=optax.identity(), trains=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import published
 from jaxrl_dist.checks import divisor_below
+from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.errors import UnusedError
 
@@ -65,7 +66,7 @@ def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str,
     algorithm, by_name = config.algorithm, isinstance(config.algorithm, str | type)
     values = {name: value for name, value in {**_of_name(algorithm), **own}.items() if name not in RUN_FIELDS}
     made = kind_of(algorithm)(**values) if by_name else dataclasses.replace(algorithm, **values)
-    kept = own if by_name or own else vars(made)
+    kept = own if by_name or own else [field.name for field in dataclasses.fields(made)]
     kept = [name for name in kept if sources.get(name) != "stored"]
     config = checked(dataclasses.replace(config, algorithm=made), kept)
     own = {name: getattr(config.algorithm, name) for name in own}
@@ -104,8 +105,6 @@ def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]
     Raises:
       ConfigError: a value is out of range.
     """
-    from jaxrl_dist.plans import PLANS
-
     config, spec, algorithm = asked.config, source.spec, asked.config.algorithm
     values, sources = _of_presets(asked, source)
     run = {name: value for name, value in values.items() if name in RUN_FIELDS and getattr(config, name) is None}
@@ -133,7 +132,7 @@ def _of_presets(asked: Given, source: EnvSource) -> tuple[dict[str, Any], dict[s
         preset = kind.recurrent_preset(preset)
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {
-        "default": {**RUN_DEFAULTS, "plan": "on_device" if source.is_pure else "synchronous"},
+        "default": {**RUN_DEFAULTS, "plan": default_plan(is_pure=source.is_pure)},
         "preset": {"atari_preset": "baselines", **preset, **_of_name(asked.config.algorithm)},
         "paper": published.row(algorithms.name_of(kind), spec) if asked.config.published else {},
     }

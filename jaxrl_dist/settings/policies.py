@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.config.train import OWN, Train
@@ -22,6 +22,8 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 class Policies:
     """The algorithms of several policies; it takes the place of a single policy's hyperparameters."""
 
+    stored_as: ClassVar[str] = "Policies"
+    """Its name in ``config.json``."""
     parts: dict[str, Any] = dataclasses.field(default_factory=dict)
     """For each policy, a ``Train`` of which only the algorithm and the fields ``OWN`` count."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.checks import did_you_mean, flag, shown
+from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
@@ -200,9 +201,7 @@ def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
     Raises:
       ConfigError: the user's plan trains one.
     """
-    from jaxrl_dist.plans import PLANS  # here, not above: it imports JAX
-
-    plan = config.plan or ("on_device" if source.is_pure else "synchronous")
+    plan = config.plan or default_plan(is_pure=source.is_pure)
     if not PLANS[plan].several:
         works = ", ".join(plan for plan, info in PLANS.items() if info.several)
         raise ConfigError(f"--plan {plan} trains one policy, and there are several; plans for them: {works}")

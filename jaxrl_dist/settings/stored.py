@@ -123,7 +123,7 @@ def stored_config(
     """
     env, objects = named_env(env), {name: value for name, value in objects.items() if value is not None}
     name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
-    if name == Policies.__name__:
+    if name == Policies.stored_as:
         config: Train[Any] = Train(Policies(fields.pop("parts")), **{**RUN_DEFAULTS, **fields})
         return config if env is None else dataclasses.replace(config, env=env)
     kind = config_class(name, algorithm)
@@ -150,7 +150,7 @@ def stored_fields(
     path = file_of(path)
     content = stored_content(path)
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
-    several = algorithm == Policies.__name__
+    several = algorithm == Policies.stored_as
     with _naming(path):
         hyperparameters = _without_objects(hyperparameters, objects)
         if several:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.checks import check_divides, counted
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.hosts import peers
@@ -49,11 +50,11 @@ def _learner(
     config: Train[Any], algorithm: Algorithm, spec: EnvSpec, devices: Sequence[jax.Device], members: int
 ) -> Learner:
     """Returns the on-policy or off-policy learner of a policy, or that of one that does not train."""
-    if algorithm.num_epochs == 0:
+    if not algorithm.trains:
         return policies.still(algorithm)
     num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
     packed = packing.pays_on(devices[0])
-    if config.plan == "gradients" or algorithm.replay is None:  # that plan splits each update, and replays nothing
+    if algorithm.replay is None or PLANS[config.plan].sends_gradients:
         return on_policy.on_policy(algorithm, spec.num_agents, packed=packed)
 
     def shapes(key: jax.Array) -> Rollout:
@@ -79,10 +80,10 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
 def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
     if algorithm.replay is not None and algorithm.window is None:
         raise ConfigError("an algorithm with replay needs windows of a fixed length, such as window=1 for transitions")
-    check_divides("num_envs", config.num_envs, (1 if config.plan == "gradients" else num_devices, "devices"))
+    check_divides("num_envs", config.num_envs, (1 if PLANS[config.plan].sends_gradients else num_devices, "devices"))
     num_envs = config.num_envs * spec.num_agents
     sizes = algorithm, num_envs, config.rollout_length, num_devices
-    if config.plan == "gradients":
+    if PLANS[config.plan].sends_gradients:
         pass  # each actor has one device
     elif algorithm.replay is None:
         on_policy.check_sizes(*sizes)
@@ -99,7 +100,7 @@ def check_greedy(algorithm: Algorithms, spec: EnvSpec) -> None:
     """
     for name, own in spec.by_policy.items():
         with naming(name):
-            if algorithm[name].num_epochs:  # others do not train, and may only sample
+            if algorithm[name].trains:  # others may only sample
                 _check_greedy(algorithm[name], own)
 
 
@@ -133,7 +134,7 @@ def check_counts(config: Train[Any], algorithm: Algorithm, num_envs: int) -> Non
       ConfigError: they cannot; the message names the total that works.
     """
     steps, length = config.num_envs * config.rollout_length, config.rollout_length
-    if config.plan == "gradients":
+    if PLANS[config.plan].sends_gradients:
         most = config.num_actors or 1  # each actor's gradient is an update and an iteration
     elif algorithm.replay is None:
         most = max(1, algorithm.num_epochs * algorithm.num_minibatches)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import IO, Any
 
+from jaxrl_dist import plans
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
 from jaxrl_dist.hosts import peers, start
-from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import directories, machine, signals, trackers
@@ -204,7 +204,7 @@ class Member:
                 saver.save(report.checkpoint(), report.metrics["episode/return"])
 
         evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
-        plan: Any = PLANS[config.plan].run(job) if self.program is None else self.program.reports(self.place, job)
+        plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
         if config.run_dir:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import math
 import pathlib
@@ -226,7 +227,7 @@ def _joined(evaluations: Sequence[Mapping[str, float | int]]) -> Mapping[str, fl
         return evaluations[0]
     joined: dict[str, float | int] = {}
     played = [x for x in evaluations if x["episodes"] > 0 and "return_mean" in x]
-    for name in dict.fromkeys(name for x in evaluations for name in x):
+    for name in dict.fromkeys(itertools.chain(*evaluations)):
         there = [x for x in played if name in x]
         if name in ("episodes", "cut"):
             joined[name] = int(sum(x[name] for x in evaluations))

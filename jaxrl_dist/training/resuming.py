@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_dist.checks import flag
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileWarning, FinishedError
@@ -227,7 +228,7 @@ def _load(member: Member, allowed: Collection[str], iteration: int | None = None
       iteration: of the checkpoint; None: the newest.
     """
     config, job = member.config, member.job
-    shapes, spec = _checkpoint_shapes(job, config.plan), job.source.spec
+    shapes, spec = _checkpoint_shapes(job), job.source.spec
     resumed = checkpoint.load(member.folder, shapes, lambda x: _check_same(config, spec, x, allowed), iteration)
     member.job = job._replace(resumed=resumed, hyper=resumed.progress.get("hyper", job.hyper))
 
@@ -283,11 +284,11 @@ def _check_devices(config: Train[Any], source: EnvSource) -> None:
         raise ConfigError(why)
 
 
-def _checkpoint_shapes(job: Job, plan: str) -> Checkpoint:
+def _checkpoint_shapes(job: Job) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
     state = jax.eval_shape(job.learner.init, key)
-    actor = jax.eval_shape(compiled.start(job), key, job.hyper) if plan == "on_device" else ()
+    actor = jax.eval_shape(compiled.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
     return Checkpoint(state, actor, {})
 
 

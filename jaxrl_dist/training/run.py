@@ -16,6 +16,7 @@ from typing import IO, Any
 from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.checks import counted
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name, split_env
 from jaxrl_dist.errors import DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
@@ -72,7 +73,7 @@ class Run:
         """Describes the run and its devices in one line; ``name``: the user's name for the algorithm."""
         first, job, mesh = self.members[0].config, self.job, self.job.mesh
         devices = counted(mesh.devices.size, f"{mesh.devices.flat[0].platform} device")
-        if plans.PLANS[first.plan].threaded:
+        if PLANS[first.plan].threaded:
             acting = f" on {len(job.pool.meshes)}" if first.actor_devices else ""
             learner = "learner on " if first.actor_devices else ""
             devices = f"{counted(job.pool.num_actors, 'actor')}{acting}, {learner}{devices}"

@@ -17,6 +17,7 @@ from jaxrl_dist.actors.evaluate import check_samples
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES, Train, split_env
 from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
@@ -137,7 +138,7 @@ def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixe
     """Checks that one program trains all members where they select or average; ``fixed``: fields that forbid it."""
     for name in (x for x in ("evolve", "average_every") if getattr(config, x) is not None):
         if plans.together(config.plan) is None:
-            needed = " or ".join(filter(plans.together, plans.PLANS))
+            needed = " or ".join(filter(plans.together, PLANS))
             raise ConfigError(f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn")
         if len(groups) > 1:
             raise ConfigError(
@@ -244,7 +245,7 @@ def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
         raise ConfigError(f"it is a copy of {copy.policy}, and there is no such policy{near}")
     if isinstance(kinds[copy.policy], Still):
         raise ConfigError(f"it is a copy of {copy.policy}, which does not train")
-    if not plans.PLANS[str(config.plan)].copies:
+    if not PLANS[config.plan].copies:
         raise ConfigError(f"it is a copy of {copy.policy}, and under --plan {config.plan} none waits for another")
     pools = sum(isinstance(kind, Copy) and kind.policy == copy.policy and kind.size > 1 for kind in kinds.values())
     if pools > 1:
@@ -299,7 +300,7 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
 
 
 def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: Sequence[jax.Device]) -> Job:
-    if config.plan == "on_device":
+    if PLANS[config.plan].compiled:
         source.device()
     algorithm = make_algorithm(config, source.spec)
     pool = _pool(config, algorithm, source, devices)

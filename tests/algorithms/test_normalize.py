@@ -162,7 +162,7 @@ def observing(algorithm: Algorithm, num_devices: int) -> meshes.Program:
     """``(stats, rollout) -> stats``."""
 
     def observe(stats: Any, rollout: Rollout) -> Any:
-        return algorithm.observe(Variables((), stats), rollout, Context())
+        return algorithm.observed(Variables((), stats), rollout, Context())
 
     specs = (meshes.REPLICATED, meshes.ROLLOUT)
     return meshes.Program(observe, make_mesh(num_devices), specs, meshes.REPLICATED)

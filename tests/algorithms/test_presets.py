@@ -122,6 +122,13 @@ def test_a_value_of_the_user_that_does_nothing_beside_the_preset_is_refused() ->
         resolve.resolved(Train("a2c", env="Breakout-MinAtar"), {"rms_decay": 0.9})
 
 
+def test_values_are_checked_before_and_after_the_environment_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = list[float]()
+    monkeypatch.setattr(PPO, "validate", lambda self: checked.append(self.learning_rate))
+    config, _ = resolve.resolved(Train("ppo", env="Pendulum-v1"), {"seed": 3})
+    assert checked == [PPO().learning_rate, config.algorithm.learning_rate] and checked[0] != checked[1]
+
+
 def test_each_value_has_a_source() -> None:
     changes = {"discount": 0.9, "epsilon_end": 0.2, "num_envs": 16, "seed": 0}
     *_, sources = resolve.settled(Train("dqn", env="CartPole-v1"), changes, ["num_envs", "discount"])

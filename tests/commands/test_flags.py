@@ -15,10 +15,10 @@ from jaxrl_dist.algorithms import ALGORITHMS, config_class
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import flags, help, request
 from jaxrl_dist.commands.plot import Plot
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.plans import PLANS
 from jaxrl_dist.settings import resolve
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config, stored_fields, to_json

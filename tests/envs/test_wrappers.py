@@ -297,7 +297,7 @@ def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> 
 def observed(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
     """The running statistics after a rollout, on a mesh, as their sums run over devices."""
     observe = meshes.Program(
-        lambda x: algorithm.observe(variables, x, Context()), make_mesh(1), (meshes.ROLLOUT,), meshes.REPLICATED
+        lambda x: algorithm.observed(variables, x, Context()), make_mesh(1), (meshes.ROLLOUT,), meshes.REPLICATED
     )
     return observe(rollout)
 

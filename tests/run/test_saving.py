@@ -25,12 +25,11 @@ import pytest
 import runs
 
 import jaxrl_dist
-from jaxrl_dist import cli
+from jaxrl_dist import cli, plans
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.commands import train
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import DivergedError, EnvError, FileWarning
-from jaxrl_dist.plans import PLANS
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import arrays, checkpoint, manifest, saving, signals, trackers
 from jaxrl_dist.run import files as run_files
@@ -164,7 +163,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
                     yield fake_report(done)
             yield fake_report(done, ended_by="total_env_steps" if done >= job.total_env_steps else None)
 
-        monkeypatch.setitem(PLANS, "on_device", PLANS["on_device"]._replace(run=plan))
+        monkeypatch.setattr(plans, "execute", plan)
         run_dir = tmp_path / "run"
         sizes = {"num_envs": 4, "rollout_length": 4, "num_devices": 1, "evaluation_episodes": 0}
         sizes |= {"total_env_steps": 200, "run_dir": str(run_dir)}
@@ -193,7 +192,7 @@ def test_what_is_learnt_without_new_env_steps_is_saved_too(monkeypatch: pytest.M
         more = again.checkpoint()._replace(state={"x": np.zeros(3, int)})  # type: ignore[arg-type]
         yield dataclasses.replace(again, updates=again.updates + 1, checkpoint=lambda: more)
 
-    monkeypatch.setitem(PLANS, "on_device", PLANS["on_device"]._replace(run=plan))
+    monkeypatch.setattr(plans, "execute", plan)
     sizes: dict[str, Any] = {"num_devices": 1, "evaluation_episodes": 0, "total_env_steps": 20}
     config = jaxrl_dist.preset("pg", "CartPole-v1", checkpoint_interval=20, run_dir=str(tmp_path / "run"), **sizes)
     list(setup.prepare(config).reports())

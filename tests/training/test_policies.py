@@ -19,6 +19,7 @@ import team
 import jaxrl_dist
 from jaxrl_dist import Train, cli
 from jaxrl_dist.actors.step import blank_rollout
+from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.commands import request
@@ -29,7 +30,8 @@ from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import by_hand
-from jaxrl_dist.settings.fixed_policies import Random
+from jaxrl_dist.settings.fixed_policies import STILL, Random
+from jaxrl_dist.settings.policies import Policies
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import stored_config
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
@@ -404,6 +406,12 @@ def test_in_python_the_message_names_fields() -> None:
         train({"a": Train(PPO_, num_envs=3), "b": DQN_}, policies=BOTH)
     with pytest.raises(ConfigError, match=r"policy b: b\.learning_rate must be > 0"):
         train({"a": PPO_, "b": dataclasses.replace(DQN_, learning_rate=0.0)}, policies=BOTH)
+
+
+def test_files_name_policies_as_they_did_whatever_their_classes_are_called() -> None:
+    assert list(STILL) == ["Random", "Fixed", "Copy"]
+    renamed = type("Renamed", (Policies,), {})
+    assert [name_of(kind) for kind in (*STILL.values(), renamed)] == [*STILL, "Policies"]
 
 
 def test_the_replay_of_a_policy_is_rounded_to_its_agents_rows() -> None:

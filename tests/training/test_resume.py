@@ -166,7 +166,7 @@ class StopAt:
 def begun(plan: str, env: str, name: str, **options: Any) -> tuple[training_run.Run, Checkpoint, list[Report]]:
     """A run that ended with its fourth iteration, between two reports."""
     run = setup.prepare(config(name, env, plan=plan, total_env_steps=50, **options))
-    reports = list(plans.PLANS[plan].run(run.job))
+    reports = list(plans.execute(run.job))
     return run, reports[-1].checkpoint(), reports
 
 
@@ -176,7 +176,7 @@ def until(job: Job, env_steps: int) -> Job:
 
 def resumed(run: training_run.Run, whole: Checkpoint, env_steps: int) -> list[Report]:
     job = until(run.job._replace(resumed=whole), env_steps)
-    return list(plans.PLANS[run.config.plan].run(job))
+    return list(plans.execute(job))
 
 
 def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     whole = first[-1].checkpoint()
     total = whole.env_steps + 100
-    straight = list(plans.PLANS["on_device"].run(until(run.job, total)))
+    straight = list(plans.execute(until(run.job, total)))
     assert [report.iteration for report in first] == [3, 4]
     assert whole.progress["since"]["iterations"] == 1
     again = resumed(run, whole, total)
@@ -246,7 +246,7 @@ def test_a_memory_that_is_not_saved_is_not_copied_either(monkeypatch: pytest.Mon
     copied: list[Any] = []
     to_host = hosts.pieces
     monkeypatch.setattr(hosts, "pieces", lambda tree: copied.append(tree) or to_host(tree))
-    *_, last = plans.PLANS["on_device"].run(run.job)
+    *_, last = plans.execute(run.job)
     assert last.checkpoint().state.memory == () == copied[0].state.memory
     assert last.checkpoint().state.opt_state != ()
 
@@ -294,7 +294,7 @@ def run_dir(original: Path, tmp_path: Path) -> Path:
 @functools.cache
 def shapes(original: Path) -> Checkpoint:
     run = prepare_resume(original)
-    return resuming._checkpoint_shapes(run.job, run.config.plan)
+    return resuming._checkpoint_shapes(run.job)
 
 
 def load(run_dir: Path, like: Checkpoint) -> Checkpoint:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings.policies import Policies
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,8 +28,6 @@ POINTS = 200
 """Points of the axis on which the curves of several seeds are aggregated."""
 FINAL = 0.1
 """Last part of a curve whose mean is the run's final score."""
-SEVERAL = "Policies"
-"""What ``config.json`` has as the algorithm of several policies."""
 _MAX_METRICS = 2**31  # bytes
 
 
@@ -277,7 +276,7 @@ def metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
     if not metric.startswith("*/"):
         return {"": metric}
     config = read_config(run_dir)
-    if config["algorithm"] != SEVERAL:
+    if config["algorithm"] != Policies.stored_as:
         raise ConfigError(f"{run_dir} has one policy, whose metric is {metric[2:]}; * stands for each of several")
     settings = ((*name.partition("."), value) for name, value in config["hyperparameters"].items())
     return {
@@ -300,7 +299,7 @@ def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
             raise ConfigError(f"{path} is damaged: {part} is missing")
     if not isinstance(config["run"].get("env"), str):
         raise ConfigError(f"{path} is damaged: env is missing")
-    if config["algorithm"] != SEVERAL:
+    if config["algorithm"] != Policies.stored_as:
         return config
     settings = {
         f"{policy}.{name}": value

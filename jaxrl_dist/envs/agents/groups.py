@@ -206,22 +206,32 @@ def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> 
     there = f"the agents of {name} are {', '.join(names)}"
     owners: dict[str, list[str]] = {each: [] for each in names}
     for policy, text in policies.items():
-        for pattern in text.split(","):
-            found = fnmatch.filter(names, pattern.strip())
-            if not found:
-                near = did_you_mean(pattern, names)
-                raise ConfigError(f"policy {policy}: no agent is named {pattern.strip()}{near}; {there}")
-            for each in found:
-                owners[each] += [policy] if policy not in owners[each] else []
-    for each, found in owners.items():
-        if len(found) > 1:
-            raise ConfigError(f"agent {each} has the policies {' and '.join(found)}; it can have one")
-    if left := [each for each, found in owners.items() if not found]:
+        for each in _matching(policy, text, names, there):
+            owners[each].append(policy)
+    for each, its in owners.items():
+        if len(its) > 1:
+            raise ConfigError(f"agent {each} has the policies {' and '.join(its)}; it can have one")
+    if left := [each for each, its in owners.items() if not its]:
         raise ConfigError(f"agents without a policy: {', '.join(left)}; {there}, and each needs one")
     return {
         policy: [agent for agent, each in zip(agents, names, strict=True) if owners[each] == [policy]]
         for policy in policies
     }
+
+
+def _matching(policy: str, text: str, names: Sequence[str], there: str) -> set[str]:
+    """Returns the agents whose names match any of a policy's patterns.
+
+    Raises:
+      ConfigError: a pattern matches none; ``there`` says which agents exist.
+    """
+    matching: set[str] = set()
+    for pattern in text.split(","):
+        if not (more := fnmatch.filter(names, pattern.strip())):
+            near = did_you_mean(pattern, names)
+            raise ConfigError(f"policy {policy}: no agent is named {pattern.strip()}{near}; {there}")
+        matching.update(more)
+    return matching
 
 
 def of_policies(policies: Mapping[str, EnvSpec]) -> EnvSpec:

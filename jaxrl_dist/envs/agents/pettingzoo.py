@@ -1,6 +1,6 @@
 """Adapts PettingZoo's multi-agent environments to Gymnasium: one observation holds those of all agents.
 
-So worker threads and processes step them like others, and ``rows.Rows`` makes each agent a row of its policy's batch.
+So worker threads and processes step them like others, and ``host.Rows`` makes each agent a row of its policy's batch.
 This module imports no JAX, because worker processes import it.
 """
 

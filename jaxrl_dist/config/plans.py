@@ -1,0 +1,61 @@
+"""The table of plans, ways to execute an algorithm, for all code; this file imports none of theirs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Plan(NamedTuple):
+    """What a plan does and needs; its code is the module of ``jaxrl_dist.plans`` with its name.
+
+    A function of that module with the same name executes a ``Job``. Where the plan is ``threaded``, the module has
+    ``check(config, algorithm, name, num_devices)`` too, which raises ``ConfigError`` if the resolved config or the
+    algorithm does not fit the plan; messages use the algorithm's ``name``, and ``num_devices`` devices learn. With
+    several policies, it is called for each that trains.
+    """
+
+    help: str
+    """What it does, in one line."""
+    compiled: bool = False
+    """Whether environments are part of its program: they must be pure functions, and a resumed run goes on in them."""
+    threaded: bool = False
+    """Whether its actors run in threads."""
+    sends_gradients: bool = False
+    """Whether actors compute the gradients, each on one device, without a replay memory."""
+    free_running: bool = False
+    """Whether learning from a replay memory need not wait for new experience (``--free-running``)."""
+    several: bool = True
+    """Whether several policies can train."""
+    copies: bool = True
+    """Whether one of them can be a copy of another."""
+    members: str | None = None
+    """Class of its module that trains the members of a population in the same programs, over several processes only if
+    it is ``compiled``; None: they train one after the other."""
+
+
+PLANS = {
+    "on_device": Plan(
+        "environment, acting and learning compiled into one program (gymnax)", compiled=True, members="Compiled"
+    ),
+    "synchronous": Plan("environments stepped from the host; act, update, act ... (any backend)", members="Hosted"),
+    "asynchronous": Plan(
+        "actor threads send experience while the learner updates (any backend)", threaded=True, free_running=True
+    ),
+    "own_pace": Plan(
+        "as asynchronous, and each of several policies learns at its own pace (any backend)",
+        threaded=True,
+        copies=False,
+    ),
+    "gradients": Plan(
+        "actor threads send gradients of what they experience (any backend)",
+        threaded=True,
+        sends_gradients=True,
+        several=False,
+    ),
+}
+"""The plans by name; the first that is ``compiled``, and the first that is not, are the defaults."""
+
+
+def default_plan(*, is_pure: bool) -> str:
+    """Returns the name of the plan for environments that are pure functions, or for others."""
+    return next(name for name, plan in PLANS.items() if plan.compiled == is_pure)
