@@ -127,8 +127,9 @@ class Rollout(NamedTuple):
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
 
-    time_major = env_major
-    """The inverse."""
+    def time_major(self) -> Rollout:
+        """The inverse of ``env_major``."""
+        return self.env_major()
 
 
 def swap_axes(tree: PyTree) -> PyTree:
@@ -228,7 +229,7 @@ class Algorithm:
     ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to ``variables.params``. The
     mask is bool, or holds weights, which count as constants."""
     optimizer: optax.GradientTransformation
-    """Its ``update`` also gets ``env_step``, as in ``Context``, and ``updates_done`` before, if it takes more."""
+    """Its ``update`` also gets ``env_step``, as in ``Context``, and the number ``updates_done``, if it takes more."""
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None
@@ -246,8 +247,7 @@ class Algorithm:
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
     """``(params) -> target``; default: no target."""
     observe: Callable[[Variables, Rollout, Context], PyTree] | None = None
-    """``(variables, rollout, context) -> stats`` after each rollout, without keys; sums are ``mesh.global_sum``.
-    None: it keeps no running statistics; ``observed`` serves both."""
+    """``(variables, rollout, context) -> stats`` after each rollout; sums are ``mesh.global_sum``. None: keeps none."""
     initial_core: Callable[[int], PyTree] = lambda num_envs: ()
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = lambda core, action, step: core
@@ -321,7 +321,7 @@ class Report:
     """``train`` yields one per report interval; its numbers are on the host."""
 
     env_steps: int
-    """Env steps so far, counted exactly: of an environment one, in which any of its agents takes part."""
+    """Env steps so far, counted exactly."""
     updates: int
     iteration: int
     wall_time_s: float
