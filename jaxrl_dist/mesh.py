@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -133,15 +133,12 @@ def over_members(function: Callable[..., Any], most: int | None = None) -> Calla
 
 
 def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..., Any]:
-    """Maps a function of one policy over dicts keyed by policy, in the order of the first argument.
+    """Maps a function of one policy over dicts keyed by policy, which have all names of the first one, in its order.
 
-    If the first argument is not a dict, there is one policy, and the function takes the arguments as they are. With
-    several ``outputs`` the function returns a tuple, and the mapped one a tuple of dicts.
+    With several ``outputs`` the function returns a tuple, and the mapped one a tuple of dicts.
     """
 
-    def mapped(first: Any, *others: Any) -> Any:
-        if not isinstance(first, dict):
-            return function(first, *others)
+    def mapped(first: Mapping[str, Any], *others: Mapping[str, Any]) -> Any:
         results = {name: function(part, *(other[name] for other in others)) for name, part in first.items()}
         if outputs == 1:
             return results
@@ -150,14 +147,9 @@ def over_policies(function: Callable[..., Any], outputs: int = 1) -> Callable[..
     return mapped
 
 
-def by_policy(tree: Any) -> dict[str, Any]:
-    """Returns a dict keyed by policy; the value of a single policy gets the name ``""``."""
-    return tree if isinstance(tree, dict) else {"": tree}
-
-
-def rollout_specs(algorithm: Any) -> Any:
-    """Returns the sharding of a rollout; with several policies, a dict keyed by policy."""
-    return over_policies(lambda _: ROLLOUT)(algorithm)
+def rollout_specs(policies: Iterable[str]) -> dict[str, Any]:
+    """Returns the sharding of the rollouts of these policies."""
+    return dict.fromkeys(policies, ROLLOUT)
 
 
 def any_member(condition: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ PyTree = Any
 Array = Any
 """A ``jax.Array``, or on the host a numpy array of the same shape and dtype."""
 Algorithms = Any
-"""An ``Algorithm``; with several policies in one environment, a dict keyed by policy."""
+"""The ``Algorithm`` of each policy in an environment, a dict keyed by policy; a single policy has the name ``""``."""
 Acted = tuple[PyTree, PyTree, PyTree]
 """Output of a policy: action, core, and extras, which are stored with the action."""
 
@@ -54,6 +54,19 @@ class EnvSpec:
     """Numbers of its info that episode statistics include, as ``envs.episodes.parse`` returns them."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """The spec of each of several policies; then the spaces above are dicts keyed by policy. Empty: one policy."""
+
+    @property
+    def by_policy(self) -> Mapping[str, EnvSpec]:
+        """The spec of each policy; a single one has the name ``""``."""
+        return self.policies or {"": self}
+
+    def keyed(self, tree: PyTree) -> Any:
+        """Returns what the environment takes or returns as a dict keyed by policy: with one, it has no names itself."""
+        return tree if self.policies else {"": tree}
+
+    def bare(self, tree: Mapping[str, PyTree]) -> Any:
+        """The inverse of ``keyed``: what environments, reports and files have."""
+        return tree if self.policies else tree[""]
 
 
 # --- Experience ---------------------------------------------------------------------------------------
@@ -110,13 +123,9 @@ class Rollout(NamedTuple):
         return self._replace(core=self.core[1], final_core=self.final_core[1]) if self.core else self
 
     def env_major(self) -> Rollout:
-        """Returns it as ``[B, T, ...]``, one example per environment; ``core`` and ``final_core`` stay ``[B, ...]``."""
+        """Returns it as ``[B, T, ...]``, an example per environment, and back; ``core`` and ``final_core`` stay."""
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
-
-    def time_major(self) -> Rollout:
-        """The inverse of ``env_major``."""
-        return self.env_major()
 
 
 def swap_axes(tree: PyTree) -> PyTree:
@@ -165,8 +174,7 @@ class Context(NamedTuple):
     """Further inputs that a policy, a postprocessor or a loss may use, besides the variables and its data."""
 
     keys: Array = None
-    """Random keys, one for each environment ``[B]`` or example ``[N]``, and a single one for ``Algorithm.behaviour``;
-    None: a policy acts greedily."""
+    """Random keys, one for each environment ``[B]`` or example ``[N]``, one for ``behaviour``; None: act greedily."""
     env_step: Array = 0.0
     """The nominal env steps of all rollouts learned from, resets included; a float32 scalar, for schedules."""
     target: PyTree = ()
@@ -178,12 +186,6 @@ class Aux(NamedTuple):
 
     metrics: Mapping[str, jax.Array]
     priority: jax.Array | None = None  # [N] float32, at least 0, for prioritised replay
-
-
-def no_core(num_envs: int) -> PyTree:
-    """Returns (), the core of a policy without state."""
-    del num_envs
-    return ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +245,7 @@ class Algorithm:
     """``(params) -> target``; default: no target."""
     observe: Callable[[Variables, Rollout, Context], PyTree] | None = None
     """``(variables, rollout, context) -> stats`` after each rollout; sums are ``mesh.global_sum``. None: keeps none."""
-    initial_core: Callable[[int], PyTree] = no_core
+    initial_core: Callable[[int], PyTree] = lambda num_envs: ()
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = lambda core, action, step: core
     """``(core, action, step) -> core``: stores a step's outcome in the policy state; default: stores nothing."""
@@ -289,17 +291,13 @@ class Learner(NamedTuple):
     """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional fourth argument ``[T, B]``
     gives the priorities of the windows that end with each step."""
     relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
-    """``(state, key) -> (state, metrics)``: one more iteration's updates from experience that the memory holds already;
-    None without a memory."""
+    """``(state, key) -> (state, metrics)``: an iteration's updates from what the memory holds; None without one."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
     midway: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
     parts: tuple[tuple[str, Learner], ...] = ()
-    """The name and learner of each of several policies."""
-
-
-# --- Reports ------------------------------------------------------------------------------------------
+    """The name and learner of each policy; empty for the learner of one of them."""
 
 
 class Checkpoint(NamedTuple):

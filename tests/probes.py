@@ -23,6 +23,7 @@ from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.source import EnvSource, find
+from jaxrl_dist.learners.policies import together
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.ring import Memory
 from jaxrl_dist.plans.job import Job
@@ -169,8 +170,8 @@ def make_job(
     steps = {"total_env_steps": total_env_steps, "report_interval": report_interval}
     return Job(
         config=Train(None, plan="on_device", **sizes, **steps, seed=seed),
-        algorithm=algorithm,
-        learner=learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices),
+        algorithm={"": algorithm},
+        learner=together({"": learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices)}),
         source=source,
         mesh=make_mesh(num_devices),
         pool=pool or PoolOptions(),
@@ -180,7 +181,7 @@ def make_job(
 def learner_of(algorithm: Algorithm, env: EnvSpec, num_envs: int, rollout_length: int, num_devices: int = 1) -> Learner:
     """The learner that the algorithm asks for."""
     config: Train[Any] = Train(None, plan="on_device", num_envs=num_envs, rollout_length=rollout_length)
-    return make_learner(config, algorithm, env, jax.local_devices()[:num_devices])
+    return dict(make_learner(config, {"": algorithm}, env, jax.local_devices()[:num_devices]).parts)[""]
 
 
 def make_mesh(num_devices: int) -> jax.sharding.Mesh:

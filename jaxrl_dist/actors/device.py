@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.actors.step import (
+    Rollouts,
     Stages,
     act,
     after_step,
@@ -39,7 +41,6 @@ from jaxrl_dist.types import (
     EpisodeStats,
     PyTree,
     Rollout,
-    Timestep,
     Variables,
     swap_axes,
 )
@@ -59,20 +60,19 @@ def init(algorithm: Algorithms, env: DeviceEnv, share: Share, key: jax.Array) ->
     index = share.first + jnp.arange(share.size, dtype=jnp.int32)
     state, obs = env.reset(rng.per_index(jax.random.fold_in(key, rng.RESET), index))
     core = initial_core(algorithm, env.spec, share)
-    return ActorState(state, obs, core, jax.tree.map(jnp.copy, core))
+    return ActorState(state, env.spec.keyed(obs), core, jax.tree.map(jnp.copy, core))
 
 
 def make_rollout(
     algorithm: Algorithms, env: DeviceEnv, rollout_length: int, *, packed: bool = False
-) -> Callable[..., tuple[ActorState, Rollout, EpisodeStats]]:
+) -> Callable[..., tuple[ActorState, Rollouts, PyTree]]:
     """Builds ``(variables, actor_state, act_key, env_key, iteration, env_step, first = 0) -> (actor_state, rollout,
-    episodes)``; ``first`` is the global index of the first environment. With several policies, the algorithm and
-    everything that belongs to a policy are dicts keyed by policy.
+    episodes)``; ``first`` is the global index of the first environment. Everything that belongs to a policy is
+    in a dict keyed by policy.
 
     It runs under ``mesh.acting``; the statistics are sums over this device's environments. ``packed`` is as in
     ``packing.scan``.
     """
-    several = isinstance(algorithm, dict)
 
     def rollout(
         variables: Variables,
@@ -82,30 +82,31 @@ def make_rollout(
         iteration: jax.Array,
         env_step: jax.Array,
         first: jax.Array | int = 0,
-    ) -> tuple[ActorState, Rollout, EpisodeStats]:
-        num_envs = num_rows(algorithm, actor.obs)
+    ) -> tuple[ActorState, Rollouts, PyTree]:
+        num_envs, spec = num_rows(actor.obs), env.spec
         steps = step_numbers(iteration, rollout_length)
 
-        def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollout, EpisodeStats]:
+        def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollouts, PyTree]:
             def begin(algorithm: Algorithm, key: jax.Array, index: jax.Array, *acting: PyTree) -> tuple[PyTree, ...]:
                 variables, core, env_step = acting
                 own, core = behave(algorithm, variables, core, rollout_context(key, iteration, env_step))
                 return rng.per_step(key, steps, index), own, core
 
             env_keys = rng.per_step(env_key, steps, index)
-            if not several and algorithm.episodic:
+            if any(each.episodic for each in algorithm.values()):
                 env_state, obs = env.reset(rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0])
-                actor = ActorState(env_state, obs, actor.initial_core, actor.initial_core)
-            keys = keys_of(algorithm, act_key), indices(algorithm, env.spec, index)
+                actor = ActorState(env_state, spec.keyed(obs), actor.initial_core, actor.initial_core)
+            keys = keys_of(algorithm, act_key), indices(algorithm, spec, index)
             act_keys, own, started = over_policies(begin, 3)(algorithm, *keys, variables, actor.core, env_step)
 
             def step(
                 carry: tuple[PyTree, PyTree, PyTree], keys: tuple[PyTree, jax.Array]
-            ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[PyTree, PyTree, PyTree, Timestep, EpisodeStats]]:
+            ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[PyTree, ...]]:
                 env_state, obs, core = carry
-                context = over_policies(lambda _, *given: Context(*given))(algorithm, keys[0], env_step)
+                context = over_policies(Context)(keys[0], env_step)
                 action, core, extras = over_policies(act, 3)(algorithm, variables, own, obs, core, context)
-                env_state, timestep, episodes = env.step(env_state, action, keys[1])
+                env_state, *stepped = env.step(env_state, spec.bare(action), keys[1])
+                timestep, episodes = map(spec.keyed, stepped)
                 core = over_policies(after_step)(algorithm, core, actor.initial_core, action, timestep)
                 seen, timestep = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(timestep)
                 return (env_state, seen, core), (obs, action, extras, timestep, episodes)
@@ -117,17 +118,18 @@ def make_rollout(
             experience = over_policies(_experience)(algorithm, obs, *taken, started, core)
             return ActorState(env_state, obs, core, actor.initial_core), experience, episodes
 
-        def env_major(envs: tuple[ActorState, jax.Array]) -> tuple[ActorState, Rollout, EpisodeStats]:
+        def env_major(envs: tuple[ActorState, jax.Array]) -> tuple[ActorState, Rollouts, PyTree]:
             actor, experience, episodes = of_envs(*envs)
-            return actor, experience.env_major(), swap_axes(episodes)
+            return actor, over_policies(Rollout.env_major)(experience), swap_axes(episodes)
 
         index = first + mesh.global_index(num_envs)
-        parts = 1 if several else num_parts(algorithm, variables, num_envs)
+        each = over_policies(partial(num_parts, num_envs=num_envs))(algorithm, variables)
+        parts = max(each.values()) if len(each) == 1 else 1
         if parts == 1:
             actor, experience, episodes = of_envs(actor, index)
         else:
             actor, experience, episodes = by_parts(env_major, parts, (actor, index))
-            experience = experience.time_major()
+            experience = over_policies(Rollout.time_major)(experience)
         return actor, experience, over_policies(EpisodeStats.merge)(episodes)
 
     return rollout
@@ -149,7 +151,7 @@ def _experience(algorithm: Algorithm, last: PyTree, observations: PyTree, *other
     )
 
 
-def steps_of(spec: EnvSpec, experience: Rollout | dict[str, Rollout]) -> jax.Array:
+def steps_of(spec: EnvSpec, experience: Rollouts) -> jax.Array:
     """Returns the env steps and the agent steps of a rollout, int32 ``[2]``."""
     return count_steps(spec, over_policies(lambda rollout: rollout.valid)(experience)).sum(axis=0)
 
@@ -164,18 +166,15 @@ class Fault(NamedTuple):
     where: Array  # uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere
 
 
-def find_fault(experience: Rollout | dict[str, Rollout]) -> jax.Array:
+def find_fault(experience: Rollouts) -> jax.Array:
     """The first observation or reward of a rollout that is not finite, as uint32 ``(t * B + b) * 2 + field``.
 
     ``t`` counts observations, so step ``t - 1`` led to it; ``field`` is 0 for an observation and 1 for a reward.
-    ``NO_FAULT``: all are finite. With several policies, ``B`` counts the rows of all, one policy after the other in the
-    order of their names.
+    ``NO_FAULT``: all are finite. ``B`` counts the rows of all policies, one after the other in the order of names.
     """
-    if isinstance(experience, dict):
-        sizes = [experience[name].reward.shape[1] for name in sorted(experience)]
-        parts = zip(sorted(experience), itertools.accumulate(sizes, initial=0), strict=False)
-        return jnp.min(jnp.stack([_find_fault(experience[name], before, sum(sizes)) for name, before in parts]))
-    return _find_fault(experience, 0, experience.reward.shape[1])
+    sizes = [experience[name].reward.shape[1] for name in sorted(experience)]
+    parts = zip(sorted(experience), itertools.accumulate(sizes, initial=0), strict=False)
+    return jnp.min(jnp.stack([_find_fault(experience[name], before, sum(sizes)) for name, before in parts]))
 
 
 def _find_fault(experience: Rollout, before: int, rows: int) -> jax.Array:
@@ -225,7 +224,7 @@ def compile_rollout(
 
     def run(
         variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array
-    ) -> tuple[ActorState, Rollout, EpisodeStats, jax.Array, jax.Array]:
+    ) -> tuple[ActorState, Rollouts, PyTree, jax.Array, jax.Array]:
         actor, experience, episodes = rollout(variables, actor, act_key, env_key, iteration, env_step, first)
         experience = over_policies(sent)(experience)
         counts = episodes, steps_of(env.spec, experience), find_fault(experience)
@@ -263,7 +262,7 @@ class DeviceActor:
 
     def rollout(
         self, variables: Variables, iteration: Array, env_step: jax.Array
-    ) -> tuple[Rollout, EpisodeStats, np.ndarray]:
+    ) -> tuple[Rollouts, PyTree, np.ndarray]:
         """As ``HostActor.rollout``.
 
         Raises:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.actors.played import ALL_FINITE, Episodes, Played, begin, go_on
-from jaxrl_dist.actors.step import after_step, env_of, in_rows, indices, initial_core, keys_of, row_slices
+from jaxrl_dist.actors.step import after_step, blank_stacks, env_of, in_rows, indices, initial_core, keys_of, row_slices
 from jaxrl_dist.envs.base import DrawnEnv, Share, not_finite
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
@@ -87,7 +87,7 @@ def check_samples(algorithm: Algorithms) -> None:
     Raises:
       ConfigError: training perturbs the parameters, not the actions; with several policies, in all of them.
     """
-    if all(each.behaviour is not None for each in (algorithm.values() if isinstance(algorithm, dict) else [algorithm])):
+    if all(each.behaviour is not None for each in algorithm.values()):
         raise ConfigError(
             "--evaluation-policy sampled does nothing here: this run explores by perturbed parameters, and draws no "
             "actions; --evaluation-policy greedy works"
@@ -144,30 +144,33 @@ class Evaluator:
         def act(
             hyper: Any, variables: Variables, obs: PyTree, core: PyTree, stacks: PyTree, key: jax.Array, step: jax.Array
         ) -> tuple[PyTree, ...]:
-            stacks, obs = frames.push(stacks, obs)
             env_step = jnp.float32(END_OF_SCHEDULES if sampled else 0)
 
-            def act_one(algorithm: Algorithm, *given: PyTree) -> tuple[PyTree, PyTree]:
-                variables, obs, core, key, index = given
+            def act_one(algorithm: Algorithm, *given: PyTree) -> tuple[PyTree, ...]:
+                variables, obs, core, stacks, key, index = given
+                stacks, obs = frames.push(stacks, obs)
                 # A policy that does not train may have no best action.
                 drawn = sampled or not algorithm.trains
                 keys = rng.per_index(jax.random.fold_in(key, step), index) if drawn else None
                 action, core, _ = algorithm.policy(variables, obs, core, Context(keys, env_step))
-                return action, core
+                return action, core, stacks
 
             algorithm, rows = variant(hyper), jnp.arange(self._num_envs, dtype=jnp.int32)
             of_rows = keys_of(algorithm, key), indices(algorithm, source.spec, rows)
-            action, core = over_policies(act_one, 2)(algorithm, variables, obs, core, *of_rows)
-            return action, core, stacks
+            acted: tuple[PyTree, ...]
+            acted = over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, *of_rows)
+            return acted
 
         @jax.jit
         def learn_outcome(
-            hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: Timestep
+            hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: PyTree
         ) -> PyTree:
-            if source.spec.policies:
-                return over_policies(after_step)(variant(hyper), core, start, action, step)
-            _, obs = frames.push(stacks, step.obs)  # stacks are discarded: ``act`` pushes this frame itself
-            return after_step(variant(hyper), core, start, action, step._replace(obs=obs))
+            def seen(stacks: PyTree, step: Timestep) -> Timestep:
+                _, obs = frames.push(stacks, step.obs)  # stacks are discarded: ``act`` pushes this frame itself
+                return step._replace(obs=obs)
+
+            step = over_policies(seen)(stacks, step)
+            return over_policies(after_step)(variant(hyper), core, start, action, step)
 
         self._act, self._learn_outcome = act, learn_outcome
         if source.pure is not None and episodes:
@@ -219,12 +222,12 @@ class Evaluator:
         put = partial(jax.device_put, device=jax.local_devices()[0])
         spec, share = self._source.spec, Share.all(num_envs)
         variables, start, stacks = put(
-            (variables, initial_core(self._algorithm, spec, share), frames.blank(spec, num_envs))
+            (variables, initial_core(self._algorithm, spec, share), blank_stacks(spec, num_envs))
         )
         episodes = Episodes.none(np, quota, spec.info_metrics)
         steps, key = 0, rng.stream(self._seed, rng.Stream.ACT)
         with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
-            obs, core = env.reset(), start
+            obs, core = spec.keyed(env.reset()), start
             progress(0)
             if watch is not None:
                 watch(env, np.arange(num_envs))
@@ -233,7 +236,7 @@ class Evaluator:
                     return None
                 action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks, key, np.uint32(steps))
                 steps += 1
-                step, ended = env.step(jax.tree.map(np.asarray, action))
+                step, ended = map(spec.keyed, env.step(spec.bare(jax.tree.map(np.asarray, action))))
                 if jax.tree.leaves(start):
                     core = self._learn_outcome(self._hyper, core, start, stacks, action, put(step))
                 if watch is not None:
@@ -255,6 +258,7 @@ class Evaluator:
             return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=told)
 
         parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
+        parts.pop("", None)
         return of_rows(slice(None))._replace(policies=parts)
 
     def _play_compiled(

@@ -12,19 +12,18 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.programs import Programs
-from jaxrl_dist.actors.step import Stages, count_steps, initial_core
+from jaxrl_dist.actors.step import Rollouts, Stages, blank_stacks, count_steps, initial_core, row_slices
 from jaxrl_dist.envs.base import HostEnv, Share
-from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Timestep, Variables
 
 
 class HostActor:
     """Fills rollouts on the mesh from environments on the host.
 
     The host sends each observation to the devices once. One call on the devices stacks its frames, stores it and
-    chooses the action; only the action is sent back. With several policies, everything that belongs to a policy, such
-    as rollouts and statistics, is a dict keyed by policy, and one call acts with all of them.
+    chooses the action; only the action is sent back. Everything that belongs to a policy, such as rollouts and
+    statistics, is in a dict keyed by policy, and one call acts with all of them.
     """
 
     def __init__(
@@ -48,16 +47,15 @@ class HostActor:
         """
         self.stages = stages or Stages()
         self._env = env
-        self._episodic = not isinstance(algorithm, dict) and algorithm.episodic
+        self._episodic = any(each.episodic for each in algorithm.values())
         self._length = rollout_length
         self._programs = programs
         self._lead = (len(members),) if members else ()
-        self._obs, self._action = env.reset(), ()
-        own = env.spec.policies or env.spec
-        sizes = over_policies(lambda spec: env.num_envs // env.spec.num_agents * spec.num_agents)(own)
-        self._outcome = over_policies(lambda size: np.zeros((4, size), np.float32))(sizes)
-        self._rows: Any = None  # the environments' rows of the remaining members; None: all
+        self._obs, self._action = env.spec.keyed(env.reset()), dict[str, PyTree]()
         share = share or Share.all(env.num_envs // max(1, len(members)))
+        rows = row_slices(env.spec, env.num_envs)
+        self._outcome = {name: np.zeros((4, own.stop - own.start), np.float32) for name, own in rows.items()}
+        self._rows: Any = None  # the environments' rows of the remaining members; None: all
         self._first = np.int32(share.first)
         core = initial_core(algorithm, env.spec, share)
         if members:
@@ -66,7 +64,7 @@ class HostActor:
         spec = meshes.of_members(meshes.BATCH) if members else meshes.BATCH
         self._initial_core = meshes.put(core, mesh, spec)
         self._core = meshes.put(jax.tree.map(jnp.copy, core), mesh, spec)
-        self._stacks = meshes.put(self._parted(frames.blank(env.spec, env.num_envs)), mesh, spec)
+        self._stacks = meshes.put(self._parted(blank_stacks(env.spec, env.num_envs)), mesh, spec)
         self.stages.mark("start")
 
     def _parted(self, tree: PyTree, axis: int = 0) -> PyTree:
@@ -77,7 +75,7 @@ class HostActor:
 
     def rollout(
         self, variables: Variables, iteration: Array, env_step: jax.Array, *who: PyTree
-    ) -> tuple[Rollout, EpisodeStats, np.ndarray]:
+    ) -> tuple[Rollouts, PyTree, np.ndarray]:
         """Steps the environments ``rollout_length`` times with one set of variables.
 
         Args:
@@ -106,7 +104,7 @@ class HostActor:
         rollout, self._core = self._programs.close_rollout(*who, buffer, self._core, *last)
         self.stages.mark("acting")
         if self._episodic:
-            self._obs = self._of_rows(self._env.reset())
+            self._obs = self._of_rows(self._env.spec.keyed(self._env.reset()))
             self.stages.mark("env")
         ended = EpisodeStats.stack(episodes)
         steps = count_steps(self._env.spec, jax.tree.map(lambda *x: np.stack(x), *valid)).sum(axis=0)
@@ -126,7 +124,9 @@ class HostActor:
         if self._lead:
             action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), action)
         self._action = action if self._rows is None else over_policies(_replaced)(self._rows, self._action, action)
-        return tuple(map(self._of_rows, self._env.step(self._action)))
+        spec = self._env.spec
+        step, ended = map(spec.keyed, self._env.step(spec.bare(self._action)))
+        return self._of_rows(step), self._of_rows(ended)
 
     def _of_rows(self, tree: PyTree) -> PyTree:
         if self._rows is None:

@@ -20,7 +20,7 @@ ALL_FINITE = np.int32(2**31 - 1)
 class Episodes(NamedTuple):
     """Episodes that ``B`` rows have played, at most ``E`` each, and those under way; of numpy in 64 bits, of JAX in 32.
 
-    With several agents, rows are agents; with several policies, their rows follow each other as in ``find_fault``.
+    Rows are agents, and those of the policies follow each other as in ``find_fault``.
     """
 
     done: Array  # [B] int, episodes
@@ -87,6 +87,7 @@ class Played(NamedTuple):
 
 def begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> Played:
     state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))
+    obs = env.spec.keyed(obs)
     fault = _fault(env, obs, jnp.zeros(len(quota)))
     episodes = Episodes.none(jnp, quota, env.spec.info_metrics)
     return Played(state, obs, start, key, jnp.zeros((), jnp.int32), episodes, fault)
@@ -106,17 +107,21 @@ def go_on(
     key: jax.Array,
 ) -> Played:
     """Takes up to ``steps`` steps, until all episodes are over or an environment returns NaN or infinity."""
+    spec = env.spec
+    unstacked = dict.fromkeys(spec.by_policy, ())
     last = played.steps + steps
 
     def more(played: Played) -> jax.Array:
         return (played.steps < last) & jnp.any(played.episodes.done < quota) & (played.fault == ALL_FINITE)
 
     def step(played: Played) -> Played:
-        action, core, _ = act(hyper, variables, played.obs, played.core, (), key, played.steps)
-        state, step, ended = env.step(played.env, action, step_keys(played.key, played.steps, len(quota)))
+        action, core, _ = act(hyper, variables, played.obs, played.core, unstacked, key, played.steps)
+        keys = step_keys(played.key, played.steps, len(quota))
+        state, *stepped = env.step(played.env, spec.bare(action), keys)
+        step, ended = map(spec.keyed, stepped)
         if jax.tree.leaves(start):
-            core = learn_outcome(hyper, core, start, (), action, step)
-        obs, step, ended = in_rows(env.spec, step, ended)
+            core = learn_outcome(hyper, core, start, unstacked, action, step)
+        obs, step, ended = in_rows(spec, step, ended)
         episodes = played.episodes.after(step, ended, quota, max_steps)
         return Played(state, obs, core, played.key, played.steps + 1, episodes, _fault(env, obs, step.reward))
 
@@ -132,9 +137,8 @@ def _fault(env: DeviceEnv, obs: PyTree, reward: jax.Array) -> jax.Array:
     """Returns the first environment whose observation or reward is not finite, as ``Played.fault``."""
     rows = jnp.arange(len(reward), dtype=jnp.int32)
     fault = jnp.asarray(ALL_FINITE)
-    slices = row_slices(env.spec, len(reward))
-    for places, own in [(slices[name], obs[name]) for name in slices] or [(slice(None), obs)]:
-        for part in jax.tree.leaves(own):
+    for policy, places in row_slices(env.spec, len(reward)).items():
+        for part in jax.tree.leaves(obs[policy]):
             wrong = ~jnp.isfinite(part).all(axis=tuple(range(1, part.ndim)))
             fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, 2 * rows[places], ALL_FINITE)))
     return jnp.minimum(fault, jnp.min(jnp.where(jnp.isfinite(reward), ALL_FINITE, 2 * rows + 1)))

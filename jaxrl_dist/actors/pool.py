@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -19,7 +19,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.actors.step import Rollouts, Stages
 from jaxrl_dist.checks import counted
 from jaxrl_dist.envs.base import HostEnv, Share
 from jaxrl_dist.envs.episodes import no_episodes
@@ -27,7 +27,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithms, Array, EnvSpec, EpisodeStats, PyTree, Rollout, Timestep, TrainState, Variables
+from jaxrl_dist.types import Algorithms, Array, EnvSpec, EpisodeStats, PyTree, Timestep, TrainState, Variables
 
 
 class Snapshot(NamedTuple):
@@ -92,7 +92,7 @@ class Sample(NamedTuple):
     actor: int
     version: int  # of the policy that acted
     content: PyTree  # the result of the actor's ``Deliver``
-    episodes: EpisodeStats  # of the episodes that ended in the rollout
+    episodes: Mapping[str, EpisodeStats]  # of each policy's episodes that ended in the rollout
     steps: np.ndarray  # [2], the rollout's env steps and agent steps
 
 
@@ -101,14 +101,14 @@ class Actor(Protocol):
 
     def rollout(
         self, variables: Variables, iteration: Array, env_step: jax.Array
-    ) -> tuple[Rollout, EpisodeStats, np.ndarray]:
+    ) -> tuple[Rollouts, PyTree, np.ndarray]:
         """As ``HostActor.rollout``."""
 
     def close(self) -> None:
         """Ends the environments."""
 
 
-Deliver = Callable[[Snapshot, Rollout, np.int32], PyTree]
+Deliver = Callable[[Snapshot, Rollouts, np.int32], PyTree]
 """``(snapshot, rollout, number) -> content``: processes a rollout before the actor sends it; no other rollout has that
 ``number``."""
 
@@ -302,9 +302,8 @@ class RestartingEnv:
             step = Timestep(obs, zero, terminated=none, truncated=none, valid=none)
             return step, no_episodes(rows, self.spec.info_metrics)
 
-        stepped: tuple[Timestep, EpisodeStats]
-        stepped = over_policies(begun, 2)(self.spec.policies or self.spec, self.reset())
-        return stepped
+        step, ended = over_policies(begun, 2)(self.spec.by_policy, self.spec.keyed(self.reset()))
+        return self.spec.bare(step), self.spec.bare(ended)
 
     def _forgive(self, error: Exception) -> None:
         """Counts a restart.

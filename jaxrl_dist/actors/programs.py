@@ -47,8 +47,8 @@ def compile_acting(
     """Compiles the programs of acting, once for all actors on a mesh.
 
     In the programs, ``outcome`` is ``[4, B]`` float32: reward, terminated, truncated and valid of the previous step.
-    ``obs`` is the observation as the environment returns it, and ``stacks`` are the stacks before it is added. With
-    several policies, everything that belongs to a policy is a dict keyed by policy.
+    ``obs`` is the observation as the environment returns it, and ``stacks`` are the stacks before it is added.
+    Everything that belongs to a policy is in a dict keyed by policy.
     """
     return _compiled(acting(algorithm, spec, rollout_length, act_key), spec, mesh)
 
@@ -80,7 +80,7 @@ def acting(
     def allocate(
         variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree, iteration: jax.Array, env_step: jax.Array
     ) -> tuple[Rollout, PyTree, PyTree]:
-        _, obs = frames.push(stacks, obs)
+        _, obs = over_policies(frames.push, 2)(stacks, obs)
 
         def of_policy(algorithm: Algorithm, key: jax.Array, *acting: PyTree) -> tuple[Rollout, PyTree, PyTree]:
             variables, obs, core, env_step = acting
@@ -107,10 +107,10 @@ def acting(
         iteration: jax.Array,
         env_step: jax.Array,
     ) -> tuple[Rollout, PyTree, PyTree, PyTree]:
-        stacks, obs = frames.push(stacks, obs)
+        stacks, obs = over_policies(frames.push, 2)(stacks, obs)
         buffer, core = over_policies(partial(_record, t=t), 2)(algorithm, buffer, core, initial_core, obs, outcome)
         step = step_numbers(iteration, rollout_length)[t]
-        index = indices(algorithm, spec, first + meshes.global_index(num_rows(algorithm, obs)))
+        index = indices(algorithm, spec, first + meshes.global_index(num_rows(obs)))
 
         def of_policy(
             algorithm: Algorithm, key: jax.Array, index: jax.Array, buffer: Rollout, env_step: jax.Array, *acting: Any
@@ -129,7 +129,7 @@ def acting(
         buffer: Rollout, core: PyTree, stacks: PyTree, initial_core: PyTree, obs: PyTree, outcome: PyTree
     ) -> tuple[Rollout, PyTree]:
         # The pushed stacks are discarded: the next rollout begins with this observation and pushes it again.
-        _, obs = frames.push(stacks, obs)
+        _, obs = over_policies(frames.push, 2)(stacks, obs)
 
         def of_policy(algorithm: Algorithm, buffer: Rollout, *last: PyTree) -> tuple[Rollout, PyTree]:
             core, start, obs, outcome = last
@@ -201,7 +201,7 @@ def _record(
 def _compiled(functions: Sequence[Callable[..., Any]], spec: EnvSpec, mesh: Mesh, *who: Any) -> Programs:
     """Compiles the functions of ``Programs``; ``who`` is the placement of further arguments of members' programs."""
     one, batch, packed = meshes.REPLICATED, meshes.BATCH, meshes.TIME_BATCH
-    rollout = meshes.rollout_specs(spec.policies or spec)
+    rollout = meshes.rollout_specs(spec.by_policy)
     begin, begun = (one, batch, batch, batch, one, one), (rollout, batch, batch)
     step, stepped = (one, batch, rollout, batch, batch, batch, batch, packed, one, one), (rollout, batch, batch, batch)
     last, closed = (rollout, batch, batch, batch, batch, packed), (rollout, batch)

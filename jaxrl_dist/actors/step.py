@@ -1,20 +1,20 @@
 """Functions shared by acting on devices and on the host.
 
-If several policies act in one environment, algorithms and everything else that belongs to a policy are dicts keyed by
-policy; see ``mesh.over_policies``.
+Algorithms and everything else that belongs to a policy are dicts keyed by policy; see ``mesh.over_policies``.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import rng
 from jaxrl_dist.envs.base import Share
+from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.nn import perturbation
 from jaxrl_dist.nn.cores import reset_core
@@ -31,6 +31,9 @@ from jaxrl_dist.types import (
     Timestep,
     Variables,
 )
+
+Rollouts = Mapping[str, Rollout]
+"""The experience of each policy."""
 
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:
@@ -68,12 +71,12 @@ def by_parts(function: Callable[[PyTree], PyTree], parts: int, tree: PyTree) -> 
 
 
 def initial_core(algorithm: Algorithms, spec: EnvSpec, share: Share) -> PyTree:
-    """The core at the start of an episode for a share's rows; with several policies, a dict keyed by policy."""
+    """The core at the start of an episode for a share's rows of each policy."""
 
     def of_policy(algorithm: Algorithm, own: EnvSpec) -> PyTree:
         return Share._make(rows // spec.num_agents * own.num_agents for rows in share).initial_core(algorithm)
 
-    return over_policies(of_policy)(algorithm, spec.policies or spec)
+    return over_policies(of_policy)(algorithm, spec.by_policy)
 
 
 def indices(algorithm: Algorithms, spec: EnvSpec, index: jax.Array) -> PyTree:
@@ -85,28 +88,31 @@ def indices(algorithm: Algorithms, spec: EnvSpec, index: jax.Array) -> PyTree:
         first = index[:: spec.num_agents] // spec.num_agents * own.num_agents
         return (first[:, None] + jnp.arange(own.num_agents, dtype=index.dtype)[None]).reshape(-1)
 
-    return over_policies(of_policy)(algorithm, spec.policies or spec)
+    return over_policies(of_policy)(algorithm, spec.by_policy)
 
 
-def num_rows(algorithm: Algorithms, obs: PyTree) -> int:
+def num_rows(obs: Mapping[str, PyTree]) -> int:
     """The number of rows of all policies together."""
-    counts = over_policies(lambda _, obs: len(jax.tree.leaves(obs)[0]))(algorithm, obs)
-    return sum(counts.values()) if isinstance(counts, dict) else counts
+    return sum(len(jax.tree.leaves(own)[0]) for own in obs.values())
+
+
+def blank_stacks(spec: EnvSpec, num_envs: int) -> dict[str, PyTree]:
+    """The stacks of each policy before the first frame; see ``frames.blank``."""
+    rows = {name: num_envs // spec.num_agents * own.num_agents for name, own in spec.by_policy.items()}
+    return {name: frames.blank(own, rows[name]) for name, own in spec.by_policy.items()}
 
 
 def row_slices(spec: EnvSpec, rows: int) -> dict[str, slice]:
-    """Returns the slice of each policy's rows, in the order of the names; {} if there is one policy."""
-    sizes = {name: rows // spec.num_agents * spec.policies[name].num_agents for name in sorted(spec.policies)}
+    """Returns the slice of each policy's rows, in the order of the names."""
+    sizes = {name: rows // spec.num_agents * spec.by_policy[name].num_agents for name in sorted(spec.by_policy)}
     starts = itertools.accumulate(sizes.values(), initial=0)
     return {name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)}
 
 
 def env_of(spec: EnvSpec, row: int, rows: int) -> int:
     """Returns the environment of a row, with rows in the order of ``row_slices``."""
-    for name, own in row_slices(spec, rows).items():
-        if own.start <= row < own.stop:
-            return (row - own.start) // spec.policies[name].num_agents
-    return row // spec.num_agents
+    name, own = next((name, own) for name, own in row_slices(spec, rows).items() if row < own.stop)
+    return (row - own.start) // spec.by_policy[name].num_agents
 
 
 def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
@@ -115,11 +121,9 @@ def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
     An env step is one of an environment in which any of its agents, of whatever policy, takes part.
 
     Args:
-      valid: which of the agents take part in a step, ``[..., B * k]`` bool; with several policies, a dict by policy.
+      valid: which agents of each policy take part in a step, ``[..., B * k]`` bool.
     """
-    rows = over_policies(lambda own, valid: valid.reshape(*valid.shape[:-1], -1, own.num_agents))(
-        spec.policies or spec, valid
-    )
+    rows = over_policies(lambda own, valid: valid.reshape(*valid.shape[:-1], -1, own.num_agents))(spec.by_policy, valid)
     parts = jax.tree.leaves(rows)
     xp = parts[0].__array_namespace__()
     agents = xp.concatenate(parts, axis=-1)  # [..., B, agents]
@@ -127,18 +131,14 @@ def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
 
 
 def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:
-    """The key of a stream; with several policies, a dict of keys."""
-    if not isinstance(algorithm, dict):
-        return key
+    """The key of a stream for each policy."""
     return {name: rng.of_policy(key, number) for number, name in enumerate(algorithm)}
 
 
 def in_rows(spec: EnvSpec, step: PyTree, ended: PyTree) -> tuple[PyTree, Timestep, EpisodeStats]:
     """Returns the observations, then step and episodes with the rows of all policies, ordered as ``row_slices``."""
     seen, rest = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(step)
-    if not spec.policies:
-        return seen, rest, ended
-    names = sorted(spec.policies)
+    names = sorted(spec.by_policy)
 
     def join(*parts: Array) -> Array:
         return parts[0].__array_namespace__().concatenate(parts)

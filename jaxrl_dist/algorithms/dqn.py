@@ -12,7 +12,7 @@ from jaxrl_dist.checks import MAX_SIZE, check_range, check_used, flag
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables, no_core
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ class DQN(
             return lambda num_envs: exploration.Repetition.none(num_envs, *agents)
         if self.epsilon_ladder:
             return lambda num_envs: exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
-        return no_core
+        return Algorithm.initial_core
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)

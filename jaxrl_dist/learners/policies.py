@@ -1,7 +1,7 @@
-"""Joins the learners of several policies in one environment; also the learner of a policy that does not train.
+"""Joins the learners of the policies in an environment; also the learner of a policy that does not train.
 
 The fields of the joint state are dicts keyed by policy, except the iteration, which all policies share. Experience and
-metrics are dicts keyed by policy, too. A plan therefore runs several policies as it runs one.
+metrics are dicts keyed by policy, too. A single policy has the name ``""``, so a plan runs one as it runs several.
 """
 
 from __future__ import annotations
@@ -62,11 +62,20 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies
     def midway(memory: PyTree) -> PyTree:
         return {name: learner.midway(memory[name]) for name, learner in learners.items()}
 
-    return Learner(init, update, cut=cut, midway=midway, parts=tuple(learners.items()))
+    def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, Any]]:
+        states, metrics = {}, {}
+        for name, number in numbers.items():
+            again = learners[name].relearn
+            assert again is not None, "every policy replays"
+            states[name], metrics[name] = again(state_of(state, name), rng.of_policy(key, number))
+        return joined(states), metrics
+
+    replay = all(learner.relearn is not None for learner in learners.values())
+    return Learner(init, update, relearn if replay else None, cut, midway, parts=tuple(learners.items()))
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:
-    """Joins the states of several policies into one, whose fields, except ``iteration``, are dicts keyed by policy."""
+    """Joins the states of the policies into one, whose fields, except ``iteration``, are dicts keyed by policy."""
     whole: Any = TrainState._make(
         {name: each[i] for name, each in states.items()} for i in range(len(TrainState._fields))
     )

@@ -21,7 +21,7 @@ from jaxrl_dist.nn.observations import preprocess, side_by_side
 from jaxrl_dist.nn.torsos import choose_torso, make_torso
 from jaxrl_dist.nn.views import View, take_rows, unroll_late
 from jaxrl_dist.spaces import Space
-from jaxrl_dist.types import PyTree, no_core
+from jaxrl_dist.types import PyTree
 
 
 class Network(NamedTuple):
@@ -33,7 +33,7 @@ class Network(NamedTuple):
     """``(params, obs [N, ...], *inputs) -> outputs``, float32; the builder documents inputs and shapes."""
     advance: Callable[..., PyTree] = lambda params, obs, core, core_inputs: core
     """``(params, obs [B, ...], core [B, ...], core_inputs) -> core``: the core after one more step."""
-    initial_core: Callable[[int], PyTree] = no_core
+    initial_core: Callable[[int], PyTree] = lambda num_envs: ()
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode."""
     of_sequences: Callable[..., list[jax.Array]] | None = None
     """``apply_each``, for views of the same sequences."""

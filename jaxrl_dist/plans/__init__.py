@@ -16,7 +16,6 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.mesh import by_policy
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
@@ -66,11 +65,11 @@ def pool_options(
     check_used(config, "gather_deadline", there=config.gather is not None, needed="--gather")
     check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")
     check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
-    if config.free_running and isinstance(algorithm, dict):
+    if config.free_running and len(algorithm) > 1:
         raise ConfigError("--free-running is for one policy; of several, those that replay do so under --plan own_pace")
     if config.free_running and not (plan.free_running and threaded.replays(algorithm)):
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
-    for policy, each in by_policy(algorithm).items():
+    for policy, each in algorithm.items():
         if not plan.threaded or not each.trains:
             continue
         if each.episodic:

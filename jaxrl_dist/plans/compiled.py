@@ -152,9 +152,7 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
 
 
 def parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
-    """Returns sums of a checkpoint with the metrics and the parts of ``blank``."""
-    if isinstance(blank.learned, dict) and not since.learned:  # a new run's sums, which have no policies yet
-        return blank
+    """Returns sums of a checkpoint with all metrics of ``blank``."""
 
     def of_policy(_: Any, learned: Array, sums: Any, episodes: EpisodeStats, *blank: Any) -> tuple[Any, ...]:
         known, none = blank

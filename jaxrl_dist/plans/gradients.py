@@ -16,18 +16,19 @@ from jax.sharding import Mesh
 from jaxrl_dist import flow, rng
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Snapshot
-from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.actors.step import Rollouts, Stages
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.gradients import check_sizes
+from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.threaded import Tally
-from jaxrl_dist.types import Algorithm, PyTree, Report, Rollout
+from jaxrl_dist.types import Algorithm, PyTree, Report
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
@@ -52,7 +53,8 @@ def gradients(job: Job) -> Iterator[Report]:
     # An actor continues only after its gradient has been applied (Mnih et al. 2016, algorithm S3), and acts with it.
     options = job.pool._replace(in_flight=0)
     steps = job.steps_per_iteration // options.num_actors
-    apply, state = compile_apply(job.algorithm, job.mesh, steps), job.initial_state()
+    (algorithm,) = job.algorithm.values()
+    apply, state = compile_apply(algorithm, job.mesh, steps), job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)
     by_device = [differentiate(job, on) for on in options.meshes]
@@ -73,11 +75,11 @@ def gradients(job: Job) -> Iterator[Report]:
             stages.mark("waiting")
             grads, metrics = sample.content
             tally.learn([sample])
-            state = apply(state, grads)
+            state = joined({"": apply(state_of(state, ""), grads)})
             jax.block_until_ready(state)
             stages.mark("updating")
             store.publish(state)
-            tally.learned(metrics)
+            tally.learned({"": metrics}, counts={"": True})
             stages.mark("publishing")
             if tally.ends(tally.env_steps):
                 break
@@ -91,10 +93,12 @@ def gradients(job: Job) -> Iterator[Report]:
 
 def differentiate(job: Job, on: Mesh) -> Deliver:
     """Returns a function from an actor's rollout to its gradient and metrics, placed on the learner's devices."""
-    gradient = compile_gradient(job.algorithm, on)
+    (algorithm,) = job.algorithm.values()
+    gradient = compile_gradient(algorithm, on)
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
-    def deliver(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> PyTree:
-        return meshes.put(gradient(snapshot.state, rollout, key, number), job.mesh, meshes.REPLICATED)
+    def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
+        own = state_of(snapshot.state, ""), rollouts[""]
+        return meshes.put(gradient(*own, key, number), job.mesh, meshes.REPLICATED)
 
     return deliver

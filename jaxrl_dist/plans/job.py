@@ -54,7 +54,7 @@ class Job(NamedTuple):
     mesh: Mesh
     hyper: Mapping[str, float] = {}  # the hyperparameters in which members of a population differ
     vary: Callable[[Mapping[str, Array]], tuple[Algorithms, Learner]] | None = None  # returns both for other ``hyper``
-    init_variables: Variables | dict[str, Variables] | None = None  # None: the algorithm's own
+    init_variables: dict[str, Variables] | None = None  # None: the algorithm's own
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to resume from; None: a new run
     stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of the progress so far

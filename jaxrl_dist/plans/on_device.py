@@ -47,7 +47,7 @@ class Compiled(Population):
         blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, *iterate, *inputs))
         self._blank = compiled.stack([blank] * len(jobs))
         self._since: IntervalSums = compiled.stack(
-            [compiled.parted(IntervalSums.of(job.resumed), blank) for job in jobs]
+            [compiled.parted(IntervalSums.of(job.resumed, job.algorithm), blank) for job in jobs]
         )
         self._compile(*iterate)
 

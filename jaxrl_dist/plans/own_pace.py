@@ -56,7 +56,7 @@ class Trainers:
         keys = [keys_of(job.algorithm, job.key(stream)) for stream in (Stream.LEARN, Stream.LEARN_MORE)]
         self._trainers = {}
         for name, learner in job.learner.parts:
-            update = compile_update(learner, job.mesh, prioritized=prioritizes(job.algorithm[name]))
+            update = compile_update(learner, job.mesh, prioritized=prioritizes({name: job.algorithm[name]}))
             relearn = None if learner.relearn is None else compile_relearn(learner, job.mesh)
             self._trainers[name] = Trainer(update, relearn, (keys[0][name], keys[1][name]))
 

@@ -24,7 +24,7 @@ from jaxrl_dist.types import Report, TrainState
 
 
 class _Counts(NamedTuple):
-    """Fields of the members' ``TrainState`` on the host; with several policies, the first and last are dicts."""
+    """Fields of the members' ``TrainState`` on the host; the first and last are dicts keyed by policy."""
 
     updates: Any
     iteration: Any
@@ -112,7 +112,7 @@ class Population(abc.ABC):
         self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._steps = np.array([job.steps for job in jobs])
-        since = [IntervalSums.of(self._jobs[member].resumed) for member in self._running()]
+        since = [IntervalSums.of(jobs[member].resumed, jobs[member].algorithm) for member in self._running()]
         self._iterations = max((int(x.iterations) for x in since), default=0)
         self._begin()
         if self._ended:  # before this session, but their reports have not been taken

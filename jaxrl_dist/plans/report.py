@@ -22,17 +22,20 @@ if TYPE_CHECKING:
 class IntervalSums(NamedTuple):
     """Sums over the interval since the last report, held by programs, checkpoints and reports.
 
-    ``HostInterval`` computes them for plans whose iterations begin and end on the host. With several policies, all
-    fields except ``iterations`` are dicts keyed by policy.
+    ``HostInterval`` computes them for plans whose iterations begin and end on the host. All fields except
+    ``iterations`` are dicts keyed by policy.
     """
 
     iterations: Array  # int32 scalar
-    learned: Array  # int32 scalar, iterations that made updates; none while a replay memory fills
-    sums: Mapping[str, Array]  # of each metric, over the iterations that made updates; scalars
-    episodes: EpisodeStats  # [devices], or [1] on the host
+    learned: Mapping[str, Array]  # int32 scalar, iterations that made updates; none while a replay memory fills
+    sums: Mapping[str, Mapping[str, Array]]  # of each metric, over the iterations that made updates; scalars
+    episodes: Mapping[str, EpisodeStats]  # [devices], or [1] on the host
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the checkpoint's JSON: numbers in hexadecimal, which is exact and can represent infinity."""
+        """Returns the checkpoint's JSON: numbers in hexadecimal, which is exact and can represent infinity.
+
+        That of a single policy has no names.
+        """
 
         def of_policy(learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
             def exact(x: Array) -> list[str]:
@@ -43,19 +46,20 @@ class IntervalSums(NamedTuple):
                 ended.append({metric: [exact(x) for x in pair] for metric, pair in episodes.info.items()})
             return int(learned), {name: float(value).hex() for name, value in sums.items()}, ended
 
-        kept = int(self.iterations), *over_policies(of_policy, 3)(*self[1:])
+        kept = int(self.iterations), *(part.get("", part) for part in over_policies(of_policy, 3)(*self[1:]))
         return dict(zip(self._fields, kept, strict=True))
 
     @staticmethod
-    def of(resumed: Checkpoint | None) -> IntervalSums:
-        """Returns the sums of a checkpoint, as numpy arrays; zeros for a new run."""
-        return IntervalSums.from_json(None if resumed is None else resumed.progress["since"])
+    def of(resumed: Checkpoint | None, policies: Iterable[str]) -> IntervalSums:
+        """Returns the sums of a checkpoint, as numpy arrays; zeros for a new run of these policies."""
+        if resumed is not None and resumed.progress["since"] is not None:
+            return IntervalSums.from_json(resumed.progress["since"])
+        none: Any = dict.fromkeys(policies, (np.int32(0), {}, no_episodes(1)))
+        return IntervalSums(np.int32(0), *over_policies(lambda zeros: zeros, 3)(none))
 
     @staticmethod
-    def from_json(kept: Mapping[str, Any] | None) -> IntervalSums:
-        """The inverse of ``to_json``; None: zeros."""
-        if kept is None:
-            return IntervalSums(np.int32(0), np.int32(0), {}, no_episodes(1))
+    def from_json(kept: Mapping[str, Any]) -> IntervalSums:
+        """The inverse of ``to_json``."""
 
         def of_policy(learned: int, sums: Mapping[str, str], episodes: list[Any]) -> tuple[Any, ...]:
             def exact(field: list[str]) -> np.ndarray:
@@ -67,8 +71,10 @@ class IntervalSums(NamedTuple):
             values = {name: np.float64(float.fromhex(value)) for name, value in sums.items()}
             return np.int32(learned), values, ended
 
-        parts = over_policies(of_policy, 3)(*(kept[name] for name in IntervalSums._fields[1:]))
-        return IntervalSums(np.int32(kept["iterations"]), *parts)
+        parts = [kept[name] for name in IntervalSums._fields[1:]]
+        if not isinstance(kept["learned"], dict):
+            parts = [{"": part} for part in parts]
+        return IntervalSums(np.int32(kept["iterations"]), *over_policies(of_policy, 3)(*parts))
 
 
 def check_progress(progress: Mapping[str, Any]) -> None:
@@ -77,7 +83,8 @@ def check_progress(progress: Mapping[str, Any]) -> None:
     Raises:
       LookupError, TypeError, ValueError: no run can have written it.
     """
-    IntervalSums.from_json(progress["since"])
+    if progress["since"] is not None:
+        IntervalSums.from_json(progress["since"])
     counts = progress["reported"]
     numbers = [progress["env_steps"], *(counts[name] for name in ("iteration", "env_steps", "updates"))]
     numbers += [x.get("agent_steps", 0) for x in (progress, counts)]  # an older version did not store them
@@ -97,28 +104,25 @@ class HostInterval:
         self._begin(job.resumed)
 
     def _begin(self, resumed: Checkpoint | None) -> None:
-        since = IntervalSums.of(resumed)
+        since = IntervalSums.of(resumed, self._job.algorithm)
         none = no_episodes(1, self._job.source.spec.info_metrics).merge()
 
-        def of_policy(_: Any, learned: Array, sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
-            return learned, {name: float(value) for name, value in sums.items()}, with_info(episodes.merge(), none)
+        def of_policy(sums: Mapping[str, Array], episodes: EpisodeStats) -> tuple[Any, ...]:
+            return {name: float(value) for name, value in sums.items()}, with_info(episodes.merge(), none)
 
-        parts = since[1:]
-        if isinstance(self._job.algorithm, dict) and not isinstance(since.learned, dict):  # nothing has been kept
-            parts = over_policies(lambda _: tuple(since[1:]), 3)(self._job.algorithm)
-        self.iterations = int(since.iterations)
-        self._learned, self._sums, episodes = over_policies(of_policy, 3)(self._job.algorithm, *parts)
+        self.iterations, self._learned = int(since.iterations), since.learned
+        self._sums, episodes = over_policies(of_policy, 2)(since.sums, since.episodes)
         self._episodes = [episodes]
         self._metrics: list[tuple[Any, Any]] = []  # not on the host yet
 
-    def ended(self, episodes: EpisodeStats) -> None:
-        """Adds statistics of finished episodes; with several policies, a dict keyed by policy."""
+    def ended(self, episodes: Mapping[str, EpisodeStats]) -> None:
+        """Adds each policy's statistics of finished episodes."""
         self._episodes.append(episodes)
 
-    def learned(self, metrics: Mapping[str, Any], counts: Any = True) -> None:
+    def learned(self, metrics: Mapping[str, Any], counts: Mapping[str, bool]) -> None:
         """Adds an iteration's metrics; ``counts`` is False if it made no update, as while a replay memory fills.
 
-        With several policies, both are dicts keyed by policy, without those that have not had their turn.
+        Both are dicts keyed by policy, without those that have not had their turn.
         """
         self._metrics.append((counts, metrics))
         if len(self._metrics) == _FETCH:
@@ -130,10 +134,8 @@ class HostInterval:
             return np.int32(learned + counts), {**sums, **new}
 
         for counts, metrics in jax.device_get(self._metrics):
-            new = over_policies(added, 2)(counts, self._learned, self._sums, metrics)
-            if isinstance(counts, dict):
-                new = {**self._learned, **new[0]}, {**self._sums, **new[1]}
-            self._learned, self._sums = new
+            learned, sums = over_policies(added, 2)(counts, self._learned, self._sums, metrics)
+            self._learned, self._sums = {**self._learned, **learned}, {**self._sums, **sums}
         self._metrics = []
 
     def since(self) -> IntervalSums:
@@ -163,16 +165,18 @@ _FETCH = 1000
 
 
 def updated(state: TrainState, before: Any) -> Any:
-    """Returns whether updates have been made since there were ``before``; with several policies, a dict."""
+    """Returns whether updates have been made since there were ``before``; of all policies, dicts keyed by policy."""
     return jax.tree.map(lambda new, old: int(new) > old, state.updates, before)
 
 
 def updates_of(state: TrainState) -> Any:
-    """Returns the number of updates so far; with several policies, a dict keyed by policy."""
+    """Returns the number of updates so far; of all policies, a dict keyed by policy."""
     return jax.tree.map(int, state.updates)
 
 
-def of_all(steps: np.ndarray, episodes: EpisodeStats) -> list[tuple[np.ndarray, EpisodeStats]]:
+def of_all(
+    steps: np.ndarray, episodes: Mapping[str, EpisodeStats]
+) -> list[tuple[np.ndarray, Mapping[str, EpisodeStats]]]:
     """Returns the env steps and agent steps, ``[2]``, and the finished episodes of one rollout per process."""
     values, structure = jax.tree.flatten(episodes)
     here = [steps.tolist(), [value.tolist() for value in values]]
@@ -187,16 +191,14 @@ def with_info(episodes: EpisodeStats, none: EpisodeStats) -> EpisodeStats:
     return episodes._replace(info={metric: episodes.info.get(metric, zeros) for metric, zeros in none.info.items()})
 
 
-def mean_return(episodes: EpisodeStats | Mapping[str, EpisodeStats], otherwise: float) -> float:
+def mean_return(episodes: Mapping[str, EpisodeStats], otherwise: float) -> float:
     """Returns the mean return of finished episodes, of all policies; ``otherwise`` if there are none."""
     value = episode_metrics(merged(episodes))["episode/return"]
     return otherwise if value is None else value
 
 
-def merged(episodes: EpisodeStats | Mapping[str, EpisodeStats]) -> EpisodeStats:
+def merged(episodes: Mapping[str, EpisodeStats]) -> EpisodeStats:
     """Combines the statistics of all devices and policies, on the host."""
-    if isinstance(episodes, EpisodeStats):
-        return episodes.merge()
     return EpisodeStats.stack([each.merge() for each in episodes.values()]).merge()
 
 
@@ -268,7 +270,7 @@ def report(
         iteration=iteration,
         wall_time_s=clock.wall_time(),
         metrics={**episode_metrics(merged(since.episodes)), **_of_policies(since), **extra_metrics, **rates},
-        variables=lambda: copy(state.variables, "variables"),
+        variables=lambda: job.source.spec.bare(copy(state.variables, "variables")),
         checkpoint=lambda: copy(saved(job, state, actor), "checkpoint", arrays.pieces)._replace(progress=progress),
         ended_by=None if failed else job.ended_by(env_steps, score),
         diverged=failed,
@@ -277,19 +279,17 @@ def report(
 
 
 def diverged(skipped: Any) -> bool:
-    """Returns whether too many gradients in a row were not finite, by a state's count; of any policy, if a dict."""
+    """Returns whether too many gradients in a row of any policy were not finite, by a state's counts."""
     return max(map(int, jax.tree.leaves(skipped))) >= MAX_SKIPPED
 
 
 def _of_policies(since: IntervalSums) -> dict[str, float | None]:
-    """Returns means of the learner's metrics; with several policies, of episodes too, named like ``prey/loss/q``."""
-    if not isinstance(since.learned, dict):
-        return mean(since.sums, since.learned)
-    found, episodes = {}, dict[str, EpisodeStats](since.episodes)  # type: ignore[arg-type]
+    """Returns means of each policy's metrics and episodes, named like ``prey/loss/q``, or ``loss/q`` without a name."""
+    found: dict[str, float | None] = {}
     for policy in sorted(since.learned):
         means = mean(since.sums[policy], since.learned[policy])
-        every = {**episode_metrics(episodes[policy].merge()), **means}
-        found.update({f"{policy}/{name}": value for name, value in every.items()})
+        every = {**episode_metrics(since.episodes[policy].merge()), **means}
+        found |= {f"{policy}/{name}" if policy else name: value for name, value in every.items()}
     return found
 
 

@@ -49,13 +49,13 @@ class Hosted(Population):
             allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
             core, now = initial_core(algorithm, spec, Share.all(size)), (jnp.int32(0), state.env_step)
 
-            def shown(own: EnvSpec) -> tuple[Any, Array]:
+            def shown(own: EnvSpec) -> tuple[Any, Any, Array]:
                 rows = size // spec.num_agents * own.num_agents
-                return zeros(own.observation, rows), np.zeros((4, rows), np.float32)
+                return (), zeros(own.observation, rows), np.zeros((4, rows), np.float32)
 
-            seen = over_policies(shown, 2)(spec.policies or spec)
-            buffer, own, begun = allocate(state.variables, (), seen[0], core, *now)
-            acted = act(jnp.int32(0), jnp.int32(0), state.variables, own, buffer, begun, (), core, *seen, *now)
+            stacks, *seen = over_policies(shown, 3)(spec.by_policy)
+            buffer, own, begun = allocate(state.variables, stacks, seen[0], core, *now)
+            acted = act(jnp.int32(0), jnp.int32(0), state.variables, own, buffer, begun, stacks, core, *seen, *now)
             return learner.update(state, close_rollout(*acted[:3], core, *seen)[0], key)
 
         return compiled.is_traced(meshes.acting(iteration, job.mesh, meshes.REPLICATED, meshes.REPLICATED), job.hyper)

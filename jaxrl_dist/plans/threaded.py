@@ -14,30 +14,29 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, PoolOptions, Sample, Snapshot
-from jaxrl_dist.actors.step import Stages, keys_of
+from jaxrl_dist.actors.step import Rollouts, Stages, keys_of
 from jaxrl_dist.checks import check_divides, flag, parse_devices
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_priority
-from jaxrl_dist.mesh import by_policy
 from jaxrl_dist.plans import report as reports
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.devices import check_evenly, numbered
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import updates_of
-from jaxrl_dist.types import Algorithms, PyTree, Report, Rollout, TrainState
+from jaxrl_dist.types import Algorithms, PyTree, Report, TrainState
 
 
 def replays(algorithm: Algorithms) -> bool:
-    """Returns whether an algorithm, or any of several policies, replays experience."""
-    return any(each.replay is not None for each in by_policy(algorithm).values())
+    """Returns whether any policy replays experience."""
+    return any(each.replay is not None for each in algorithm.values())
 
 
 def prioritizes(algorithm: Algorithms) -> bool:
-    """Returns whether an algorithm, or any of several policies, replays experience by priority."""
-    return any(each.replay and each.replay.priority_exponent is not None for each in by_policy(algorithm).values())
+    """Returns whether any policy replays experience by priority."""
+    return any(each.replay and each.replay.priority_exponent is not None for each in algorithm.values())
 
 
 def content_specs(algorithm: Algorithms) -> list[Any]:
@@ -119,7 +118,7 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
     """
     shardings = meshes.shardings(home, specs)
 
-    def send(snapshot: Snapshot, rollout: Rollout, number: np.int32) -> list[PyTree]:
+    def send(snapshot: Snapshot, rollout: Rollouts, number: np.int32) -> list[PyTree]:
         extra = [] if priority is None else [priority(snapshot, rollout, number)]
         return [jax.device_put(x, where) for x, where in zip([rollout, *extra], shardings, strict=True)]
 
@@ -127,20 +126,15 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
 
 
 def prioritize(job: Job, on: Mesh) -> Deliver:
-    """Returns a function that computes the initial priorities of a rollout's windows on the device that acted.
+    """Returns a function that computes, on the device that acted, the initial priorities of a rollout's windows.
 
-    With several policies, it returns a dict of the policies that need priorities.
+    They are those of the policies that need priorities.
     """
     stream = rng.stream(job.session_seed, rng.Stream.PRIORITIZE)
     keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
-    programs = {
-        name: compile_priority(each, on) for name, each in by_policy(job.algorithm).items() if prioritizes(each)
-    }
-    if not isinstance(job.algorithm, dict):
-        (program,) = programs.values()
-        return lambda snapshot, rollout, number: program(snapshot.state, rollout, keys, number)
+    programs = {name: compile_priority(each, on) for name, each in job.algorithm.items() if prioritizes({name: each})}
 
-    def priorities(snapshot: Snapshot, rollouts: Any, number: np.int32) -> PyTree:
+    def priorities(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
         return {
             name: program(state_of(snapshot.state, name), rollouts[name], keys[name], number)
             for name, program in programs.items()
@@ -296,7 +290,7 @@ class Tally(reports.HostInterval):
             **{f"async/lag/{lag}": float(count) for lag, count in sorted(lags.items())},
             **self.counts(),
             "async/restarts": float(restarts),
-            **({f"{name}/updates": float(count) for name, count in made.items()} if isinstance(made, dict) else {}),
+            **{f"{name}/updates": float(count) for name, count in made.items() if name},
             "async/learner_idle": seconds.get("waiting", 0.0) / max(sum(seconds.values()), 1e-9),
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }

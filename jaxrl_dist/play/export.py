@@ -91,10 +91,9 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
         raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if platforms and format == "onnx":
         raise ConfigError("--platforms is of StableHLO; a runtime chooses where it runs an ONNX file")
-    if isinstance(policy.algorithm, dict):
-        names = ", ".join(policy.algorithm)
-        one = next(iter(policy.algorithm))
-        raise ConfigError(f"a file acts as one policy, and the run has {names}; name one, as in --policy {one}")
+    if names := list(policy.source.spec.policies):
+        known = ", ".join(names)
+        raise ConfigError(f"a file acts as one policy, and the run has {known}; name one, as in --policy {names[0]}")
     read = getattr(policy.config.algorithm, "core_inputs", "")
     if "reward" in read:
         raise ConfigError(

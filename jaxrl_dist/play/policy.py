@@ -33,13 +33,13 @@ class Policy:
     def __init__(self, config: Train[Any], source: EnvSource, variables: Any) -> None:
         self.config = config
         self.source = source
-        self.algorithm = make_algorithm(config, source.spec)
+        self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
         self.variables = variables
         self._act = jax.jit(self._choose)
 
     def __repr__(self) -> str:
-        everything = self.variables.values() if isinstance(self.variables, dict) else [self.variables]
-        spec, size = self.source.spec, sum(x.size for each in everything for x in jax.tree.leaves(each.params))
+        spec, everything = self.source.spec, self.source.spec.keyed(self.variables).values()
+        size = sum(x.size for each in everything for x in jax.tree.leaves(each.params))
         return f"Policy({label(self.config.algorithm)} on {spec.backend}:{spec.id}, {size:,} parameters)"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,8 +70,7 @@ class Policy:
           ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, a reward is missing,
             this policy only samples and there is no key, or this object holds several policies.
         """
-        if isinstance(self.algorithm, dict):
-            names = ", ".join(self.algorithm)
+        if names := ", ".join(self.source.spec.policies):
             raise ValueError(f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts")
         obs, num_envs = self._checked(obs)
         if reward is None and core is not None and "reward" in getattr(self.config.algorithm, "core_inputs", ""):
@@ -136,7 +135,7 @@ class Policy:
         """
         self.check_plays()
         assert self.config.num_envs is not None, "the preset has it"
-        what = self.algorithm, self.variables, self.source, episodes, seed
+        what: Any = *map(self.source.spec.keyed, (self.algorithm, self.variables)), self.source, episodes, seed
         how: dict[str, Any] = {"max_steps": max_steps, "num_envs": self.config.num_envs}
         return evaluate(*what, **how, sampled=self.samples(sampled), progress=progress)
 
@@ -150,7 +149,7 @@ class Policy:
         Raises:
           ConfigError: it is one of several.
         """
-        if self.source.wrappers.policies and not isinstance(self.algorithm, dict):
+        if self.source.wrappers.policies and not self.source.spec.policies:
             raise ConfigError("a policy plays with the others of its run: load_policy(run_dir).evaluate() plays all")
 
     def _choose(
@@ -218,4 +217,4 @@ def load_policy(
         source = source._replace(spec=source.spec.policies[policy])
     shapes = variable_shapes(make_algorithm(config, source.spec))
     variables = load_variables(run_dir, shapes, policy, which=checkpoint)
-    return Policy(config, source, jax.device_put(variables, jax.local_devices()[0]))
+    return Policy(config, source, jax.device_put(source.spec.bare(variables), jax.local_devices()[0]))

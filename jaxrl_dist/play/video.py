@@ -65,8 +65,9 @@ def record(
             pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
 
     sampled = policy.samples(sampled)
-    evaluator = Evaluator(policy.algorithm, policy.source, episodes * spec.num_agents, seed, max_steps, sampled=sampled)
-    played = evaluator.play(policy.variables, progress, watch=watch)
+    algorithm, variables = map(spec.keyed, (policy.algorithm, policy.variables))
+    evaluator = Evaluator(algorithm, policy.source, episodes * spec.num_agents, seed, max_steps, sampled=sampled)
+    played = evaluator.play(variables, progress, watch=watch)
     assert played is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)
     with replacing(out) as partial:

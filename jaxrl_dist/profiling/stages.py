@@ -15,7 +15,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import num_rows, step_numbers
+from jaxrl_dist.actors.step import Rollouts, num_rows, step_numbers
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.envs.base import DeviceEnv, Share
 from jaxrl_dist.envs.episodes import ended_episodes
@@ -70,7 +70,7 @@ def make_parts(job: Job) -> dict[str, Part]:
     }
 
 
-def _host_rollout(job: Job, state: TrainState) -> Rollout:
+def _host_rollout(job: Job, state: TrainState) -> Rollouts:
     """Fills a rollout from environments on the host."""
     with contextlib.closing(job.source.host(job.num_envs, job.session_seed)) as env:
         programs = compile_acting(job.algorithm, job.source.spec, job.mesh, job.rollout_length, job.key(Stream.ACT))
@@ -84,10 +84,10 @@ def _host_rollout(job: Job, state: TrainState) -> Rollout:
 def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree) -> Part:
     """Steps the environments with the actions of a rollout, and stores what they return."""
     packed = packing.pays_on(job.mesh.devices.flat[0])
-    actions = over_policies(lambda rollout: rollout.action)(rollout)
+    actions = env.spec.bare(over_policies(lambda rollout: rollout.action)(rollout))
 
     def step_all(state: PyTree, actions: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
-        rows = num_rows(job.algorithm, jax.tree.map(lambda x: x[0], actions))
+        rows = num_rows(env.spec.keyed(jax.tree.map(lambda x: x[0], actions)))
         keys = rng.per_step(key, step_numbers(jnp.int32(0), job.rollout_length), meshes.global_index(rows))
 
         def step(state: PyTree, now: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[Timestep, EpisodeStats]]:
@@ -105,7 +105,8 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
 
     def replayed(state: PyTree, action: PyTree, keys: jax.Array) -> Any:
         del action, keys
-        return over_policies(of_policy, 3)(state)
+        state, *stepped = over_policies(of_policy, 3)(state)
+        return state, *map(env.spec.bare, stepped)
 
     def of_policy(state: tuple[PyTree, jax.Array]) -> tuple[PyTree, Timestep, EpisodeStats]:
         observations, now = state  # [B, T + 1, ...], [B]
@@ -142,15 +143,13 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
 
 
 def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part]:
-    """Returns the stages of the learner, or of each policy that trains."""
-    if not isinstance(job.algorithm, dict):
-        return _learner_parts(job, state, rollout, job.source.spec.frame_stack)
+    """Returns the stages of each policy that trains."""
     parts: dict[str, Part] = {}
     for name, algorithm in job.algorithm.items():
         if algorithm.trains:
             own = job._replace(algorithm=algorithm), state_of(state, name), rollout[name]
-            found = _learner_parts(*own, job.source.spec.policies[name].frame_stack)
-            parts |= {f"{name}/{stage}": part for stage, part in found.items()}
+            found = _learner_parts(*own, job.source.spec.by_policy[name].frame_stack)
+            parts |= {f"{name}/{stage}" if name else stage: part for stage, part in found.items()}
     return parts
 
 

@@ -28,7 +28,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.profiling import stages as parts
 from jaxrl_dist.run.atomic_files import replacing
 from jaxrl_dist.settings.members import is_population
-from jaxrl_dist.settings.policies import label
+from jaxrl_dist.settings.policies import by_policy, label
 from jaxrl_dist.training import setup
 from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Report
@@ -113,7 +113,7 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     total = max(config.total_env_steps, LONG)
     config = dataclasses.replace(
         config,
-        algorithm=_learning_throughout(config.algorithm, total),
+        algorithm=_learning_throughout(config, total),
         total_env_steps=total,
         run_dir=None,
         tensorboard=False,
@@ -150,17 +150,16 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     )
 
 
-def _learning_throughout(algorithm: Any, total: int) -> Any:
-    """Returns hyperparameters, or those of several policies, that learn from the first env step to the last."""
-    policies = getattr(algorithm, "parts", None)
-    found = {"": algorithm} if policies is None else {f"{name}.": part.algorithm for name, part in policies.items()}
+def _learning_throughout(config: Train[Any], total: int) -> Any:
+    """Returns hyperparameters with which all policies learn from the first env step to the last."""
     changes = {}
-    for name, each in found.items():
-        if hasattr(each, "learning_starts"):
-            changes[f"{name}learning_starts"] = 0
-        if (steps := getattr(each, "learning_rate_steps", None)) is not None:
-            changes[f"{name}learning_rate_steps"] = max(steps, total)
-    return varied(algorithm, changes)
+    for policy, part in by_policy(config).items():
+        before = f"{policy}." if policy else ""
+        if hasattr(part.algorithm, "learning_starts"):
+            changes[f"{before}learning_starts"] = 0
+        if (steps := getattr(part.algorithm, "learning_rate_steps", None)) is not None:
+            changes[f"{before}learning_rate_steps"] = max(steps, total)
+    return varied(config.algorithm, changes)
 
 
 class _Timed(NamedTuple):

@@ -213,9 +213,10 @@ def _whole(entries: Iterable[_Entry]) -> dict[str, _Shape]:
 
 
 def names(tree: PyTree) -> list[str]:
-    """Returns the path of each array of a tree, such as ``params/policy/Dense_0/kernel``."""
+    """Returns the path of each array of a tree, such as ``params/policy/Dense_0/kernel``; empty keys are left out."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    return ["/".join(filter(None, name.split("/"))) for name in names]
 
 
 def _named(tree: PyTree, *, empty: bool = False) -> dict[str, Any]:

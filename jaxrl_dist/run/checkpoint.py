@@ -82,7 +82,7 @@ def load_variables(
         raise ConfigError(
             f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
         )
-    part = "" if policy is None else f"{policy}/"
+    part = f"{policy}/" if policy else ""
     if which is None and os.path.lexists(final):
         manifest.verify(final, None if part or some else like)
         return arrays.restore(final / ARRAYS, like, part if part or some else None)

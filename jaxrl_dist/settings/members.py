@@ -18,6 +18,7 @@ from jaxrl_dist.run.directories import check_no_links
 from jaxrl_dist.run.files import MEMBERS
 from jaxrl_dist.settings.fixed_policies import Still
 from jaxrl_dist.settings.given import checked, several
+from jaxrl_dist.settings.policies import by_policy
 
 MAX_MEMBERS = 10_000
 
@@ -88,14 +89,17 @@ def kinds(config: Train[Any]) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(algorithm) if field.init]
         return {name: hints[name] for name in (*names, *fields)}
 
-    if not several(config.algorithm):
-        return of(config.algorithm, VARIED)
     run, each = (marked(Train, varies=True, per_policy=per_policy) for per_policy in (False, True))
-    parts = {policy: part.algorithm for policy, part in config.algorithm.parts.items()}
-    trained = {policy: of(algorithm, each) for policy, algorithm in parts.items() if not isinstance(algorithm, Still)}
-    return of(Still(), run) | {
-        f"{policy}.{name}": kind for policy, own in trained.items() for name, kind in own.items()
-    }
+    found = of(Still(), run)
+    for policy, part in by_policy(config).items():
+        if not isinstance(part.algorithm, Still):
+            found |= {_named(policy, name): kind for name, kind in of(part.algorithm, each).items()}
+    return found
+
+
+def _named(policy: str, field: str) -> str:
+    """Returns the name of a field in ``--vary``; that of a single policy stands alone."""
+    return f"{policy}.{field}" if policy else field
 
 
 def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
@@ -127,8 +131,9 @@ def programs(population: Sequence[Member], hyper: Sequence[str]) -> list[list[in
     """Returns the members, by number, that one program can train: they differ in seeds and in ``hyper`` only."""
     groups: dict[str, list[int]] = {}
     for number, member in enumerate(population):
-        algorithm = member.config.algorithm
-        fields = member.values if several(algorithm) else {**member.values, **vars(algorithm)}
+        fields = dict(member.values)
+        for policy, part in by_policy(member.config).items():
+            fields |= {_named(policy, name): value for name, value in vars(part.algorithm).items()}
         fixed = {name: value for name, value in fields.items() if name not in hyper}
         groups.setdefault(repr(fixed), []).append(number)
     return list(groups.values())

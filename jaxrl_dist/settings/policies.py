@@ -34,6 +34,17 @@ class Policies:
                 getattr(part.algorithm, "validate", lambda: None)()
 
 
+def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
+    """Returns the config of each policy: the run's, with its own algorithm; a single policy has the name ``""``."""
+    if not isinstance(config.algorithm, Policies):
+        return {"": config}
+    found = {}
+    for name, part in config.algorithm.parts.items():
+        own = {field: getattr(part, field) for field in OWN}
+        found[name] = dataclasses.replace(config, algorithm=part.algorithm, policies={}, **own)
+    return found
+
+
 def label(algorithm: Any) -> str:
     """Returns the name of an algorithm's config; with several policies, their names, such as ``ppo+dqn``."""
     if not isinstance(algorithm, Policies):
@@ -43,7 +54,7 @@ def label(algorithm: Any) -> str:
 
 @contextlib.contextmanager
 def naming(policy: str) -> Iterator[None]:
-    """Puts the policy's name before the message of an error, and into its flags: ``--hunter.replay-capacity``."""
+    """Puts the policy's name, if it has one, before an error's message and into its flags: ``--prey.batch-size``."""
 
     def named(found: re.Match[str]) -> str:
         field = found[2].replace("-", "_")
@@ -52,12 +63,7 @@ def naming(policy: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
+        if not policy:
+            raise
         flags = re.sub(r"--(no-|)([a-z][a-z0-9-]*)(?!\.?[\w-])", named, error.with_flags)
         raise ConfigError(f"policy {policy}: {flags}") from None
-
-
-def alone(config: Train[Any], policy: str) -> Train[Any]:
-    """Returns the config of one policy: the run's, with its own algorithm."""
-    part = config.algorithm.parts[policy]
-    own = {name: getattr(part, name) for name in OWN}
-    return dataclasses.replace(config, algorithm=part.algorithm, policies={}, **own)

@@ -17,7 +17,7 @@ from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still, still
 from jaxrl_dist.settings.given import RUN_FIELDS, Given, filled, given, kind_of, rounded, several
-from jaxrl_dist.settings.policies import NAME, Policies, alone, naming
+from jaxrl_dist.settings.policies import NAME, Policies, by_policy, naming
 from jaxrl_dist.settings.stored import acting_config
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def find_env(config: Train[Any]) -> EnvSource:
     from jaxrl_dist.plans.devices import reserve_memory
 
     reserve_memory(config.mem_fraction)
-    parts = getattr(config.algorithm, "parts", {"": config})
+    parts = by_policy(config)
     joint = tuple(name for name in parts if _acts_as_one(name, parts, config.env))
     fields = {name: getattr(config, name) for name in Wrappers._fields if name != "joint"}
     wrappers = Wrappers(**fields, joint=joint)
@@ -171,7 +171,7 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
     }
     config = dataclasses.replace(config, algorithm=Policies(whole), **sizes).checked()
     for name, one in whole.items():
-        alike = rounded(alone(config, name), sources[name], source.spec.policies[name])
+        alike = rounded(by_policy(config)[name], sources[name], source.spec.policies[name])
         whole[name] = dataclasses.replace(one, algorithm=alike.algorithm)
         sizes["num_actors"] = alike.num_actors
     return dataclasses.replace(config, algorithm=Policies(whole), **sizes), source

@@ -33,7 +33,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.atomic_files import read_json
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.settings.fixed_policies import STILL, Copy
-from jaxrl_dist.settings.policies import Policies, alone, naming
+from jaxrl_dist.settings.policies import Policies, by_policy, naming
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec
@@ -305,13 +305,11 @@ def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any
     Raises:
       ConfigError: the run has no such policy, or has several, and none is named.
     """
-    known = list(config.algorithm.parts) if isinstance(config.algorithm, Policies) else []
-    if policy is None and not known:
-        return config
-    if policy not in known:
-        there = f"it has the policies {', '.join(known)}" if known else "it has one policy, which needs no name"
-        raise ConfigError(f"{run_dir}: {'which policy?' if policy is None else f'no policy {policy}'}; {there}")
-    kind = config.algorithm.parts[str(policy)].algorithm
+    known, name = by_policy(config), policy or ""
+    if name not in known:
+        there = "it has one policy, which needs no name" if "" in known else f"it has the policies {', '.join(known)}"
+        raise ConfigError(f"{run_dir}: {f'no policy {name}' if name else 'which policy?'}; {there}")
+    kind = known[name].algorithm
     if isinstance(kind, Copy) and kind.size > 1:
-        raise ConfigError(f"{run_dir}: {policy} is a pool of copies of {kind.policy}; {kind.policy} can be loaded")
-    return alone(config, kind.policy if isinstance(kind, Copy) else str(policy))
+        raise ConfigError(f"{run_dir}: {name} is a pool of copies of {kind.policy}; {kind.policy} can be loaded")
+    return known[kind.policy if isinstance(kind, Copy) else name]

@@ -20,14 +20,14 @@ from jaxrl_dist.learners.league import Copies
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.fixed_policies import Copy
-from jaxrl_dist.settings.policies import alone, naming
+from jaxrl_dist.settings.policies import by_policy, naming
 from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, Learner, Replay, Rollout
 
 
 def make_learner(
     config: Train[Any], algorithm: Algorithms, spec: EnvSpec, devices: Sequence[jax.Device], members: int = 1
 ) -> Learner:
-    """Returns the on-policy or off-policy learner of an algorithm, or the learners of several policies as one.
+    """Returns the learners of all policies as one.
 
     Args:
       members: number of members of a population that share these devices.
@@ -35,21 +35,21 @@ def make_learner(
     Raises:
       ConfigError: sizes do not divide, or the replay memory does not fit.
     """
-    if isinstance(algorithm, dict):
-        learners = {}
-        for name in algorithm:
-            with naming(name):
-                own = alone(config, name), algorithm[name], spec.policies[name]
-                learners[name] = make_learner(*own, devices, members)
-        kinds = {name: part.algorithm for name, part in config.algorithm.parts.items()}
-        rows = {name: own.num_agents for name, own in spec.policies.items()}
-        copies = {
-            name: Copies(kind.policy, kind.every, kind.size, (rows[kind.policy], rows[name]))
-            for name, kind in kinds.items()
-            if isinstance(kind, Copy)
-        }
-        return policies.together(learners, copies)
+    learners, copies, specs = {}, {}, spec.by_policy
     check_sizes(config, algorithm, spec, len(devices))
+    for name, own in by_policy(config).items():
+        with naming(name):
+            learners[name] = _learner(own, algorithm[name], specs[name], devices, members)
+        if isinstance(kind := own.algorithm, Copy):
+            rows = specs[kind.policy].num_agents, specs[name].num_agents
+            copies[name] = Copies(kind.policy, kind.every, kind.size, rows)
+    return policies.together(learners, copies)
+
+
+def _learner(
+    config: Train[Any], algorithm: Algorithm, spec: EnvSpec, devices: Sequence[jax.Device], members: int
+) -> Learner:
+    """Returns the on-policy or off-policy learner of a policy, or that of one that does not train."""
     if not algorithm.trains:
         return policies.still(algorithm)
     num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
@@ -72,11 +72,12 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
     Raises:
       ConfigError: they do not; the message names sizes that do. Or an algorithm with replay has no window.
     """
-    if isinstance(algorithm, dict):
-        for name in algorithm:
-            with naming(name):
-                check_sizes(alone(config, name), algorithm[name], spec.policies[name], num_devices)
-        return
+    for name, own in spec.by_policy.items():
+        with naming(name):
+            _check_sizes(config, algorithm[name], own, num_devices)
+
+
+def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
     if algorithm.replay is not None and algorithm.window is None:
         raise ConfigError("an algorithm with replay needs windows of a fixed length, such as window=1 for transitions")
     check_divides("num_envs", config.num_envs, (1 if PLANS[config.plan].sends_gradients else num_devices, "devices"))
@@ -97,14 +98,13 @@ def check_greedy(algorithm: Algorithms, spec: EnvSpec) -> None:
     Raises:
       ConfigError: a policy does not.
     """
-    if isinstance(algorithm, dict):
-        for name in algorithm:
-            with naming(name):
-                check_greedy(algorithm[name], spec.policies[name])
-        return
-    if not algorithm.trains:  # it may only sample
-        return
+    for name, own in spec.by_policy.items():
+        with naming(name):
+            if algorithm[name].trains:  # others may only sample
+                _check_greedy(algorithm[name], own)
 
+
+def _check_greedy(algorithm: Algorithm, spec: EnvSpec) -> None:
     def act(key: jax.Array, keys: jax.Array | None) -> Acted:
         obs, core = spaces.zeros(spec.observation, spec.num_agents), algorithm.initial_core(spec.num_agents)
         return algorithm.policy(algorithm.init(key), obs, core, Context(keys, jnp.float32(0)))

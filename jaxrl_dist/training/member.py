@@ -228,7 +228,7 @@ class Member:
         stop: Callable[[], bool] = lambda: False,
     ) -> Report:
         """Adds an evaluation, unless it is stopped, or environments fail under ``--on-actor-error restart``."""
-        variables = report.variables()  # other processes may hold parts of them
+        variables = self.job.source.spec.keyed(report.variables())  # other processes may hold parts of them
         if not peers.first():
             return report
         try:

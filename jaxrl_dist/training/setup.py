@@ -28,7 +28,7 @@ from jaxrl_dist.plans.job import Job, Kept
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still
-from jaxrl_dist.settings.policies import Policies, alone, naming
+from jaxrl_dist.settings.policies import by_policy, naming
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import acting_config, differences, to_json
 from jaxrl_dist.spaces import describe
@@ -69,7 +69,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
 
 def _check_schedules(config: Train[Any]) -> None:
     """Warns if the run goes on after the step sizes of a policy have become zero."""
-    for part in config.algorithm.parts.values() if isinstance(config.algorithm, Policies) else (config,):
+    for part in by_policy(config).values():
         steps = getattr(part.algorithm, "learning_rate_steps", None)
         if steps is not None and steps < config.total_env_steps:
             text = (
@@ -104,8 +104,8 @@ def _checked(job: Job) -> Job:
     if config.evaluation_policy == "sampled":
         check_samples(job.algorithm)
     elif config.evaluation_episodes:
-        parts = getattr(config.algorithm, "parts", {"": config}).values()
-        if any(not type(part.algorithm).__module__.startswith("jaxrl_dist.") for part in parts):  # ours are tested
+        modules = [type(part.algorithm).__module__ for part in by_policy(config).values()]
+        if not all(module.startswith("jaxrl_dist.") for module in modules):  # ours are tested
             check_greedy(job.algorithm, job.source.spec)
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
@@ -168,23 +168,24 @@ def _traced(population: Sequence[populations.Member], source: EnvSource) -> list
 
 
 def variable_shapes(algorithm: Algorithms) -> Any:
-    """Returns the shapes and dtypes of an algorithm's variables; with several policies, a dict keyed by policy."""
+    """Returns the shapes and dtypes of each policy's variables."""
     return meshes.over_policies(lambda each: jax.eval_shape(each.init, jax.random.key(0)))(algorithm)
 
 
 def make_algorithm(config: Train[Any], spec: EnvSpec) -> Algorithms:
-    """Returns the algorithm of a resolved config, wrapped as the fields of the run ask; see ``algorithms.wrappers``.
-
-    With several policies, it is a dict keyed by policy.
+    """Returns the algorithm of each policy of a resolved config.
 
     Raises:
-      ConfigError: the algorithm cannot handle the environment's spaces.
+      ConfigError: an algorithm cannot handle the environment's spaces.
     """
-    if isinstance(config.algorithm, Policies):
-        return {name: _of_policy(config, name, spec) for name in config.algorithm.parts}
+    return {name: _of_policy(config, name, spec) for name in by_policy(config)}
+
+
+def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
+    """Returns the algorithm of a policy, wrapped as the fields of the run ask; see ``algorithms.wrappers``."""
     if isinstance(config.algorithm, Fixed):
         fixed = config.algorithm
-        algorithm = fixed.of(*load_acting(fixed.run_dir, fixed.policy, spec))
+        algorithm: Algorithm = fixed.of(*load_acting(fixed.run_dir, fixed.policy, spec))
     else:
         algorithm = config.algorithm.make(spec)
     if config.ema_steps:
@@ -214,17 +215,19 @@ def load_acting(run_dir: str, policy: str | None, spec: EnvSpec) -> tuple[Algori
       ConfigError: there is no such run or policy, it has other spaces, or its files are damaged.
     """
     config = acting_config(run_dir, policy, f"{spec.backend}:{spec.id}")
-    algorithm: Algorithm = make_algorithm(config, spec)
-    return algorithm, checkpoint.load_variables(run_dir, variable_shapes(algorithm), policy)
+    algorithm = _wrapped(config, spec)
+    (shapes,) = variable_shapes({"": algorithm}).values()
+    return algorithm, checkpoint.load_variables(run_dir, shapes, policy)
 
 
 def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
     with naming(policy):
-        kind = config.algorithm.parts[policy].algorithm
+        own = by_policy(config)[policy]
+        kind = own.algorithm
         if isinstance(kind, Copy):
             return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
-        algorithm: Algorithm = make_algorithm(alone(config, policy), spec.policies[policy])
-        if algorithm.episodic:
+        algorithm = _wrapped(own, spec.by_policy[policy])
+        if algorithm.episodic and len(by_policy(config)) > 1:
             name = algorithms.name_of(kind)
             raise ConfigError(f"{name} restarts all environments before each rollout; it works as the only policy")
     return algorithm
@@ -236,15 +239,15 @@ def copied(config: Train[Any], copy: Copy, own: EnvSpec, spec: EnvSpec) -> str:
     Raises:
       ConfigError: there is no such policy, it does not train, or its spaces differ.
     """
-    if copy.policy not in config.algorithm.parts:
-        near = did_you_mean(copy.policy, config.algorithm.parts)
+    kinds = {name: part.algorithm for name, part in by_policy(config).items()}
+    if copy.policy not in kinds:
+        near = did_you_mean(copy.policy, kinds)
         raise ConfigError(f"it is a copy of {copy.policy}, and there is no such policy{near}")
-    if isinstance(config.algorithm.parts[copy.policy].algorithm, Still):
+    if isinstance(kinds[copy.policy], Still):
         raise ConfigError(f"it is a copy of {copy.policy}, which does not train")
     if not PLANS[config.plan].copies:
         raise ConfigError(f"it is a copy of {copy.policy}, and under --plan {config.plan} none waits for another")
-    others = [part.algorithm for part in config.algorithm.parts.values()]
-    pools = sum(isinstance(other, Copy) and other.policy == copy.policy and other.size > 1 for other in others)
+    pools = sum(isinstance(kind, Copy) and kind.policy == copy.policy and kind.size > 1 for kind in kinds.values())
     if pools > 1:
         raise ConfigError(f"{copy.policy} has {pools} pools of copies; one works, which may act for several agents")
     other = spec.policies[copy.policy]
@@ -291,8 +294,8 @@ def init_variables(config: Train[Any], algorithm: Algorithms) -> Any:
     if config.init_from is None:
         return None
     found = weights.load(config.init_from, variable_shapes(algorithm), config.init_parts)
-    parts = {name: part.algorithm for name, part in getattr(config.algorithm, "parts", {}).items()}
-    copies = {name: kind.policy for name, kind in parts.items() if isinstance(kind, Copy)}
+    kinds = {name: part.algorithm for name, part in by_policy(config).items()}
+    copies = {name: kind.policy for name, kind in kinds.items() if isinstance(kind, Copy)}
     return weights.with_copies(found, copies) if copies else found
 
 
@@ -322,8 +325,7 @@ def _new_job(config: Train[Any], source: EnvSource, num_members: int, devices: S
 
 
 def _pool(config: Train[Any], algorithm: Algorithms, source: EnvSource, devices: Sequence[jax.Device]) -> PoolOptions:
-    parts = getattr(config.algorithm, "parts", {"": config})
-    names = {policy: algorithms.name_of(part.algorithm) for policy, part in parts.items()}
+    names = {policy: algorithms.name_of(part.algorithm) for policy, part in by_policy(config).items()}
     return plans.pool_options(config, algorithm, names, devices, on_host=not source.is_pure)
 
 

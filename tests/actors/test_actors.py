@@ -70,7 +70,7 @@ def variables(name: str) -> Any:
 def begun(name: str) -> device.ActorState:
     """Environments that have been reset, as numpy arrays."""
     algorithm, source = make(name)
-    begin = jax.jit(functools.partial(device.init, algorithm, source.device(), Share(0, NUM_ENVS, NUM_ENVS)))
+    begin = jax.jit(functools.partial(device.init, {"": algorithm}, source.device(), Share(0, NUM_ENVS, NUM_ENVS)))
     return jax.device_get(begin(rng.stream(0, Stream.ENV)))
 
 
@@ -83,22 +83,22 @@ def act_on_device(
     job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
     everywhere, batch = meshes.REPLICATED, meshes.BATCH
     env = source.device()
-    rollout = device.make_rollout(algorithm, env, length)
+    rollout = device.make_rollout({"": algorithm}, env, length)
 
     def run(*args: Any) -> Any:
         actor, experience, episodes = rollout(*args)
         return actor, experience, jax.tree.map(lambda x: x[None], episodes)
 
     specs = (everywhere, batch, everywhere, everywhere, everywhere, everywhere)
-    program = meshes.Program(run, job.mesh, specs, (batch, meshes.ROLLOUT, batch), mapped=meshes.acting)
+    program = meshes.Program(run, job.mesh, specs, (batch, {"": meshes.ROLLOUT}, batch), mapped=meshes.acting)
     actor = meshes.put(begun(name), job.mesh, batch)
     results = []
     for iteration in range(rollouts):
-        numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)
+        numbers = place((jnp.int32(iteration), {"": jnp.float32(0)}), num_devices)
         keys = job.key(Stream.ACT), job.key(Stream.ENV)
-        actor, experience, episodes = program(place(variables(name), num_devices), actor, *keys, *numbers)
+        actor, experience, episodes = program(place({"": variables(name)}, num_devices), actor, *keys, *numbers)
         experience, episodes = jax.device_get((experience, episodes))
-        results.append((experience, episodes.merge()))
+        results.append((experience[""], episodes[""].merge()))
     return results
 
 
@@ -109,12 +109,12 @@ def act_on_host(
     job = make_job(algorithm, source, num_devices=num_devices, num_envs=NUM_ENVS, rollout_length=length)
     results = []
     with contextlib.closing(source.host(NUM_ENVS, job.seed)) as env:
-        programs = compile_acting(algorithm, source.spec, job.mesh, length, job.key(Stream.ACT))
-        actor = HostActor(algorithm, env, job.mesh, length, programs)
+        programs = compile_acting({"": algorithm}, source.spec, job.mesh, length, job.key(Stream.ACT))
+        actor = HostActor({"": algorithm}, env, job.mesh, length, programs)
         for iteration in range(2):
-            numbers = place((jnp.int32(iteration), jnp.float32(0)), num_devices)
-            experience, episodes, steps = actor.rollout(place(start, num_devices), *numbers)
-            results.append(jax.device_get((experience, episodes)))
+            numbers = place((jnp.int32(iteration), {"": jnp.float32(0)}), num_devices)
+            experience, episodes, steps = actor.rollout(place({"": start}, num_devices), *numbers)
+            results.append(jax.device_get((experience[""], episodes[""])))
             assert steps.tolist() == [results[-1][0].valid.sum()] * 2
     return results
 
@@ -174,14 +174,14 @@ def test_actors_that_divide_the_environments_act_as_one_that_has_them_all(kind: 
     shares = [Share(first, half, NUM_ENVS) for first in (0, half)]
     actors: list[Any]
     if kind == "device":
-        program = device.compile_rollout(algorithm, env, mesh, NUM_STEPS, act_key, env_key)
-        how = algorithm, env, mesh, program, NUM_STEPS, env_key
+        program = device.compile_rollout({"": algorithm}, env, mesh, NUM_STEPS, act_key, env_key)
+        how = {"": algorithm}, env, mesh, program, NUM_STEPS, env_key
         actors = [device.DeviceActor(*how, share, Stages()) for share in shares]
     else:
-        programs = compile_acting(algorithm, source.spec, mesh, NUM_STEPS, act_key)
-        actors = [HostActor(algorithm, source.host(x, 0), mesh, NUM_STEPS, programs, x) for x in shares]
-    given = place((variables("discrete"), jnp.int32(0), jnp.float32(0)), 1)
-    found = [jax.device_get(actor.rollout(*given)[0]) for actor in actors]
+        programs = compile_acting({"": algorithm}, source.spec, mesh, NUM_STEPS, act_key)
+        actors = [HostActor({"": algorithm}, source.host(x, 0), mesh, NUM_STEPS, programs, x) for x in shares]
+    given = place(({"": variables("discrete")}, jnp.int32(0), {"": jnp.float32(0)}), 1)
+    found = [jax.device_get(actor.rollout(*given)[0][""]) for actor in actors]
     expected, _ = act_on_device("discrete")[0]
     for name in ("obs", "action", "reward", "valid"):
         assert_close(np.concatenate([getattr(x, name) for x in found], axis=1), getattr(expected, name))
@@ -208,10 +208,9 @@ def test_steps_are_those_of_a_loop_over_environments(xp: Any, agents: dict[str, 
                 int(valid[name][at][env * size + agent]) for name, size in agents.items() for agent in range(size)
             )
             expected[at] += [there > 0, there]
-    given: Any = (own[""], xp.asarray(valid[""])) if "" in agents else (
-        dataclasses.replace(spec, num_agents=5, policies=own), {name: xp.asarray(x) for name, x in valid.items()},
-    )  # fmt: skip
-    np.testing.assert_array_equal(count_steps(*given), expected)
+    whole = own[""] if "" in own else dataclasses.replace(spec, num_agents=5, policies=own)
+    given = {name: xp.asarray(x) for name, x in valid.items()}
+    np.testing.assert_array_equal(count_steps(whole, given), expected)
 
 
 # --- Separate parameters ------------------------------------------------------------------------------
@@ -349,13 +348,13 @@ def test_evaluation_plays_what_it_was_asked_for(name: str) -> None:
     algorithm = config.make(source.spec)
     start = jax.jit(algorithm.init)(jax.random.key(0))
     heard: list[int] = []
-    one = evaluate(algorithm, start, source, 5, 0, progress=heard.append)
+    one = evaluate({"": algorithm}, {"": start}, source, 5, 0, progress=heard.append)
     assert (
         heard[0] == 0 and heard[-1] == 5 and heard == sorted(heard) and one.returns.shape == one.lengths.shape == (5,)
     )
     np.testing.assert_array_equal(one.returns, one.lengths)
     assert (one.lengths >= 8).all() and (one.lengths <= 12).all()
-    np.testing.assert_array_equal(evaluate(algorithm, start, source, 5, 0).returns, one.returns)
+    np.testing.assert_array_equal(evaluate({"": algorithm}, {"": start}, source, 5, 0).returns, one.returns)
 
 
 def test_rollouts_of_one_step() -> None:
@@ -379,8 +378,8 @@ def test_the_compiled_evaluation_plays_the_episodes_of_the_host(name: str, max_s
     config = CASES[name][2]
     source = find("gymnax:CartPole-v1", {"max_steps_in_episode": "30"})
     algorithm = config.make(source.spec)
-    variables = jax.jit(algorithm.init)(jax.random.key(1))
-    played = Evaluator(algorithm, source, 9, 0, max_steps, num_envs=4)
+    variables = {"": jax.jit(algorithm.init)(jax.random.key(1))}
+    played = Evaluator({"": algorithm}, source, 9, 0, max_steps, num_envs=4)
     compiled, watched = played.play(variables), played.play(variables, watch=lambda env, first: None)
     assert compiled is not None and watched is not None and compiled.cut == watched.cut == (9 if max_steps else 0)
     np.testing.assert_array_equal(compiled.returns, watched.returns)

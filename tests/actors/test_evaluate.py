@@ -171,9 +171,9 @@ def test_evaluations_compile_once() -> None:
         return greedy(*args)
 
     source = source._replace(pure=environment._replace(step=step))
-    evaluator = Evaluator(algorithm(policy), source, 2, 0)
+    evaluator = Evaluator({"": algorithm(policy)}, source, 2, 0)
     one, *others = [
-        (evaluator.play(Variables({"action": jnp.int32(action)}, ())), list(traced)) for action in (0, 1, 0)
+        (evaluator.play({"": Variables({"action": jnp.int32(action)}, ())}), list(traced)) for action in (0, 1, 0)
     ]
     assert {"policy", "step"} == set(traced) and all(so_far == one[1] for _, so_far in others)
     np.testing.assert_array_equal(one[0].returns, others[1][0].returns)
@@ -191,12 +191,15 @@ def test_sampled_actions_are_those_of_the_policys_keys_in_one_program_and_one_by
         return jnp.where(exploring, 0, side), core, {}
 
     source = find("gymnax:CartPole-v1")
-    played = {sampled: Evaluator(algorithm(coin), source, 40, 0, sampled=sampled) for sampled in (False, True)}
-    greedy, drawn = (played[sampled].play(VARIABLES) for sampled in (False, True))
+    played = {sampled: Evaluator({"": algorithm(coin)}, source, 40, 0, sampled=sampled) for sampled in (False, True)}
+    greedy, drawn = (played[sampled].play({"": VARIABLES}) for sampled in (False, True))
     assert greedy is not None and drawn is not None
     assert greedy.lengths.max() < 13 and 15 < drawn.lengths.mean() < 35
     assert "sampled" not in greedy.summary() and drawn.summary()["sampled"] is True
-    again, watched = played[True].play(VARIABLES), played[True].play(VARIABLES, watch=lambda env, indices: None)
+    again, watched = (
+        played[True].play({"": VARIABLES}),
+        played[True].play({"": VARIABLES}, watch=lambda env, indices: None),
+    )
     assert again is not None and watched is not None
     np.testing.assert_array_equal(again.lengths, drawn.lengths)
     np.testing.assert_array_equal(watched.lengths, drawn.lengths)
@@ -221,7 +224,7 @@ def test_sampled_evaluations_are_refused_where_no_action_is_drawn(
 
 def test_a_policy_whose_actions_are_not_drawn_refuses_to_sample() -> None:
     config, source = resolved(jaxrl_dist.preset("dqn", "CartPole-v1", hidden_sizes=(4,), parameter_noise=True))
-    variables = setup.make_algorithm(config, source.spec).init(jax.random.key(0))
+    variables = setup.make_algorithm(config, source.spec)[""].init(jax.random.key(0))
     policy = jaxrl_dist.Policy(config, source, variables)
     assert not policy.evaluate(1, max_steps=5).sampled
     with pytest.raises(ConfigError, match="evaluation_policy greedy works"):
@@ -259,7 +262,7 @@ VARIABLES = Variables({"action": jnp.int32(0)}, ())
 def test_episodes_are_cut_and_count_as_far_as_they_came() -> None:
     """130 episodes of 128 environments, so that two go on after the cut: their second one is the rest of the first."""
     source = find((Endless(), 50))
-    played = evaluate(algorithm(), VARIABLES, source, 130, 0, max_steps=30)
+    played = evaluate({"": algorithm()}, {"": VARIABLES}, source, 130, 0, max_steps=30)
     assert played.lengths.tolist() == [30, 20] * 2 + [30] * 126
     np.testing.assert_array_equal(played.returns, -played.lengths)
     assert played.cut == 128 and played.summary()["cut"] == 128
@@ -270,8 +273,8 @@ def test_an_agent_that_waits_longer_than_the_limit_plays_one_episode_fewer(watch
     """Its environment never resets, because the other agent's episode never ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxrl_dist.actors.evaluate.MAX_ENVS", 2)
-        evaluator = Evaluator(algorithm(), find(team.Outlived("long_1", "long_2")), 8, 0, 10)
-    played = evaluator.play(VARIABLES, watch=watch, stop=iter([False] * 40 + [True]).__next__)
+        evaluator = Evaluator({"": algorithm()}, find(team.Outlived("long_1", "long_2")), 8, 0, 10)
+    played = evaluator.play({"": VARIABLES}, watch=watch, stop=iter([False] * 40 + [True]).__next__)
     assert played is not None and played.lengths.tolist() == [2, 10, 10] * 2 and played.cut == 4
     np.testing.assert_array_equal(played.returns, -3.0 * played.lengths)
 
@@ -294,10 +297,10 @@ def test_episodes_of_one_step_endless_ones_and_those_that_never_begin(xp: Any) -
 def test_without_a_limit_of_its_own_an_episode_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxrl_dist.actors.evaluate.MAX_EPISODE_STEPS", 40)
     source = find(Endless())
-    played = evaluate(algorithm(), VARIABLES, source, 3, 0)
+    played = evaluate({"": algorithm()}, {"": VARIABLES}, source, 3, 0)
     assert played.cut == 3 and played.lengths.tolist() == [40] * 3
     limited = source._replace(spec=dataclasses.replace(source.spec, max_episode_steps=50))
-    played = evaluate(algorithm(), VARIABLES, limited, 3, 0)
+    played = evaluate({"": algorithm()}, {"": VARIABLES}, limited, 3, 0)
     assert played.cut == 3 and played.lengths.tolist() == [50] * 3
 
 

@@ -186,14 +186,14 @@ def gradients() -> tuple[np.ndarray, np.ndarray]:
     source = find(Quadratic())
     algorithm = Plain().make(source.spec)
     iterations, num_envs = 200, 32
-    rollout = device.make_rollout(algorithm, source.device(), 2)
+    rollout = device.make_rollout({"": algorithm}, source.device(), 2)
     state = sgd.init(algorithm, jax.random.key(0))
-    actor = device.init(algorithm, source.device(), Share.all(num_envs), rng.stream(0, Stream.ENV))
+    actor = device.init({"": algorithm}, source.device(), Share.all(num_envs), rng.stream(0, Stream.ENV))
     keys = rng.stream(0, Stream.ACT), rng.stream(0, Stream.ENV)
 
     def estimate(state: Any, actor: Any, iteration: jax.Array) -> jax.Array:
-        _, experience, _ = rollout(state.variables, actor, *keys, iteration, jnp.float32(0))
-        batch = algorithm.postprocess(state.variables, experience, state.context())
+        _, experience, _ = rollout({"": state.variables}, actor, *keys, iteration, {"": jnp.float32(0)})
+        batch = algorithm.postprocess(state.variables, experience[""], state.context())
         grads, _, _ = sgd.gradient(algorithm, state, batch, jax.random.split(jax.random.key(0), num_envs))
         return jax.flatten_util.ravel_pytree(grads)[0]
 
@@ -246,14 +246,14 @@ def test_the_noise_of_all_is_never_in_memory(monkeypatch: pytest.MonkeyPatch) ->
     num_envs = 64
     state = jax.eval_shape(functools.partial(sgd.init, algorithm), jax.random.key(0))
     actor = jax.eval_shape(
-        lambda key: device.init(algorithm, source.device(), Share.all(num_envs), key), jax.random.key(0)
+        lambda key: device.init({"": algorithm}, source.device(), Share.all(num_envs), key), jax.random.key(0)
     )
-    rollout = device.make_rollout(algorithm, source.device(), 4)
+    rollout = device.make_rollout({"": algorithm}, source.device(), 4)
     key = jax.random.key(0)
 
     def iterate(state: Any, actor: Any) -> Any:
-        _, experience, _ = rollout(state.variables, actor, key, key, jnp.int32(0), jnp.float32(0))
-        batch = algorithm.postprocess(state.variables, experience, state.context())
+        _, experience, _ = rollout({"": state.variables}, actor, key, key, jnp.int32(0), {"": jnp.float32(0)})
+        batch = algorithm.postprocess(state.variables, experience[""], state.context())
         return sgd.gradient(algorithm, state, batch, jax.random.split(key, num_envs))[0]
 
     memory = jax.jit(meshes.by_hand(iterate)).lower(state, actor).compile().memory_analysis()

@@ -197,19 +197,18 @@ def rollouts() -> tuple[Any, list[Rollout]]:
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     everywhere, batch = meshes.REPLICATED, meshes.BATCH
     rollout = jax.shard_map(
-        lambda *args: device.make_rollout(algorithm, env, LENGTH)(*args)[:2],
+        lambda *args: device.make_rollout({"": algorithm}, env, LENGTH)(*args)[:2],
         mesh=make_mesh(1),
         in_specs=(everywhere, batch, *[everywhere] * 4),
-        out_specs=(batch, meshes.ROLLOUT),
+        out_specs=(batch, {"": meshes.ROLLOUT}),
     )
     act = jax.jit(rollout)
-    actor = jax.jit(functools.partial(device.init, algorithm, env, Share(0, ENVS, ENVS)))(jax.random.key(1))
+    actor = jax.jit(functools.partial(device.init, {"": algorithm}, env, Share(0, ENVS, ENVS)))(jax.random.key(1))
     parts = []
     for iteration in range(8):
-        actor, experience = act(
-            variables, actor, jax.random.key(2), jax.random.key(3), np.int32(iteration), np.float32(0)
-        )
-        parts.append(jax.device_get(experience))
+        now = np.int32(iteration), {"": np.float32(0)}
+        actor, experience = act({"": variables}, actor, jax.random.key(2), jax.random.key(3), *now)
+        parts.append(jax.device_get(experience[""]))
     return variables.params, parts
 
 

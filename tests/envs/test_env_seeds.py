@@ -137,8 +137,8 @@ def test_evaluation_makes_no_more_environments_than_training(monkeypatch: pytest
     monkeypatch.setattr(EnvSource, "host", host)
     config = preset("pg", "gymnasium:CartPole-v1", num_envs=2, num_devices=1, evaluation_episodes=5, hidden_sizes=(4,))
     run = setup.prepare(config)
-    variables = jax.jit(run.job.algorithm.init)(jax.random.key(0))
-    played = run.members[0].shared.evaluator.play(variables)
+    variables = jax.jit(run.job.algorithm[""].init)(jax.random.key(0))
+    played = run.members[0].shared.evaluator.play({"": variables})
     assert played is not None and len(played.returns) == 5
     policy = Policy(run.config, run.job.source, variables)
     np.testing.assert_array_equal(policy.evaluate(5, run.config.seed).returns, played.returns)
@@ -152,5 +152,5 @@ def test_evaluation_makes_no_more_environments_than_training(monkeypatch: pytest
         return pure.device().reset(keys)
 
     source = pure._replace(pure=pure.device()._replace(reset=reset))
-    evaluate(run.job.algorithm, variables, source, 5, 0, num_envs=2)
+    evaluate(run.job.algorithm, {"": variables}, source, 5, 0, num_envs=2)
     assert made == [2, 2] and set(arrays) == {5}

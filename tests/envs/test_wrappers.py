@@ -280,7 +280,7 @@ def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> 
     """Examples, running statistics and what the policy remembers are those of rewards clipped beforehand."""
     plain_config = jaxrl_dist.preset("a2c", "CartPole-v1", scale_rewards=True)
     config = dataclasses.replace(plain_config, clip_rewards=bounds)
-    clipping, algorithm = (setup.make_algorithm(each, spec()) for each in (config, plain_config))
+    clipping, algorithm = (setup.make_algorithm(each, spec())[""] for each in (config, plain_config))
     variables = algorithm.init(jax.random.key(0))
     rollout = random_rollout(algorithm, spec(), 12, 4)
     clipped = rollout._replace(reward=np.where(rollout.valid, np.clip(rollout.reward, low, high), 0).astype(np.float32))
@@ -304,11 +304,11 @@ def observed(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
 
 def test_clipped_rewards_alone_fit_the_plan_that_keeps_no_statistics() -> None:
     plain = jaxrl_dist.preset("a3c", "CartPole-v1", clip_rewards="1")
-    check_sizes(setup.make_algorithm(plain, spec()), 8)
+    check_sizes(setup.make_algorithm(plain, spec())[""], 8)
     for name in ("normalize_observations", "scale_rewards"):
         config = dataclasses.replace(plain, **{name: True})  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="running statistics are not kept under plan gradients"):
-            check_sizes(setup.make_algorithm(config, spec()), 8)
+            check_sizes(setup.make_algorithm(config, spec())[""], 8)
 
 
 # --- From the command line ------------------------------------------------------------------------------

@@ -139,13 +139,13 @@ def act(name: str, num_devices: int) -> list[tuple[Rollout, EpisodeStats]]:
         source = find(env_id, options)
         env = exits.enter_context(contextlib.closing(source.host(NUM_ENVS, 0)))
         assert (source.spec.frame_stack > 1) == bool(num_devices)
-        algorithm = watching(source.spec.action.n)
+        algorithm = {"": watching(source.spec.action.n)}
         programs = compile_acting(algorithm, env.spec, mesh, LENGTH, key)
         actor = HostActor(algorithm, env, mesh, LENGTH, programs)
         for iteration in range(ROLLOUTS):
-            numbers = meshes.put((jnp.int32(iteration), jnp.float32(0)), mesh, meshes.REPLICATED)
-            experience, episodes, _ = actor.rollout(Variables((), ()), *numbers)
-            results.append(jax.device_get((experience, episodes)))
+            numbers = meshes.put((jnp.int32(iteration), {"": jnp.float32(0)}), mesh, meshes.REPLICATED)
+            experience, episodes, _ = actor.rollout({"": Variables((), ())}, *numbers)
+            results.append(jax.device_get((experience[""], episodes[""])))
     return results
 
 
@@ -212,7 +212,7 @@ def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
 def test_evaluation_sees_the_stacks_that_envpool_makes() -> None:
     def play() -> Evaluation:
         source = find("Breakout-v5", {"max_episode_steps": "90"})
-        return evaluate(watching(source.spec.action.n), Variables((), ()), source, 6, 0)
+        return evaluate({"": watching(source.spec.action.n)}, {"": Variables((), ())}, source, 6, 0)
 
     ours = play()
     with stacked_by_envpool():

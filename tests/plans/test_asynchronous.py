@@ -33,6 +33,7 @@ from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.gradients import _extended
+from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
 from jaxrl_dist.memory import ring
 from jaxrl_dist.plans import asynchronous as asynchronous_module
@@ -134,7 +135,7 @@ def compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     def compile_acting(self: ActorPool, on: jax.sharding.Mesh) -> Any:
         job = self._job
         backend = job.source.spec.id if job.source.spec.backend == "gymnax" else ""
-        key = job.algorithm, job.rollout_length, job.seed, job.num_envs // self._options.num_actors, backend, on
+        key = job.algorithm[""], job.rollout_length, job.seed, job.num_envs // self._options.num_actors, backend, on
         if key not in _ACTING:
             _ACTING[key] = acting(self, on)
         return _ACTING[key]
@@ -513,7 +514,7 @@ def test_gather_does_not_wait_for_a_slow_actor() -> None:
 def test_a_rollout_that_did_not_come_changes_nothing(name: str) -> None:
     """The update is that of a batch without it."""
     job = base(name, 1)
-    algorithm, key = with_sgd(job.algorithm), jax.random.key(5)
+    algorithm, key = with_sgd(job.algorithm[""]), jax.random.key(5)
     none = EpisodeStats(*np.zeros(5))
     contents = [random_rollout(algorithm, job.source.spec, LENGTH, SIZE, seed) for seed in range(2)]
     samples = [Sample(actor, 0, [content], none, np.zeros(2)) for actor, content in enumerate(contents)]
@@ -533,7 +534,7 @@ def test_a_rollout_that_did_not_come_changes_nothing(name: str) -> None:
 def test_rollouts_go_straight_to_the_devices_of_their_environments(actors: int, devices: int) -> None:
     job = base("a2c", 1)
     mesh, none = make_mesh(devices), EpisodeStats(*np.zeros(5))
-    rollouts = [random_rollout(job.algorithm, job.source.spec, LENGTH, 4, seed) for seed in range(actors)]
+    rollouts = [random_rollout(job.algorithm[""], job.source.spec, LENGTH, 4, seed) for seed in range(actors)]
     samples = [
         Sample(actor, 0, sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)), none, np.zeros(2))
         for actor, (home, rollout) in enumerate(zip(homes(mesh, actors), rollouts, strict=True))
@@ -689,14 +690,15 @@ def test_a_restart_is_a_step_that_is_not_valid() -> None:
     env = restarting(breaks(("MainThread", 3)), 1)
     programs = compile_acting(job.algorithm, env.spec, on, LENGTH, jax.random.key(0))
     actor = host.HostActor(job.algorithm, env, on, LENGTH, programs)
-    variables = meshes.put(jax.jit(job.algorithm.init)(jax.random.key(0)), on, meshes.REPLICATED)
-    zero = np.int32(0), jax.numpy.zeros(())
-    rollout, episodes, steps = actor.rollout(variables, *zero)
+    start = {"": jax.jit(job.algorithm[""].init)(jax.random.key(0))}
+    zero = np.int32(0), {"": jax.numpy.zeros(())}
+    rollouts, episodes, steps = actor.rollout(meshes.put(start, on, meshes.REPLICATED), *zero)
+    rollout = rollouts[""]
     actor.close()
     expected = np.ones((LENGTH, SIZE), bool)
     expected[3] = False
     np.testing.assert_array_equal(rollout.valid, expected)
-    assert steps.tolist() == [(LENGTH - 1) * SIZE] * 2 and episodes.episodes == 0
+    assert steps.tolist() == [(LENGTH - 1) * SIZE] * 2 and episodes[""].episodes == 0
     assert not (np.asarray(rollout.terminated) | np.asarray(rollout.truncated)).any()
     np.testing.assert_array_equal(rollout.reward[:, 0], [1, 1, 1, 0, 1, 1, 1, 1])
     fresh = find("envpool:CartPole-v1").host(SIZE, 1)
@@ -817,7 +819,7 @@ def test_an_environment_that_hangs_ends_the_run(lag: int | None, seed: int) -> N
 def test_one_gradient_is_one_update() -> None:
     """Of one actor's rollout: what a learner that holds the rollout itself makes of it."""
     job = base("a2c", 2)
-    algorithm, spec = with_sgd(job.algorithm), job.source.spec
+    algorithm, spec = with_sgd(job.algorithm[""]), job.source.spec
     rollout, key = random_rollout(algorithm, spec, LENGTH, ACTORS * SIZE), jax.random.key(3)
     learner = learner_of(algorithm, spec, ACTORS * SIZE, LENGTH, 2)
 
@@ -856,7 +858,7 @@ def test_one_actor_s_gradients_are_of_the_newest_parameters() -> None:
 
 def test_windows_are_all_that_lie_in_the_rollout() -> None:
     job = base("dqn", 1)
-    rollout = random_rollout(job.algorithm, job.source.spec, LENGTH, SIZE)
+    rollout = random_rollout(job.algorithm[""], job.source.spec, LENGTH, SIZE)
     for length in (1, 3, LENGTH):
         found = jax.jit(ring.windows, static_argnums=1)(rollout, length)
         assert found.core == found.final_core == ()
@@ -874,9 +876,9 @@ def test_windows_are_all_that_lie_in_the_rollout() -> None:
 def test_gradients_of_replayed_windows_are_those_of_the_loss() -> None:
     """Async DQN: the mean over all windows of the rollout, except for those that begin on a reset step."""
     job = base("dqn", 1)
-    algorithm, spec = job.algorithm, job.source.spec
+    algorithm, spec = job.algorithm[""], job.source.spec
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
-    state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
+    state = state_of(jax.jit(job.learner.init)(jax.random.key(0)), "")._replace(memory=())
     _, metrics = compile_gradient(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
     length = algorithm.window or 0
     windows = ring.windows(_extended(rollout, {}, length - 1), length)
@@ -902,7 +904,7 @@ def test_actors_find_the_priorities_that_the_learner_would() -> None:
     config = dataclasses.replace(CONFIGS["dqn"], n_step=3, priority_exponent=0.6)
     algorithm, spec = config.make(job.source.spec), job.source.spec
     rollout = random_rollout(algorithm, spec, LENGTH, SIZE)
-    state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
+    state = state_of(jax.jit(job.learner.init)(jax.random.key(0)), "")._replace(memory=())
     found = compile_priority(algorithm, make_mesh(1))(state, rollout, jax.random.key(1), np.int32(0))
     assert found.shape == (LENGTH, SIZE) and np.isnan(found[:2]).all()
     for end in (2, LENGTH - 1):
@@ -924,7 +926,7 @@ def test_a_new_window_without_a_finite_priority_gets_the_smallest() -> None:
     places = tuple(np.argwhere(rollout.valid)[[1, 5]].T)
     broken = rollout.reward.copy()
     broken[places] = np.inf, np.nan
-    state = jax.jit(job.learner.init)(jax.random.key(0))._replace(memory=())
+    state = state_of(jax.jit(job.learner.init)(jax.random.key(0)), "")._replace(memory=())
     program = compile_priority(algorithm, make_mesh(1))
     plain, found = (
         program(state, rollout._replace(reward=reward), jax.random.key(1), np.int32(0))

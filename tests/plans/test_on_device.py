@@ -20,6 +20,7 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners import sgd
+from jaxrl_dist.learners.policies import together
 from jaxrl_dist.plans import asynchronous, averaging, compiled, on_device
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import Report
@@ -102,13 +103,13 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
 
     def vary(hyper: Any) -> Any:
         algorithm = kind(**hyper).make(source.spec)
-        return algorithm, learner_of(algorithm, source.spec, 4, 8, columns)
+        return {"": algorithm}, together({"": learner_of(algorithm, source.spec, 4, 8, columns)})
 
     def member(seed: int, mesh: Any) -> Job:
         hyper = {"learning_rate": 1e-3 * (1 + seed)}
         algorithm, learner = vary(hyper)
         made = make_job(
-            algorithm, source, num_envs=4, rollout_length=8, total_env_steps=180 - 40 * (seed % 3), seed=seed
+            algorithm[""], source, num_envs=4, rollout_length=8, total_env_steps=180 - 40 * (seed % 3), seed=seed
         )
         return made._replace(hyper=hyper, vary=vary, learner=learner, mesh=mesh)
 
@@ -120,13 +121,13 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
     jobs = [member(seed, mesh) for seed in range(members)]
     population = on_device.Compiled(jobs)
     reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
-    together: list[list[Any]] = [[] for _ in jobs]
+    side_by_side: list[list[Any]] = [[] for _ in jobs]
     for _ in range(9):
         for seed in range(members):
-            together[seed] += [numbers(report) for report in itertools.islice(reports[seed], 1)]
+            side_by_side[seed] += [numbers(report) for report in itertools.islice(reports[seed], 1)]
     for seed in range(members):
         alone = map(numbers, on_device.on_device(member(seed, meshes.make_mesh(mesh.devices[0]))))
-        for (here, *trees), (there, *expected) in zip(together[seed], alone, strict=True):
+        for (here, *trees), (there, *expected) in zip(side_by_side[seed], alone, strict=True):
             assert here[:2] == there[:2]
             assert here[2] == pytest.approx(there[2], rel=1e-4, abs=1e-5)
             assert_close(trees, expected, 1e-5)
@@ -178,5 +179,5 @@ def test_a_replay_memory_is_not_copied(members: int, priority_exponent: float | 
     sizes: dict[str, Any] = {"hidden_sizes": (4,), "batch_size": 8, "replay_capacity": 2**18, "replay_ratio": 1.0}
     algorithm = DQN(**sizes, priority_exponent=priority_exponent).make(source.spec)
     made = make_job(algorithm, source, num_envs=4, rollout_length=1)
-    size = members * made.algorithm.replay.capacity * np.dtype(np.float32).itemsize  # of priorities, or of rewards
+    size = members * algorithm.replay.capacity * np.dtype(np.float32).itemsize  # of priorities, or of rewards
     assert compiled.lower(made, members).compile().memory_analysis().temp_size_in_bytes < size / 2

@@ -397,7 +397,7 @@ def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixtur
     traces: list[str] = []
 
     def counted(name: str) -> Callable[..., Any]:
-        function = getattr(job.algorithm, "observed" if name == "observe" else name)
+        function = getattr(job.algorithm[""], "observed" if name == "observe" else name)
 
         def count(*args: Any) -> Any:
             traces.append(name)
@@ -406,7 +406,7 @@ def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixtur
         return count
 
     names = ("policy", "postprocess", "loss", "observe", "feedback", "initial_core")
-    algorithm = dataclasses.replace(job.algorithm, **{name: counted(name) for name in names})
+    algorithm = dataclasses.replace(job.algorithm[""], **{name: counted(name) for name in names})
     before = threading.enumerate()
     run = PLANS[plan](make_job(algorithm, job.source, num_devices=2, total_env_steps=5 * 64, report_interval=128))
     first = next(run)

@@ -158,15 +158,15 @@ def test_a_full_disk_leaves_the_file_that_was_there(
 
 
 @pytest.mark.parametrize(
-    "algorithm, options, message",
+    "policies, options, message",
     [
         ({"a": None, "b": None}, {}, "the run has a, b; name one, as in --policy a"),
-        (None, {"format": "tflite"}, "format must be one of stablehlo, onnx, not 'tflite'"),
-        (None, {"format": "onnx", "platforms": ("cpu",)}, "platforms is of StableHLO"),
+        ({}, {"format": "tflite"}, "format must be one of stablehlo, onnx, not 'tflite'"),
+        ({}, {"format": "onnx", "platforms": ("cpu",)}, "platforms is of StableHLO"),
     ],
 )
-def test_python_refuses_as_the_command_does(algorithm: Any, options: Any, message: str, tmp_path: Path) -> None:
-    policy: Any = SimpleNamespace(algorithm=algorithm)
+def test_python_refuses_as_the_command_does(policies: Any, options: Any, message: str, tmp_path: Path) -> None:
+    policy: Any = SimpleNamespace(source=SimpleNamespace(spec=SimpleNamespace(policies=policies)))
     with pytest.raises(jaxrl_dist.ConfigError) as error:
         export(policy, tmp_path / "policy", **options)
     assert message in error.value.with_flags and not (tmp_path / "policy").exists()

@@ -107,7 +107,7 @@ def test_what_is_filmed_is_what_is_evaluated(env: str, tmp_path: Path) -> None:
     values, size = CASES[env]
     policy = untrained(env.strip(), **values)
     played, count = record(policy, tmp_path / "film.gif", 2, seed=3, fps=50, max_steps=12)
-    other = evaluate(policy.algorithm, policy.variables, policy.source, 2, 3, max_steps=12)
+    other = evaluate({"": policy.algorithm}, {"": policy.variables}, policy.source, 2, 3, max_steps=12)
     np.testing.assert_array_equal(played.returns, other.returns)
     np.testing.assert_array_equal(played.lengths, other.lengths)
     assert count == sum(played.lengths) + 2

@@ -147,7 +147,7 @@ def test_policies_have_their_own_random_numbers() -> None:
     algorithms, both = {"a": PPO_, "b": PPO_}, {"a": "long_1", "b": "long_2"}
     config = {**SIZES, "env": team.Unlike("long_1", "long_2")}
     states = [
-        prepare(Train(PPO_, **config)).job.learner.init(jax.random.key(5)).variables.params,
+        prepare(Train(PPO_, **config)).job.learner.init(jax.random.key(5)).variables[""].params,
         *prepare(Train(algorithms, policies=both, **config)).job.learner.init(jax.random.key(5)).variables.values(),
     ]
     alone, a, b = map(jax.tree.leaves, [states[0], states[1].params, states[2].params])

@@ -48,7 +48,8 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
     sizes = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "hidden_sizes": (4,)}
     run = setup.prepare(*resolved(Train(name, env="gymnax:CartPole-v1"), {**sizes, **own}))
     job = run.job
-    made = parts.make_parts(job._replace(algorithm=drowsy(job.algorithm, nap), source=DrowsySource(job.source, nap)))
+    algorithm = {"": drowsy(job.algorithm[""], nap)}
+    made = parts.make_parts(job._replace(algorithm=algorithm, source=DrowsySource(job.source, nap)))
     for part in made.values():
         jax.block_until_ready(part.run())
     for stage in naps:

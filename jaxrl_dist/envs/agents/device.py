@@ -119,7 +119,8 @@ class _Rows:
             own = episode_return.reshape(-1), episode_length.reshape(-1)
             return step, ended_episodes(step.terminated | step.truncated, *own)
 
-        return new, *mesh.over_policies(of_group, outputs=2)(self._groups.tree, seen)
+        spec, own = self._groups.spec, mesh.over_policies(of_group, outputs=2)
+        return new, *map(spec.bare, own(self._groups.by_policy, spec.keyed(seen)))
 
     def _by_env(self, x: jax.Array) -> jax.Array:
         """Returns the numbers of agents by environment, ``[B, K]``."""
@@ -143,11 +144,13 @@ class _Rows:
 
         seen, env_state = self._reset_all(keys)
         before, env_before = stepped
-        return mesh.over_policies(of_group)(self._groups.tree, seen, before), rows_where(ended, env_state, env_before)
+        spec, rows = self._groups.spec, mesh.over_policies(of_group)
+        shown = rows(self._groups.by_policy, spec.keyed(seen), spec.keyed(before))
+        return spec.bare(shown), rows_where(ended, env_state, env_before)
 
     def _actions(self, action: PyTree) -> dict[Any, PyTree]:
         """Returns the action of each agent as its environment takes it, ``[B, ...]``."""
-        by_policy = action if self._groups.spec.policies else {"": action}
+        by_policy = self._groups.spec.keyed(action)
         return {
             agent: unnamed(self._env.action_space(group.agents[0]), x)
             for policy, group in self._groups.by_policy.items()
@@ -164,7 +167,7 @@ class _Rows:
             whole = whole_state(obs, self._groups.agents) if STATE in group.added else None
             return group.observation(named(self._env.observation_space(group.agents[0]), seen), legal, whole)
 
-        return mesh.over_policies(of_group)(self._groups.tree)
+        return self._groups.spec.bare(mesh.over_policies(of_group)(self._groups.by_policy))
 
 
 def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: str) -> tuple[Space, Space, Mask]:

@@ -112,11 +112,6 @@ class Groups(NamedTuple):
     """``""`` if there is one policy."""
     spec: EnvSpec
 
-    @property
-    def tree(self) -> Any:
-        """The groups as ``mesh.over_policies`` takes them."""
-        return dict(self.by_policy) if self.spec.policies else self.by_policy[""]
-
     def pays(self, valid: Array) -> Array:
         """Returns whose rewards count, from who is there, both ``[B, K]``: of all that act as one while one is."""
         for group in self.by_policy.values():

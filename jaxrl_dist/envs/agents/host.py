@@ -95,10 +95,10 @@ class Rows:
     def reset(self) -> PyTree:
         obs = self._env.reset()
         self._begin()
-        return over_policies(lambda group: self._seen(group, obs))(self._groups.tree)
+        return self.spec.bare(over_policies(lambda group: self._seen(group, obs))(self._groups.by_policy))
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
-        chosen = action if self.spec.policies else {"": action}
+        chosen = self.spec.keyed(action)
         acting = [each.actions(jax.tree.map(np.asarray, chosen[x])) for x, each in self._groups.by_policy.items()]
         step, _ = self._env.step(dict(collections.ChainMap(*acting)))
         there, terminated, truncated = (step.obs[name].astype(bool) for name in (THERE, *FLAGS))
@@ -111,8 +111,8 @@ class Rows:
             own = group.step(self._seen(group, step.obs), reward, terminated, truncated, valid)
             return own, self._episodes[group.agents[0]].add(own.reward, own.valid, own.terminated | own.truncated)
 
-        stepped: tuple[Timestep, EpisodeStats] = over_policies(of_group, 2)(self._groups.tree)
-        return stepped
+        stepped, ended = over_policies(of_group, 2)(self._groups.by_policy)
+        return self.spec.bare(stepped), self.spec.bare(ended)
 
     def render(self, index: int) -> np.ndarray:
         return self._env.render(index // self.spec.num_agents)

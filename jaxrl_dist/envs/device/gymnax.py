@@ -131,8 +131,8 @@ def adapt(
 def _trace(env: DeviceEnv) -> None:
     """Traces a step of two environments with all wrappers, without compiling it."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2 * env.spec.num_agents))
-    action = over_policies(lambda spec: zeros(spec.action, 2 * spec.num_agents))(env.spec.policies or env.spec)
-    jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, action)
+    action = {name: zeros(own.action, 2 * own.num_agents) for name, own in env.spec.by_policy.items()}
+    jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, env.spec.bare(action))
 
 
 def _family(env: Any) -> str:
@@ -267,8 +267,9 @@ class HostGymnax:
         action = checked_action(self.spec, action, self._steps)
         self._state, *outputs = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
         step, ended = jax.tree.map(np.array, outputs)
-        check_finite(self.spec, self._steps, "observation", over_policies(lambda step: step.obs)(step))
-        check_finite(self.spec, self._steps, "reward", over_policies(lambda step: step.reward)(step))
+        seen, paid = over_policies(lambda step: (step.obs, step.reward), 2)(self.spec.keyed(step))
+        check_finite(self.spec, self._steps, "observation", self.spec.bare(seen))
+        check_finite(self.spec, self._steps, "reward", self.spec.bare(paid))
         self._steps += 1
         return step, ended
 
@@ -276,8 +277,9 @@ class HostGymnax:
         state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second
         place = index // self.spec.num_agents
         env_state = jax.tree.map(lambda x: np.asarray(x[place]), state.env)
-        rows = over_policies(lambda spec: place * spec.num_agents)(self.spec.policies or self.spec)
-        obs = over_policies(lambda row, seen: jax.tree.map(lambda x: np.asarray(x[row]), seen))(rows, state.obs)
+        rows = {name: place * own.num_agents for name, own in self.spec.by_policy.items()}
+        seen = over_policies(lambda row, seen: jax.tree.map(lambda x: np.asarray(x[row]), seen))
+        obs = self.spec.bare(seen(rows, self.spec.keyed(state.obs)))
         return draw(self.spec, env_state, obs, self._draw)
 
     def close(self) -> None:
