@@ -114,8 +114,9 @@ class Rollout(NamedTuple):
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
 
-    time_major = env_major
-    """The inverse."""
+    def time_major(self) -> Rollout:
+        """The inverse of ``env_major``."""
+        return self.env_major()
 
 
 def swap_axes(tree: PyTree) -> PyTree:
@@ -179,9 +180,8 @@ class Aux(NamedTuple):
     priority: jax.Array | None = None  # [N] float32, at least 0, for prioritised replay
 
 
-def no_core(num_envs: int) -> PyTree:
+def no_core(_: int) -> PyTree:
     """Returns (), the core of a policy without state."""
-    del num_envs
     return ()
 
 
