@@ -114,8 +114,9 @@ class Rollout(NamedTuple):
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
 
-    time_major = env_major
-    """The inverse."""
+    def time_major(self) -> Rollout:
+        """The inverse of ``env_major``."""
+        return self.env_major()
 
 
 def swap_axes(tree: PyTree) -> PyTree:
@@ -241,8 +242,7 @@ class Algorithm:
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
     """``(params) -> target``; default: no target."""
     observe: Callable[[Variables, Rollout, Context], PyTree] | None = None
-    """``(variables, rollout, context) -> stats`` after each rollout, without keys; sums over devices by
-    ``mesh.global_sum``. None: it keeps no running statistics; ``observed`` serves both."""
+    """``(variables, rollout, context) -> stats`` after each rollout; sums are ``mesh.global_sum``. None: keeps none."""
     initial_core: Callable[[int], PyTree] = no_core
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree] = lambda core, action, step: core
@@ -320,7 +320,7 @@ class Report:
     """``train`` yields one per report interval; its numbers are on the host."""
 
     env_steps: int
-    """Env steps so far, counted exactly: of an environment one, in which any of its agents takes part."""
+    """Env steps so far, counted exactly."""
     updates: int
     iteration: int
     wall_time_s: float

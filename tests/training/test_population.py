@@ -8,7 +8,6 @@ import json
 import pathlib
 import shutil
 import threading
-import typing
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -538,8 +537,7 @@ def test_every_other_float_varies_within_a_program(name: str) -> None:
             whole, source = preset(name, env, num_envs=8, plan="on_device"), find(env)
             job = make_job(whole, source)
             break
-    hints = typing.get_type_hints(type(whole.algorithm))
-    floats = {x: getattr(whole.algorithm, x) for x in hints if isinstance(getattr(whole.algorithm, x, None), float)}
+    floats = {x: value for x, value in dataclasses.asdict(whole.algorithm).items() if isinstance(value, float)}
     varying = {x: value for x, value in floats.items() if x not in STATIC}
     assert varying and compiled.traces(job._replace(hyper=varying))
     for x in STATIC & floats.keys():
