@@ -288,7 +288,8 @@ class Learner(NamedTuple):
     init: Callable[[jax.Array], TrainState]
     """``(key) -> state``."""
     update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
-    """``(state, rollout, key) -> (state, metrics)``; a fourth argument ``[T, B]`` may give priorities, by windows' ends."""
+    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional fourth argument ``[T, B]``
+    gives the priorities of the windows that end with each step."""
     relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
     """``(state, key) -> (state, metrics)``: an iteration's updates from what the memory holds; None without one."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory
