@@ -123,13 +123,9 @@ class Rollout(NamedTuple):
         return self._replace(core=self.core[1], final_core=self.final_core[1]) if self.core else self
 
     def env_major(self) -> Rollout:
-        """Returns it as ``[B, T, ...]``, one example per environment; ``core`` and ``final_core`` stay ``[B, ...]``."""
+        """Returns it as ``[B, T, ...]``, an example per environment, and back; ``core`` and ``final_core`` stay."""
         swapped: Rollout = swap_axes(self._replace(core=(), final_core=()))
         return swapped._replace(core=self.core, final_core=self.final_core)
-
-    def time_major(self) -> Rollout:
-        """The inverse of ``env_major``."""
-        return self.env_major()
 
 
 def swap_axes(tree: PyTree) -> PyTree:
@@ -229,7 +225,8 @@ class Algorithm:
     ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to ``variables.params``. The
     mask is bool, or holds weights, which count as constants."""
     optimizer: optax.GradientTransformation
-    """Its ``update`` also gets ``env_step``, as in ``Context``, and the number ``updates_done``, if it takes more."""
+    """Its ``update`` also gets ``env_step``, as in ``Context``, and ``updates_done``, the number of updates before this
+    one, if it takes extra arguments."""
     window: int | None = None
     """Steps of an environment that one example spans: 1 for transitions; None: the whole rollout."""
     replay: Replay | None = None
@@ -291,7 +288,8 @@ class Learner(NamedTuple):
     init: Callable[[jax.Array], TrainState]
     """``(key) -> state``."""
     update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
-    """``(state, rollout, key) -> (state, metrics)``; a fourth argument ``[T, B]`` may give windows' priorities."""
+    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional fourth argument ``[T, B]``
+    gives the priorities of the windows that end with each step."""
     relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
     """``(state, key) -> (state, metrics)``: an iteration's updates from what the memory holds; None without one."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory

@@ -129,7 +129,7 @@ def make_rollout(
             actor, experience, episodes = of_envs(actor, index)
         else:
             actor, experience, episodes = by_parts(env_major, parts, (actor, index))
-            experience = over_policies(Rollout.time_major)(experience)
+            experience = over_policies(Rollout.env_major)(experience)
         return actor, experience, over_policies(EpisodeStats.merge)(episodes)
 
     return rollout

@@ -45,7 +45,7 @@ class IMPALA(ActorCriticConfig):
             return rollout.env_major()
 
         def loss(variables: Variables, batch: Rollout, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
-            rollout = batch.time_major()
+            rollout = batch.env_major()
             distribution, values = net.unroll(variables.params, rollout)
             log_prob = distribution.log_prob(rollout.action)
             log_rhos = log_prob - rollout.extras["log_prob"] if self.correction else jnp.zeros_like(log_prob)

@@ -70,9 +70,21 @@ def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str,
     kept = [name for name in kept if sources.get(name) != "stored"]
     config = checked(dataclasses.replace(config, algorithm=made), kept)
     own = {name: getattr(config.algorithm, name) for name in own}
-    others = (field for field in dataclasses.fields(Train) if getattr(config, field.name) not in (field.default, {}))
-    sources = dict.fromkeys((field.name for field in others), "yours") | dict(sources)
+    others = [
+        field.name for field in dataclasses.fields(Train) if getattr(config, field.name) not in (field.default, {})
+    ]
+    sources = dict.fromkeys([*others, *([] if by_name else _given_by(config))], "yours") | dict(sources)
     return Given(dataclasses.replace(config, algorithm=algorithm) if by_name else config, own, sources)
+
+
+def _given_by(config: Train[Any]) -> list[str]:
+    """Returns the hyperparameters that count as given by an algorithm's config: those that differ from its class.
+
+    A run that was filled in before, such as a stored one, gives all.
+    """
+    again = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
+    fields, algorithm = dataclasses.fields(config.algorithm), config.algorithm
+    return [field.name for field in fields if again or getattr(algorithm, field.name) != field.default]
 
 
 def _of_name(algorithm: Any) -> Mapping[str, Any]:
@@ -113,10 +125,6 @@ def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]
     if asked.by_name:
         hyper = {name: value for name, value in values.items() if name not in RUN_FIELDS}
         algorithm = kind_of(algorithm)(**{**hyper, **asked.own})
-    else:
-        again = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
-        fields = dataclasses.fields(algorithm)  # a run that was filled in before, such as a stored one, gives them all
-        sources |= {x.name: "yours" for x in fields if again or getattr(algorithm, x.name) != x.default}
     env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
     config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
     sources |= asked.sources
