@@ -106,7 +106,9 @@ class Member:
             self.newest = dataclasses.replace(self.newest, evaluation=None, ended_by=None)
         elif self.newest is not None and self.row.status in ENDED and state is not None:
             self.newest = dataclasses.replace(
-                self.newest, variables=lambda: state.state.variables, checkpoint=lambda: state
+                self.newest,
+                variables=lambda: self.job.source.spec.bare(state.state.variables),
+                checkpoint=lambda: state,
             )
 
     def reports(self, evaluating: Callable[[int], None], stop: Callable[[], bool]) -> Generator[Report]:
