@@ -107,7 +107,7 @@ def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], ja
         return obs, jax.lax.scan(step, state, jax.random.split(jax.random.key(1), STEPS // ENVS))[1]
 
     first, (steps, episodes, both) = check.call("a compiled loop of steps", lambda: jax.device_get(jax.jit(play)()))
-    check.steps = int(count_steps(spec, steps.valid).sum(axis=0)[0])
+    check.steps = int(count_steps(spec, spec.keyed(steps.valid)).sum(axis=0)[0])
     shown = steps.valid | (spec.num_agents == 1)  # nothing is learnt from an agent that is gone
     for path, part in leaves(spec.observation).items():
         for call, seen in ((reset, leaves(first)[path]), ("step_env", leaves(steps.obs)[path][shown])):
