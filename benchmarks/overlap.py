@@ -44,7 +44,7 @@ def main() -> None:
 
     more += ["--env", args.env, "--plan", "asynchronous", "--total-env-steps", str(10**9), "--report-interval", "1"]
     job = setup.prepare(*resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))).job
-    assert job.algorithm.replay is None, "this measures plans that learn from each rollout once"
+    assert job.algorithm[""].replay is None, "this measures plans that learn from each rollout once"
 
     steps = args.iterations * job.steps_per_iteration
     rates: dict[str, list[float]] = {"acting": [], "learning": [], "together": []}
@@ -63,7 +63,7 @@ def main() -> None:
 
 def senders(job: Job) -> list[Deliver]:
     """Returns the functions that send each actor's rollouts to the learner."""
-    return [sender(home, [ROLLOUT]) for home in homes(job.mesh, job.pool.num_actors)]
+    return [sender(home, [{"": ROLLOUT}]) for home in homes(job.mesh, job.pool.num_actors)]
 
 
 def act(job: Job, iterations: int) -> float:
@@ -82,7 +82,7 @@ def learn(job: Job, iterations: int) -> float:
     store.publish(state)
     with ActorPool(job.actor_job(), job.pool, store, senders(job)) as pool:
         samples = next(flow.batch(flow.gather_async(pool.streams), job.pool.num_actors))
-        (rollout,) = joiner(job.mesh, job.pool.num_actors, [ROLLOUT])(samples)
+        (rollout,) = joiner(job.mesh, job.pool.num_actors, [{"": ROLLOUT}])(samples)
 
     def once() -> None:
         nonlocal state

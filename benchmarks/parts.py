@@ -78,16 +78,16 @@ def make_stages(job: Job, env: Any) -> dict[str, Callable[[], object]]:
     else:
         actions = rng.integers(0, getattr(spec.action, "n", None) or spec.action.nvec, shape, np.int32)
 
-    device = job.mesh.devices.flat[0]
+    device, algorithm = job.mesh.devices.flat[0], job.algorithm[""]
     variables, core, keys = jax.device_put(
         (
-            job.algorithm.init(jax.random.key(0)),
-            job.algorithm.initial_core(job.num_envs),
+            algorithm.init(jax.random.key(0)),
+            algorithm.initial_core(job.num_envs),
             jax.random.split(jax.random.key(0), job.num_envs),
         ),
         device,
     )
-    policy = jax.jit(job.algorithm.policy)
+    policy = jax.jit(algorithm.policy)
     programs = compile_acting(job.algorithm, env.spec, job.mesh, job.rollout_length, job.key(Stream.ACT))
     actor = HostActor(job.algorithm, env, job.mesh, job.rollout_length, programs)
     update, key = compile_update(job.learner, job.mesh), job.key(Stream.LEARN)

@@ -20,6 +20,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist.commands import flags
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.learners import sgd
+from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.memory import ring
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.on_device import on_device
@@ -39,7 +40,7 @@ def main() -> None:
 
     more += ["--env", args.env, "--num-devices", "1", "--total-env-steps", str(10**9)]
     config, source = resolved(Train(args.algorithm), flags.parse_train(args.algorithm, more))
-    replay = setup.prepare(config, source).job.algorithm.replay
+    replay = setup.prepare(config, source).job.algorithm[""].replay
     assert replay is not None, f"{args.algorithm} replays nothing"
     config = dataclasses.replace(config, report_interval=int(args.updates / replay.ratio))
     job = setup.prepare(config, source).job
@@ -67,10 +68,10 @@ def main() -> None:
 
 def make_bare(job: Job) -> Callable[[int], None]:
     """Returns ``(count) -> None``, which makes ``count`` updates on one batch, one jitted call each."""
-    algorithm, key = job.algorithm, jax.random.key(0)
+    algorithm, key = job.algorithm[""], jax.random.key(0)
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None
-    state = job.initial_state()
+    state = state_of(job.initial_state(), "")
     keys = jax.random.split(key, replay.batch_size)
 
     def draw(state: TrainState) -> object:

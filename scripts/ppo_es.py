@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxrl_dist import preset, train
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
+from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.settings.members import members
@@ -46,15 +47,15 @@ def evolve(
     def generation(centre: Any, state: Any, actor: Any, key: jax.Array) -> Any:
         leaves, structure = jax.tree.flatten(centre)
         params = jax.tree.unflatten(structure, map(perturbed, leaves, jax.random.split(key, len(leaves))))
-        state = state._replace(variables=state.variables._replace(params=params))
+        state = state._replace(variables={"": state.variables[""]._replace(params=params)})
         (state, actor), (steps, episodes) = jax.lax.scan(iteration, (state, actor), length=iterations)
-        ended, total = (x.reshape(iterations, size, -1).sum((0, 2)) for x in episodes[:2])
+        ended, total = (x.reshape(iterations, size, -1).sum((0, 2)) for x in episodes[""][:2])
         score = jnp.where(ended > 0, total / jnp.maximum(ended, 1), -jnp.inf)
         weight = jnp.zeros(size).at[jnp.argsort(-score)].set(weights / weights.sum())
-        centre = jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), state.variables.params)
+        centre = jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), state.variables[""].params)
         return centre, state, actor, steps.sum(), total.sum() / ended.sum()
 
-    centre, done, key = jax.tree.map(lambda x: x[0], state.variables.params), 0, jax.random.key(seed)
+    centre, done, key = jax.tree.map(lambda x: x[0], state_of(state, "").variables.params), 0, jax.random.key(seed)
     while done < total:
         key, draw = jax.random.split(key)
         centre, state, actor, steps, value = generation(centre, state, actor, draw)

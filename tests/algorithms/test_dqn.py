@@ -263,8 +263,8 @@ def test_memory_is_made_on_the_mesh() -> None:
     run = setup.prepare(jaxrl_dist.Train("dqn", env="CartPole-v1"))
     state = run.job.initial_state()
     assert {x.sharding.spec for x in jax.tree.leaves(state.memory)} == {meshes.BATCH}
-    assert len(state.memory.added.sharding.device_set) == 8
-    assert isinstance(state.memory, ring.Memory)
+    assert len(state.memory[""].added.sharding.device_set) == 8
+    assert isinstance(state.memory[""], ring.Memory)
 
 
 @pytest.mark.parametrize("priority_exponent", [None, 0.5])
