@@ -64,7 +64,7 @@ class EnvSpec:
         """Returns what the environment takes or returns as a dict keyed by policy: with one, it has no names itself."""
         return tree if self.policies else {"": tree}
 
-    def bare(self, tree: Mapping[str, PyTree]) -> Any:
+    def bare(self, tree: PyTree) -> Any:
         """The inverse of ``keyed``: what environments, reports and files have."""
         return tree if self.policies else tree[""]
 
