@@ -161,8 +161,9 @@ def mixing_heads(num_agents: int, size: int) -> Heads:
 
     Where episodes end only by a time limit, the paper's layers let values grow without bound: agents learn to go to
     states far from those seen, whose value nothing corrects. So the hidden layer is of tanh, which bounds the weights
-    in all states; and the mixing network has leaky ReLUs, since ELU has a floor, to which values below zero only fit
-    by large weights. Weights and biases start at 0.01 of the usual gain; with the usual gain they grow as well.
+    in all states; and the mixing network has leaky ReLUs of slope 0.5, since ELU has a floor, to which values below
+    zero only fit by large weights; slope 0.1 still diverged. Weights and biases start at 0.01 of the usual gain; with
+    the usual gain they grow as well.
     """
     sizes = {"weights": num_agents * size, "bias": size, "last_weights": size, "last_bias": 1}
     layers: dict[str, Any] = {name: dense(width, scale=0.01) for name, width in sizes.items()}
@@ -177,7 +178,7 @@ def mixing_heads(num_agents: int, size: int) -> Heads:
         read = jnp.tanh(hidden.apply(params["hidden"], features))
         made = {name: layer.apply(params[name], read) for name, layer in layers.items()}
         weights = jnp.abs(made["weights"]).reshape(*values.shape, size)
-        mixed = nn.leaky_relu(jnp.einsum("...k,...kh->...h", values, weights) + made["bias"], 0.1)
+        mixed = nn.leaky_relu(jnp.einsum("...k,...kh->...h", values, weights) + made["bias"], 0.5)
         return (jnp.sum(mixed * jnp.abs(made["last_weights"]), axis=-1) + made["last_bias"][..., 0],)
 
     return Heads(len(layers) + 1, init, apply)

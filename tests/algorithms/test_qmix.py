@@ -55,7 +55,7 @@ def test_the_mixer_s_slopes_start_small_and_are_bounded_in_all_states_and_for_al
     layers = [jax.tree.map(np.asarray, params[name]["params"]) for name in ("weights", "last_weights")]
     first, last = (np.abs(layer["kernel"]).sum(axis=0) + np.abs(layer["bias"]) for layer in layers)
     assert (slopes(0.0, params, 1e3 * state) <= first.reshape(3, 32) @ last).all()
-    np.testing.assert_allclose(slopes(-1e3, params, state), 0.1 * slopes(1e3, params, state), rtol=1e-4)
+    np.testing.assert_allclose(slopes(-1e3, params, state), 0.5 * slopes(1e3, params, state), rtol=1e-4)
 
 
 def batch_of(spec: Any, size: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def naive_total(params: Any, obs: Any, row: int, chosen: list[float], mixer: str
     hidden = dense(made["bias"], state)
     for agent, value in enumerate(chosen):
         hidden = hidden + value * weights[agent]
-    hidden = np.where(hidden > 0, hidden, 0.1 * hidden)
+    hidden = np.where(hidden > 0, hidden, 0.5 * hidden)
     return float(hidden @ np.abs(dense(made["last_weights"], state)) + dense(made["last_bias"], state)[0])
 
 
