@@ -191,15 +191,21 @@ def gather_async(streams: Parallel[Item]) -> Iterator[Item]:
 
 
 def gather_sync(
-    streams: Parallel[Item], least: int | None = None, deadline_seconds: float = 0.0
-) -> Iterator[list[Item | None]]:
+    streams: Parallel[Item],
+    least: int | None = None,
+    deadline_seconds: float = 0.0,
+    busy: Callable[[], bool] = lambda: False,
+) -> Iterator[list[Item | None] | None]:
     """Yields rounds with one item from each stream, in the order of the streams; ends when a round cannot be filled.
 
     Args:
       least: items that suffice once ``deadline_seconds`` have passed since the round's first item. A stream whose item
         is late has None in this round, and the item in the next.
+      busy: returns whether consumers have something else to do: yields None then, rather than wait for a round.
     """
     while True:
+        while busy() and not streams.complete():
+            yield None
         found: dict[int, Item] = {}
         deadline = None
         while missing := set(range(len(streams))) - found.keys():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_dist import flow, rng
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, PoolOptions, Sample, Snapshot
 from jaxrl_dist.actors.step import Rollouts, Stages, keys_of
 from jaxrl_dist.checks import check_divides, flag, parse_devices
@@ -37,11 +39,6 @@ def replays(algorithm: Algorithms) -> bool:
 def prioritizes(algorithm: Algorithms) -> bool:
     """Returns whether any policy replays experience by priority."""
     return any(each.replay and each.replay.priority_exponent is not None for each in algorithm.values())
-
-
-def content_specs(algorithm: Algorithms) -> list[Any]:
-    """Returns the sharding of an actor's message: a rollout and, for prioritised replay, its priorities."""
-    return [meshes.rollout_specs(algorithm), meshes.TIME_BATCH][: 1 + prioritizes(algorithm)]
 
 
 def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
@@ -93,6 +90,118 @@ def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOpti
     )
 
 
+class Turn(NamedTuple):
+    """The result of a trainer's turn, with or without a round of new experience."""
+
+    state: TrainState
+    metrics: Mapping[str, Any]
+    counts: Mapping[str, Any]
+    """As for ``HostInterval.learned``."""
+    more: bool = False
+    """Whether the trainers can learn on without new experience."""
+    last: bool = True
+    """Whether all policies have had their turn."""
+
+
+Rounds = Iterator[Any]
+"""What ``Exchange.join`` makes of each round of samples; None where no new experience has arrived."""
+Training = Callable[[TrainState, Rounds], Iterator[Turn]]
+"""``(state, rounds) -> turns``: one or several trainers, which learn from each round as it comes."""
+
+
+class Exchange(NamedTuple):
+    """How experience gets from the actors to a trainer."""
+
+    send: Sequence[Deliver]
+    """What each actor does with its rollout."""
+    join: Callable[[Sequence[Sample | None]], Any]
+    """Makes what a trainer learns from of the samples of a round; None: a sample that is late or too old."""
+    size: int
+    """Samples of a round: one of each actor, or fewer in order of arrival."""
+
+
+def exchange(job: Job) -> Exchange:
+    """Returns the exchange of rollouts: each travels to its actor's part of the mesh, where those of a round join.
+
+    With prioritised replay, a rollout's priorities travel with it. A trainer gets a list of one or both.
+    """
+    mesh, num_actors, devices = arrays.own_part(job.mesh), job.pool.num_actors, job.pool.meshes
+    prioritized = prioritizes(job.algorithm)
+    specs = [meshes.rollout_specs(job.algorithm), meshes.TIME_BATCH][: 1 + prioritized]
+    priorities = itertools.cycle([prioritize(job, on) if prioritized else None for on in devices])
+    send = [sender(home, specs, priority) for home, priority in zip(homes(mesh, num_actors), priorities, strict=False)]
+    join = joiner(mesh, num_actors, specs)
+    return Exchange(send, lambda samples: arrays.as_global(join(samples), job.mesh, specs), num_actors)
+
+
+def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], exchange: Exchange) -> Iterator[Report]:
+    """Runs ``job``: rollouts arrive and are joined in rounds, trainers take their turns, and actors get the new policy.
+
+    Args:
+      programs: those of ``training``, whose compilation counts apart.
+    """
+    clock, stages, options = Clock(job.resumed, job.excluded_seconds), Stages(), job.pool
+    state, more = job.initial_state(), False
+    store = ParamStore(options.meshes, keep=options.lag or 0)
+    store.publish(arrays.as_local(state, job.mesh))
+    with ActorPool(job.actor_job(), options, store, exchange.send) as pool:
+        tally = Tally(job, pool, store, job.iterations_per_report * options.num_actors // exchange.size)
+        stages.mark("starting")
+        pool.streams.wait()
+        clock.ready(*programs)
+        stages.mark("actors_starting")
+
+        def now() -> Report:
+            return tally.report(state, clock, stages, programs)
+
+        def received() -> Rounds:
+            taken = iter(() if tally.done() else rounds(job, pool, tally, exchange.size, lambda: more))
+            while (samples := peers.run_everywhere(partial(next, taken, ()), "the actors")) != ():
+                stages.mark("waiting")
+                if samples is not None:
+                    tally.learn(samples)
+                yield None if samples is None else exchange.join(samples)
+
+        job.publish_latest(now)
+        for turn in training(state, received()):
+            state, more = turn.state, turn.more
+            jax.block_until_ready(state)
+            stages.mark("updating")
+            store.publish(arrays.as_local(state, job.mesh))
+            tally.learned(turn.metrics, counts=turn.counts)
+            stages.mark("publishing")
+            if not turn.last:
+                continue
+            if tally.ends(tally.env_steps):
+                break
+            if tally.due:
+                yield now()
+                stages.mark("reporting")
+        pool.close()
+        stages.mark("closing")
+        yield now()
+
+
+def rounds(
+    job: Job, pool: ActorPool, tally: Tally, size: int, more: Callable[[], bool]
+) -> Iterator[Sequence[Sample | None] | None]:
+    """Yields the samples of each iteration: one from each actor, or ``size`` of them in order of arrival.
+
+    Replayed experience must keep each environment's order, so it takes one from each actor. Yields None while no new
+    samples have arrived and there is ``more`` to learn without them.
+    """
+    options = job.pool
+    ordered = options.lag is not None or options.gather is not None or replays(job.algorithm)
+    if size < options.num_actors or not ordered:
+        yield from flow.batch(filter(tally.fresh, flow.gather_async(pool.streams)), size)
+        return
+    for samples in flow.gather_sync(pool.streams, options.gather, options.gather_deadline, more):
+        if samples is None:
+            yield None
+        elif any(fresh := [tally.fresh(sample) for sample in samples]):
+            yield fresh
+
+
 def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
     """Returns the part of the mesh that holds each actor's rollouts.
 
@@ -114,7 +223,7 @@ def sender(home: Mesh, specs: list[Any], priority: Deliver | None = None) -> Del
 
     Args:
       home: the actor's entry of ``homes``.
-      specs: from ``content_specs``.
+      specs: the sharding of what is sent.
     """
     shardings = meshes.shardings(home, specs)
 
@@ -150,24 +259,28 @@ def joiner(mesh: Mesh, num_actors: int, specs: list[Any]) -> Callable[[Sequence[
     device are not copied, unless the device holds several actors' environments.
 
     Args:
-      specs: from ``content_specs``.
+      specs: the sharding of what is sent.
     """
     parts = homes(mesh, num_actors)
     joined_on = mesh if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat} else parts[0]
+    shardings = {on: meshes.shardings(on, specs) for on in {*parts, mesh}}
+    axes = jax.tree.map(_axis, specs, is_leaf=_is_spec)
     blanks: dict[int, list[PyTree]] = {}
 
     def concatenate(contents: Sequence[list[PyTree]]) -> list[PyTree]:
-        axes = jax.tree.map(_axis, specs, is_leaf=_is_spec)
         return jax.tree.map(lambda axis, *x: jax.tree.map(lambda *y: jnp.concatenate(y, axis), *x), axes, *contents)
 
     def put(content: list[PyTree], on: Mesh) -> list[PyTree]:
         return [jax.device_put(x, where) for x, where in zip(content, shardings[on], strict=True)]
 
-    one, shardings = meshes.REPLICATED, {on: meshes.shardings(on, specs) for on in {*parts, mesh}}
+    one = meshes.REPLICATED
     programs = {
         device: meshes.Program(concatenate, meshes.make_mesh([device]), (one,), one, mapped=meshes.whole)
         for device in joined_on.devices.flat
     }
+
+    def on_device(device: jax.Device, contents: Sequence[list[PyTree]]) -> list[PyTree]:
+        return programs[device](contents) if len(contents) > 1 else contents[0]
 
     def join(samples: Sequence[Sample | None]) -> list[PyTree]:
         like = next(sample for sample in samples if sample is not None).content
@@ -175,16 +288,15 @@ def joiner(mesh: Mesh, num_actors: int, specs: list[Any]) -> Callable[[Sequence[
         for index, sample in enumerate(samples):
             if sample is None and index not in blanks:
                 blanks[index] = put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), parts[index])
-            content = blanks[index] if sample is None else sample.content
-            contents.append(content if joined_on.size == 1 else put(content, parts[index]))
+            contents.append(blanks[index] if sample is None else sample.content)
         if joined_on.size == 1:  # nothing to take apart
-            joined = programs[joined_on.devices.flat[0]](contents) if len(contents) > 1 else contents[0]
-            return joined if joined_on is mesh else put(joined, mesh)
-        pieces = []
-        for device in joined_on.devices.flat:
-            here = [_shard(x, device) for x, part in zip(contents, parts, strict=True) if device in part.devices]
-            pieces.append(programs[device](here) if len(here) > 1 else here[0])
-        whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces, is_leaf=_is_spec)
+            whole = on_device(joined_on.devices.flat[0], contents)
+        else:
+            pieces = []
+            for device in joined_on.devices.flat:
+                shards = [_shard(x, device) for x, part in zip(contents, parts, strict=True) if device in part.devices]
+                pieces.append(on_device(device, shards))
+            whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces, is_leaf=_is_spec)
         return whole if joined_on is mesh else put(whole, mesh)
 
     return join
@@ -232,12 +344,12 @@ class Tally(reports.HostInterval):
         """Env steps of the run so far."""
         return int(self._steps[0])
 
-    def fresh(self, sample: Sample) -> bool:
-        """Returns True if a sample's policy is recent enough to learn from; otherwise counts its steps and episodes."""
-        fresh = self._max_lag is None or self._lag(sample) <= self._max_lag
-        if not fresh:
-            self._count([sample])
-        return fresh
+    def fresh(self, sample: Sample | None) -> Sample | None:
+        """Returns a sample whose policy is recent enough to learn from; otherwise counts its steps and episodes."""
+        if sample is None or self._max_lag is None or self._lag(sample) <= self._max_lag:
+            return sample
+        self._count([sample])
+        return None
 
     def _count(self, samples: Sequence[Sample]) -> None:
         """Counts the samples of each process's first actor, then of each one's next actor, and so on."""

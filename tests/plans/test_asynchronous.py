@@ -38,11 +38,11 @@ from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile
 from jaxrl_dist.memory import ring
 from jaxrl_dist.plans import asynchronous as asynchronous_module
 from jaxrl_dist.plans import gradients as gradients_module
-from jaxrl_dist.plans.asynchronous import asynchronous, rounds
+from jaxrl_dist.plans.asynchronous import asynchronous
 from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import check_progress
-from jaxrl_dist.plans.threaded import Tally, homes, joiner, sender
+from jaxrl_dist.plans.threaded import Tally, homes, joiner, rounds, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.EnvWarning")  # of environments that are to fail
@@ -568,7 +568,7 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
     job = make(num_actors=2, max_lag=0, gather=2)
     fake: Any = type("Pool", (), {"streams": flow.Parallel([samples(0), samples(1)], in_flight=3)})
     tally = Tally(make(max_lag=0), fake, Store(), 1)  # type: ignore[arg-type]
-    (found,) = rounds(job, fake, tally, lambda: False)
+    (found,) = rounds(job, fake, tally, 2, lambda: False)
     assert found[0] is None and found[1] is not None and found[1].version == 3
     assert tally.env_steps == 5 * 7
     tally.learn(found)
