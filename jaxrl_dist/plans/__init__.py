@@ -17,6 +17,7 @@ from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import threaded
+from jaxrl_dist.plans.dataflow import replays
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.types import Algorithms, Report
@@ -67,7 +68,7 @@ def pool_options(
     check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
     if config.free_running and len(algorithm) > 1:
         raise ConfigError("--free-running is for one policy; of several, those that replay do so under --plan own_pace")
-    if config.free_running and not (plan.free_running and threaded.replays(algorithm)):
+    if config.free_running and not (plan.free_running and replays(algorithm)):
         raise ConfigError("--free-running is for algorithms that replay experience, under --plan asynchronous")
     for policy, each in algorithm.items():
         if not plan.threaded or not each.trains:

@@ -7,6 +7,7 @@ section 5) and the Sebulba architecture (Hessel et al. 2021, https://arxiv.org/a
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +20,10 @@ from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update
 from jaxrl_dist.plans import threaded
+from jaxrl_dist.plans.dataflow import Rounds, Turn, dataflow
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.report import updated, updates_of
-from jaxrl_dist.plans.threaded import Turn, dataflow, exchange, prioritizes
+from jaxrl_dist.plans.report import updates_of
+from jaxrl_dist.plans.threaded import exchange, prioritizes
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Algorithms, Learner, Report, TrainState
 
@@ -66,8 +68,8 @@ class Trainer:
         self._keys = keys
         self.programs = [self._update] if self._relearn is None else [self._update, self._relearn]
 
-    def turns(self, state: TrainState, rounds: threaded.Rounds) -> Iterator[Turn]:
-        """As ``threaded.Training``."""
+    def turns(self, state: TrainState, rounds: Rounds) -> Iterator[Turn]:
+        """As ``dataflow.Training``."""
         more = False
         for content in rounds:
             updates, metrics = updates_of(state), {}
@@ -76,6 +78,6 @@ class Trainer:
                 state, metrics = self._update(state, rollout, self._keys[0], *priority)
             elif more and self._relearn is not None:
                 state, metrics = self._relearn(state, self._keys[1])
-            counts = updated(state, updates)
+            counts = jax.tree.map(operator.gt, updates_of(state), updates)
             more = self._relearn is not None and any(jax.tree.leaves(counts))  # its memory has filled
             yield Turn(state, metrics, counts, more)

@@ -25,8 +25,8 @@ from jaxrl_dist.learners.gradients import check_sizes
 from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient
 from jaxrl_dist.plans import threaded
+from jaxrl_dist.plans.dataflow import Exchange, Rounds, Turn, dataflow
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.threaded import Exchange, Rounds, Turn, dataflow
 from jaxrl_dist.types import Algorithm, PyTree, Report, TrainState
 
 

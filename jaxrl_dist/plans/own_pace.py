@@ -26,8 +26,9 @@ from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.policies import joined, state_of
 from jaxrl_dist.plans import asynchronous
 from jaxrl_dist.plans.asynchronous import Trainer
+from jaxrl_dist.plans.dataflow import Rounds, Turn, dataflow
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.threaded import Rounds, Turn, dataflow, exchange
+from jaxrl_dist.plans.threaded import exchange
 from jaxrl_dist.rng import Stream
 from jaxrl_dist.types import Algorithm, Report, TrainState
 

@@ -107,7 +107,7 @@ class Member:
         elif self.newest is not None and self.row.status in ENDED and state is not None:
             self.newest = dataclasses.replace(
                 self.newest,
-                variables=lambda: self.job.source.spec.bare(state.state.variables),
+                variables=lambda: state.state.variables,
                 checkpoint=lambda: state,
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
 import shlex
@@ -111,25 +112,17 @@ class Saved(NamedTuple):
         return self.status == "diverged" or bool(ended)
 
 
-class Begin(NamedTuple):
-    """A member begins, as those of a new population do."""
+class Decision(NamedTuple):
+    """How a member goes on."""
+
+    status: str | None  # "training", or how it has ended; None: it begins, as those of a new population do
+    iteration: int | None = None  # of the checkpoint with its state; None: there is none, or its state is lost
 
 
-class Resume(NamedTuple):
-    """A member goes on from its checkpoint after this iteration."""
-
-    iteration: int
-    status: str = "training"
+BEGIN = Decision(None)
 
 
-class Ended(NamedTuple):
-    """A member trains no further; its state is in the checkpoint after this iteration. None: its state is lost."""
-
-    iteration: int | None
-    status: str
-
-
-def decide(config: Train[Any], members: Sequence[Saved]) -> list[Begin | Resume | Ended]:
+def decide(config: Train[Any], members: Sequence[Saved]) -> list[Decision]:
     """Decides how the members of one program go on: those that train, from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
@@ -140,8 +133,8 @@ def decide(config: Train[Any], members: Sequence[Saved]) -> list[Begin | Resume 
       CheckpointError: the members that train share no intact checkpoint.
     """
     left = [x for x in members if not x.lost]
-    if not any(x.progress for x in left) or _first_save_was_cut(left, config.keep_checkpoints):
-        return [Ended(None, x.status) if x.lost else Begin() for x in members]
+    if not any(x.checkpoints for x in left) or _first_save_was_cut(left, config.keep_checkpoints):
+        return [Decision(x.status) if x.lost else BEGIN for x in members]
     going = [{at["iteration"] for at in x.progress} for x in members if not x.over(config)]
     shared = set.intersection(*going) if going else set()
     if going and not shared:
@@ -150,15 +143,18 @@ def decide(config: Train[Any], members: Sequence[Saved]) -> list[Begin | Resume 
     return [_decided(config, x, shared) for x in members]
 
 
-def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Resume | Ended:
+def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Decision:
     """Decides how a member goes on; ``shared``: iterations of which all that train have a checkpoint."""
     over = member.over(config)
     at = member.newest(None if over else shared)
     if at is None:
-        return Ended(None, "diverged")
-    if member.status == "diverged" or at.get("halved"):
-        return Ended(at["iteration"], "halved" if at.get("halved") else "diverged")
-    return Ended(at["iteration"], "done") if over and member.finished else Resume(at["iteration"])
+        return Decision("diverged")
+    status = "done" if over and member.finished else "training"
+    if at.get("halved"):
+        status = "halved"
+    elif member.status == "diverged":
+        status = "diverged"
+    return Decision(status, at["iteration"])
 
 
 def _first_save_was_cut(members: Sequence[Saved], keep_checkpoints: int) -> bool:
@@ -189,9 +185,12 @@ def _go_on(
 ) -> None:
     """Lets the members of one program go on as ``decide`` says; ``files`` closes those that it opens."""
     saved = [_saved(member, changes) for member in members]
+    if not any(x.progress for x in saved):
+        for member in itertools.compress(members, [x.checkpoints for x in saved]):
+            _load(member, allowed)  # all are damaged: it says how
     decisions = decide(config, saved)
-    if Begin() in decisions:
-        if any(own.progress for own in saved):
+    if BEGIN in decisions:
+        if any(member.progress for member in saved):
             text = f"not all members of {config.run_dir} that train together have saved their state: they begin again"
             warnings.warn(text, FileWarning, stacklevel=3)
         variables = init_variables(members[0].config, members[0].job.algorithm)
@@ -199,16 +198,14 @@ def _go_on(
             member.job = member.job._replace(init_variables=variables)
     for member, decision in zip(members, decisions, strict=True):
         _apply(member, decision, allowed, files)
-    states = [state for member in members if (state := member.job.resumed) is not None]
+    states = [member.job.resumed for member in members if member.job.resumed is not None]
     for member in members:
         if states and member.job.resumed is None:  # the program takes a state for each, and ignores this one's
             member.job = member.job._replace(resumed=states[0])
 
 
-def _apply(
-    member: Member, decision: Begin | Resume | Ended, allowed: Collection[str], files: contextlib.ExitStack
-) -> None:
-    if isinstance(decision, Begin):
+def _apply(member: Member, decision: Decision, allowed: Collection[str], files: contextlib.ExitStack) -> None:
+    if decision.status is None:
         if peers.first():
             directories.remove(member.folder)  # it holds only reports of lost progress
         member.row = Row(member.row.member, member.row.seed, member.row.values)
@@ -216,7 +213,7 @@ def _apply(
         if member.job.resumed is None:
             _load(member, allowed, decision.iteration)
         member.go_back(decision.status)
-        if isinstance(decision, Resume) and member.file is None and peers.first():
+        if decision.status == "training" and member.file is None and peers.first():
             member.file = files.enter_context(run_files.lock(str(member.folder)))
 
 
@@ -239,26 +236,32 @@ def _check_going(run: Run) -> None:
     Raises:
       FinishedError: all have ended.
     """
-    config, resumed = run.config, run.job.resumed
-    if is_population(config):
+    config, several = run.config, is_population(run.config)
+    if several:
         for member in run.members:
             member.read()
     if any(row.status == "training" for row in run.rows):
         return
-    if is_population(config):
-        if peers.first():
-            write_results(pathlib.Path(str(config.run_dir)), run.rows)  # members may have been resumed one by one
-        ends = f"--total-env-steps {config.total_env_steps}"
-        if config.stop_at_return is not None:
-            ends += f" or --stop-at-return {config.stop_at_return}"
-        if any(row.status == "diverged" for row in run.rows):
-            ends += ", or have diverged"
-        raise FinishedError(f"all members of {config.run_dir} have ended at {ends}; name more to go on")
-    assert resumed is not None
-    done, score = resumed.env_steps, score_of(resumed.progress)
-    field = str(ended_by(config, done, score))
-    what = f"done {done} env steps of" if field == "total_env_steps" else f"reached a mean return of {score:.4g},"
-    raise FinishedError(f"{config.run_dir} has {what} {flag(field)} {getattr(config, field)}; name more to go on")
+    if several and peers.first():
+        write_results(pathlib.Path(str(config.run_dir)), run.rows)  # members may have been resumed one by one
+    ended = _ended_members(config, run.rows) if several else _ended(config, run.job)
+    raise FinishedError(f"{ended}; name more to continue")
+
+
+def _ended_members(config: Train[Any], rows: Sequence[Row]) -> str:
+    ends = f"--total-env-steps {config.total_env_steps}"
+    if config.stop_at_return is not None:
+        ends += f" or --stop-at-return {config.stop_at_return}"
+    if any(row.status == "diverged" for row in rows):
+        ends += ", or have diverged"
+    return f"all members of {config.run_dir} have ended at {ends}"
+
+
+def _ended(config: Train[Any], job: Job) -> str:
+    field = str(job.ended_by(job.env_steps, job.score))
+    reached = f"reached a mean return of {job.score:.4g},"
+    what = f"done {job.env_steps} env steps of" if field == "total_env_steps" else reached
+    return f"{config.run_dir} has {what} {flag(field)} {getattr(config, field)}"
 
 
 def _check_devices(config: Train[Any], source: EnvSource) -> None:
@@ -287,7 +290,7 @@ def _check_devices(config: Train[Any], source: EnvSource) -> None:
 def _checkpoint_shapes(job: Job) -> Checkpoint:
     """Returns the shapes and dtypes of a checkpoint of this job."""
     key = jax.random.key(0)
-    state = jax.eval_shape(job.learner.init, key)
+    state = job.bare(jax.eval_shape(job.learner.init, key))
     actor = jax.eval_shape(compiled.start(job), key, job.hyper) if PLANS[job.config.plan].compiled else ()
     return Checkpoint(state, actor, {})
 

@@ -23,6 +23,7 @@ from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
+from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.run import checkpoint, trackers
@@ -158,11 +159,9 @@ def _traced(population: Sequence[populations.Member], source: EnvSource) -> list
         and all(isinstance(member.values[name], float) for member in population)
     ]
     job = make_job(first.config, source, devices=learner_devices(first.config)[:1])
-    population_plan = plans.population_plan(first.config.plan)
-    assert population_plan is not None, "members train in turn"
 
     def traces(*names: str) -> bool:
-        return population_plan.traces(job._replace(hyper={name: first.values[name] for name in names}))
+        return compiled.traces(job._replace(hyper={name: first.values[name] for name in names}))
 
     return names if not names or traces(*names) else [name for name in names if traces(name)]
 

@@ -39,10 +39,11 @@ from jaxrl_dist.memory import ring
 from jaxrl_dist.plans import asynchronous as asynchronous_module
 from jaxrl_dist.plans import gradients as gradients_module
 from jaxrl_dist.plans.asynchronous import asynchronous
+from jaxrl_dist.plans.dataflow import Tally, rounds
 from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import check_progress
-from jaxrl_dist.plans.threaded import Tally, homes, joiner, rounds, sender
+from jaxrl_dist.plans.threaded import homes, joiner, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.EnvWarning")  # of environments that are to fail
