@@ -320,7 +320,7 @@ def test_members_on_the_host_are_their_lone_runs(env: str, devices: int, tmp_pat
         probes.assert_close(last.members[3].variables(), expected.variables(), 1e-5)
         check_lines(tmp_path / "all" / "members" / "003", tmp_path / "alone")
         assert last.members[3].evaluation == expected.evaluation
-    assert len({str(member.variables()) for member in last.members}) == 4 and threading.enumerate() == threads
+    assert len({str(member.variables()) for member in last.members}) == 4 and set(threading.enumerate()) <= set(threads)
 
 
 def test_under_other_plans_members_train_one_after_the_other(tmp_path: pathlib.Path) -> None:
