@@ -2,7 +2,7 @@
 
 A stream is an iterator. The operators are those of RLlib Flow (Liang et al. 2021, https://arxiv.org/abs/2011.12719,
 section 4) as plain generator functions, in the manner of ``itertools``; its ``for_each`` and ``filter`` are Python's
-own ``map`` and comprehensions. Only ``Parallel`` starts threads.
+own ``map`` and comprehensions, and ``duplicate`` is ``itertools.tee``. Only ``Parallel`` starts threads.
 """
 
 from __future__ import annotations
@@ -236,28 +236,3 @@ def batch(stream: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(stream)
     while len(items := list(itertools.islice(iterator, size))) == size:
         yield items
-
-
-def duplicate(stream: Iterable[Item], copies: int, bound: int) -> list[Iterator[Item]]:
-    """Returns several streams of the same items, none of which may run more than ``bound`` items ahead of another.
-
-    Raises:
-      BufferError: from the stream that runs ahead. It cannot wait: the reader of the other streams waits for it.
-    """
-    iterator = iter(stream)
-    buffers: list[collections.deque[Item]] = [collections.deque() for _ in range(copies)]
-
-    def one(own: collections.deque[Item]) -> Iterator[Item]:
-        while True:
-            if not own:
-                if any(len(buffer) >= bound for buffer in buffers):
-                    raise BufferError(f"a duplicate of the stream is {bound} items behind another")
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-                for buffer in buffers:
-                    buffer.append(item)
-            yield own.popleft()
-
-    return [one(buffer) for buffer in buffers]

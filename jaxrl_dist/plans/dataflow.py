@@ -46,7 +46,7 @@ class Exchange(NamedTuple):
 
     send: Sequence[Deliver]
     """What each actor does with its rollout."""
-    join: Callable[[Sequence[Sample | None]], Any]
+    join: Callable[[Sequence[Any]], Any]
     """Makes what a trainer learns from of the samples of a round; None: a sample that is late or too old."""
     size: int
     """Samples of a round: one of each actor, or fewer in order of arrival."""

@@ -85,8 +85,9 @@ class DevicePopulation(Population):
         self._per_dispatch = peers.minimum(fitting, "iterations of a dispatch")
         return count
 
-    def _sums(self) -> IntervalSums:
-        return self._since
+    def _sums(self) -> Sequence[IntervalSums]:
+        since = arrays.fetch(self._since)
+        return [self._part(since, row) for row in range(len(self._rows))]
 
     def _restart(self) -> None:
         self._since = self._blank

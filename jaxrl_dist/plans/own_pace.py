@@ -65,7 +65,7 @@ def turns(trainers: Mapping[str, Trainer], state: TrainState, rounds: Rounds) ->
     """Yields the turns in which a policy has learned: each round goes to every trainer, and these take turns."""
     states = {name: state_of(state, name) for name in trainers}
     states = {name: own._replace(iteration=jnp.copy(own.iteration)) for name, own in states.items()}  # not shared
-    copies = flow.duplicate(rounds, len(states), bound=1)
+    copies = itertools.tee(rounds, len(states))
     parts = {name: _of_policy(name, copy) for name, copy in zip(states, copies, strict=True)}
     streams = [trainer.turns(states[name], parts[name]) for name, trainer in trainers.items()]
     more = dict.fromkeys(states, False)

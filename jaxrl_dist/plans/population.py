@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from jaxrl_dist.plans.evolve import Selection
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import IntervalSums, copied, diverged, mean_return, report, saved
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import EpisodeStats, Report, TrainState
+from jaxrl_dist.types import Report, TrainState
 
 
 class _Counts(NamedTuple):
@@ -30,8 +31,8 @@ class _Counts(NamedTuple):
     skipped: Any
 
 
-_Numbers = tuple[IntervalSums, _Counts]
-"""What the members' reports need: their sums since the last report, and their counts."""
+_Numbers = tuple[Sequence[IntervalSums], _Counts]
+"""What the members' reports need: the sums of each row since the last report, and the rows' counts."""
 
 
 class Population(abc.ABC):
@@ -108,9 +109,7 @@ class Population(abc.ABC):
 
     def _start(self) -> None:
         jobs = self._jobs
-        self._clocks = [
-            Clock(job.progress, lambda at=at: self._jobs[at].excluded_seconds()) for at, job in enumerate(jobs)
-        ]
+        self._clocks = [Clock(job.progress, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._steps = np.array([job.steps for job in jobs])
         since = [IntervalSums.of(jobs[member].progress, jobs[member].algorithm) for member in self._running()]
@@ -132,6 +131,9 @@ class Population(abc.ABC):
         self._keys = tuple(compiled.member_keys(jobs, stream) for stream in (Stream.ACT, Stream.ENV, Stream.LEARN))
         hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in jobs[0].hyper}
         self._hyper = meshes.put(hyper, jobs[0].mesh, compiled.MEMBERS)
+
+    def _excluded_seconds(self, member: int) -> float:
+        return self._jobs[member].excluded_seconds()
 
     def _running(self) -> list[int]:
         return [member for member, done in enumerate(self._done) if not done]
@@ -169,7 +171,7 @@ class Population(abc.ABC):
         interval_over = self._iterations >= self._jobs[0].iterations_per_report
         numbers = self._numbers() if interval_over else None
         if numbers is not None:
-            self._score(running, numbers[0].episodes)
+            self._score(running, numbers[0])
         ended, stopped = [member for member in running if self._is_over(member)], self._stopped(running)
         due = running if interval_over else sorted({*ended, *stopped})
         if not due:
@@ -189,11 +191,10 @@ class Population(abc.ABC):
             self._restart()
             self._iterations = 0
 
-    def _score(self, members: Sequence[int], episodes: Mapping[str, EpisodeStats]) -> None:
+    def _score(self, members: Sequence[int], since: Sequence[IntervalSums]) -> None:
         """Takes the members' scores from the episodes of a whole interval."""
         for member in members:
-            ended = self._part(episodes, self._rows.index(member))
-            self._scores[member] = mean_return(ended, self._scores[member])
+            self._scores[member] = mean_return(since[self._rows.index(member)].episodes, self._scores[member])
 
     def _is_over(self, member: int) -> bool:
         return self._jobs[member].ended_by(self._env_steps(member), self._scores[member]) is not None
@@ -261,15 +262,14 @@ class Population(abc.ABC):
         self._keep(index)
 
     def _numbers(self) -> _Numbers:
-        """Fetches the numbers of all members' reports in one transfer."""
+        """Fetches the numbers of all members' reports."""
         state = self._state
-        found: _Numbers = arrays.fetch((self._sums(), _Counts(state.updates, state.iteration, state.skipped)))
-        return found
+        return self._sums(), arrays.fetch(_Counts(state.updates, state.iteration, state.skipped))
 
     def _now(self, member: int, numbers: _Numbers, *, keep: bool = False) -> Report:
         """Returns a member's report; ``keep`` copies its state at once, so that the others can advance."""
         job, row = self._jobs[member], self._rows.index(member)
-        since, counts = self._part(numbers, row)
+        since, counts = numbers[0][row], self._part(numbers[1], row)
         state = self._state._replace(**counts._asdict())
         actor, own_row = self._actor, row if self._axis else None
         if keep:
@@ -308,8 +308,8 @@ class Population(abc.ABC):
         """Runs some iterations, calls ``_count``, and returns their number; no member ends before the last of them."""
 
     @abc.abstractmethod
-    def _sums(self) -> IntervalSums:
-        """Returns each row's sums since the last report."""
+    def _sums(self) -> Sequence[IntervalSums]:
+        """Returns each row's sums since the last report, on the host."""
 
     @abc.abstractmethod
     def _restart(self) -> None:

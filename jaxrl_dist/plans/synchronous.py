@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +16,6 @@ from jaxrl_dist import rng
 from jaxrl_dist.actors import host, programs
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
-from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.plans import compiled
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
@@ -101,9 +98,8 @@ class HostPopulation(Population):
         self._count(counts)
         return 1
 
-    def _sums(self) -> IntervalSums:
-        since = [interval.since() for interval in self._intervals]
-        return compiled.stack(_same_keys(since)) if self._axis else since[0]
+    def _sums(self) -> Sequence[IntervalSums]:
+        return [interval.since() for interval in self._intervals]
 
     def _restart(self) -> None:
         for interval in self._intervals:
@@ -122,13 +118,3 @@ class HostPopulation(Population):
             "time/acting_s": stages.get("acting", 0.0) - self._act_compiled - self._act.compile_seconds,
             "time/env_s": stages.get("env", 0.0),
         }
-
-
-def _same_keys(intervals: Sequence[IntervalSums]) -> list[IntervalSums]:
-    """Gives all members the metrics of any: after a resume, those in the middle of an interval have some already."""
-
-    def filled(_: Any, own: Mapping[str, float], *others: Mapping[str, float]) -> dict[str, float]:
-        return {**dict.fromkeys(itertools.chain(*others), 0.0), **own}
-
-    every = [since.sums for since in intervals]
-    return [since._replace(sums=over_policies(filled)(since.learned, since.sums, *every)) for since in intervals]

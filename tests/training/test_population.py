@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_costs_no_other_member_its_own(tmp_path: pathlib.Pa
     damage(one)
     errors = []
     for run_dir in (one, tmp_path):  # the population says the same as a single run
-        with pytest.raises(CheckpointError, match="damaged|checksum|manifest") as error:
+        with pytest.raises(CheckpointError, match=r"damaged|checksum|manifest") as error:
             jaxrl_dist.resume(run_dir, total_env_steps=300)
         errors.append(str(error.value))
     assert errors[0] == errors[1]
