@@ -136,7 +136,7 @@ BAD = {
     "members' values are those of --vary",
     CARTPOLE + "--evaluation-episodes 0 --evaluation-interval 9": "--evaluation-interval does nothing without "
     "--evaluation-episodes",
-    CARTPOLE + "--num-devices 99": "--num-devices 99, but there are 8 cpu devices",
+    CARTPOLE + "--num-devices 99": "--num-devices 99, but the run has 8 cpu devices",
     CARTPOLE + "--num-devices 0": "--num-devices must be >= 1",
     CARTPOLE + "--num-devices all": "--num-devices: 'all' is neither a whole number nor None",
     CARTPOLE + "--mem-fraction 2": "--mem-fraction must be > 0 and <= 1",
@@ -212,8 +212,8 @@ BAD = {
     IMPALA + "--actor-devices 3-1": "must be device numbers such as 0,1 or 2-7, not '3-1'",
     IMPALA + "--actor-devices gpu": "must be device numbers such as 0,1 or 2-7, not 'gpu'",
     IMPALA + "--actor-devices ''": "must be device numbers such as 0,1 or 2-7, not ''",
-    IMPALA + "--actor-devices 0-99": "--actor-devices names device 99, but there are 8 cpu devices, counted from 0",
-    IMPALA + "--learner-devices 2-8": "--learner-devices names device 8, but there are 8 cpu devices",
+    IMPALA + "--actor-devices 0-99": "--actor-devices names device 99, but the run has 8 cpu devices, counted from 0",
+    IMPALA + "--learner-devices 2-8": "--learner-devices names device 8, but the run has 8 cpu devices",
     IMPALA + "--learner-devices 2-7 --num-devices 8": "contradicts --num-devices 8",
     IMPALA + "--learner-devices 2-7": "--num-envs 16 does not divide over 6 devices; nearest that work: 12 or 18",
     IMPALA + "--num-actors 3": "16 does not divide over 3 actors (--num-actors); nearest that work: 24",
@@ -287,8 +287,8 @@ BAD = {
     "resume {runs}/done --plan-memory here": "--plan-memory cannot change where a run is resumed",
     "resume {runs}/done --no-normalize-advantages": "--normalize-advantages cannot change where a run is resumed",
     "resume {runs}/done --env Acrobot-v1": "--env is gymnax:Acrobot-v1, and the run to be resumed has gymnax:Cart",
-    "resume {runs}/done --num-devices 3": "the run cannot go on over 3 devices; these --num-devices work: 1, 2, 4, 8",
-    "resume {runs}/done --num-devices 99": "--num-devices 99, but there are 8 cpu devices",
+    "resume {runs}/done --num-devices 3": "the run cannot continue over 3 devices; these --num-devices work: 1, 2, 4",
+    "resume {runs}/done --num-devices 99": "--num-devices 99, but the run has 8 cpu devices",
     "resume {runs}/done {runs}/done": "is neither a flag nor the value of one",
     "resume {runs}/done --algorithm": "--algorithm needs a value",
     # sweep and profile
@@ -535,12 +535,12 @@ def test_ctrl_c_ends_a_run_cleanly(
     assert code == 130
     answer, line = err.splitlines()
     assert answer.startswith("jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later")
-    assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` goes on from ")
+    assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` continues from ")
     assert "Traceback" not in out
     assert len(runs.read_metrics(tmp_path / "x")) > 2
     assert not (tmp_path / "x" / "summary.json").exists()
     newest, *others = checkpoint.saved(tmp_path / "x")
-    assert line.endswith(f"goes on from {int(newest.name)} env steps")
+    assert line.endswith(f"continues from {int(newest.name)} env steps")
     assert len(others) <= 1, "a signal between a report and its save saves that report, too"
 
 

@@ -37,11 +37,11 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
         )
     threaded.check(config, (num_devices, "devices"))
     check_divides("num_actors", config.num_actors or 1, (peers.count(), "processes"))
-    for field in ("gather", "max_lag"):
-        if getattr(config, field) is not None and algorithm.replay is not None:
-            raise ConfigError(f"{flag(field)} leaves experience out, and what {name} replays must be without gaps")
-    lags = 0 not in (config.lag if config.lockstep else None, config.max_lag)
-    if lags and algorithm.replay is None and not algorithm.corrects_lag:
+    if algorithm.replay is not None:
+        for field in ("gather", "max_lag"):
+            if getattr(config, field) is not None:
+                raise ConfigError(f"{flag(field)} leaves experience out, and what {name} replays must be without gaps")
+    elif 0 not in (config.lag if config.lockstep else None, config.max_lag) and not algorithm.corrects_lag:
         text = (
             f"{name} takes all experience for that of the newest policy, and under --plan asynchronous some is older: "
             "it may learn worse, or not at all; impala and appo correct for that"

@@ -160,15 +160,15 @@ def check_memory(
     slots, prioritized = plan.capacity // num_envs, plan.priority_exponent is not None
     needed = members * ring.nbytes(like, slots, prioritized=prioritized, frame_stack=frame_stack)
     if devices[0].platform == "cpu":
-        there = memory_size() * peers.count()
+        available = memory_size() * peers.count()
     elif devices[0] in jax.local_devices():
-        there = (devices[0].memory_stats() or {}).get("bytes_limit", 2**63) * len(devices)
+        available = (devices[0].memory_stats() or {}).get("bytes_limit", 2**63) * len(devices)
     else:  # a description of a device, for which a program is compiled
         return
-    if needed > there:
+    if needed > available:
         whose = f" for {counted(members, 'member')}" if members > 1 else ""
-        fits = int(plan.capacity * 0.8 * there / needed) // num_envs * num_envs
+        fits = int(plan.capacity * 0.8 * available / needed) // num_envs * num_envs
         raise ConfigError(
-            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB{whose}, and {there / 1e9:.1f} GB are "
-            f"there; {fits} fits"
+            f"--replay-capacity {plan.capacity} needs {needed / 1e9:.1f} GB{whose}, and {available / 1e9:.1f} GB are "
+            f"available; {fits} fits"
         )

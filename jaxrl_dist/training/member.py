@@ -212,7 +212,7 @@ class Member:
         if isinstance(error, DivergedError):
             error.add_note(f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them")
         else:
-            error.add_note(f"the run is saved: `{self.shared.command}` goes on from {self.saver.newest} env steps")
+            error.add_note(f"the run is saved: `{self.shared.command}` continues from {self.saver.newest} env steps")
 
     def _evaluate(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import pathlib
 import shlex
@@ -133,7 +132,7 @@ def decide(config: Train[Any], members: Sequence[Saved]) -> list[Decision]:
       CheckpointError: the members that train share no intact checkpoint.
     """
     left = [x for x in members if not x.lost]
-    if not any(x.checkpoints for x in left) or _first_save_was_cut(left, config.keep_checkpoints):
+    if _have_saved_nothing(left, config.keep_checkpoints):
         return [Decision(x.status) if x.lost else BEGIN for x in members]
     going = [{at["iteration"] for at in x.progress} for x in members if not x.over(config)]
     shared = set.intersection(*going) if going else set()
@@ -157,12 +156,14 @@ def _decided(config: Train[Any], member: Saved, shared: Collection[int]) -> Deci
     return Decision(status, at["iteration"])
 
 
-def _first_save_was_cut(members: Sequence[Saved], keep_checkpoints: int) -> bool:
-    """Returns whether only some members of a program have saved their state, and for the first time.
+def _have_saved_nothing(members: Sequence[Saved], keep_checkpoints: int) -> bool:
+    """Returns whether no member of a program has saved its state, or only some have, and for the first time.
 
     A damaged checkpoint is one, too. Where only one is kept, a single one may be a later one.
     """
     counts = [x.checkpoints for x in members]
+    if not any(counts):
+        return True
     return keep_checkpoints > 1 and min(counts) == 0 and max(counts) < 2 and not any(x.trained for x in members)
 
 
@@ -185,12 +186,13 @@ def _go_on(
 ) -> None:
     """Lets the members of one program go on as ``decide`` says; ``files`` closes those that it opens."""
     saved = [_saved(member, changes) for member in members]
-    if not any(x.progress for x in saved):
-        for member in itertools.compress(members, [x.checkpoints for x in saved]):
-            _load(member, allowed)  # all are damaged: it says how
+    intact = any(x.progress for x in saved)
+    for member, x in zip(members, saved, strict=True):
+        if x.checkpoints and not intact:
+            _load(member, allowed)  # which says how they are damaged
     decisions = decide(config, saved)
     if BEGIN in decisions:
-        if any(member.progress for member in saved):
+        if intact:
             text = f"not all members of {config.run_dir} that train together have saved their state: they begin again"
             warnings.warn(text, FileWarning, stacklevel=3)
         variables = init_variables(members[0].config, members[0].job.algorithm)
@@ -198,10 +200,9 @@ def _go_on(
             member.job = member.job._replace(init_variables=variables)
     for member, decision in zip(members, decisions, strict=True):
         _apply(member, decision, allowed, files)
-    states = [member.job.resumed for member in members if member.job.resumed is not None]
-    for member in members:
-        if states and member.job.resumed is None:  # the program takes a state for each, and ignores this one's
-            member.job = member.job._replace(resumed=states[0])
+    state = next((member.job.resumed for member in members if member.job.resumed is not None), None)
+    for member in members:  # the program takes a state for each, and ignores that of a member whose own is lost
+        member.job = member.job._replace(resumed=member.job.resumed or state)
 
 
 def _apply(member: Member, decision: Decision, allowed: Collection[str], files: contextlib.ExitStack) -> None:
@@ -283,7 +284,7 @@ def _check_devices(config: Train[Any], source: EnvSource) -> None:
     if (why := problem(num_devices)) is not None:
         working = [str(n) for n in range(1, len(all_devices()) + 1) if problem(n) is None]
         if working:
-            why = f"the run cannot go on over {num_devices} devices; these --num-devices work: {', '.join(working)}"
+            why = f"the run cannot continue over {num_devices} devices; these --num-devices work: {', '.join(working)}"
         raise ConfigError(why)
 
 
@@ -321,7 +322,7 @@ def _check_config(config: Train[Any], spec: EnvSpec, there: Mapping[str, Any], a
       LookupError, TypeError, ValueError: ``there`` is damaged.
     """
     run_dir = pathlib.Path(str(config.run_dir))
-    instead = f"it cannot go on, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from its variables"
+    instead = f"it cannot continue, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from its variables"
     check_clock(there, spec, run_dir, instead)
     here = json.loads(json.dumps(to_json(config, spec)))
     plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))

@@ -118,12 +118,14 @@ class Run:
             for new in self._in_turn():
                 if new or any(row.status in ENDED for row in self.rows):
                     yield self._together(new, files)
-            if all(row.status == "diverged" for row in self.rows):
-                if files is not None:
-                    write_results(files.path, self.rows)
-                raise DivergedError(
-                    f"all {len(self.rows)} members have diverged; smaller values of --learning-rate may help"
-                )
+            self._check_standing(files)
+
+    def _check_standing(self, files: run_files.RunFiles | None) -> None:
+        if any(row.status != "diverged" for row in self.rows):
+            return
+        if files is not None:
+            write_results(files.path, self.rows)
+        raise DivergedError(f"all {len(self.rows)} members have diverged; smaller values of --learning-rate may help")
 
     def _in_turn(self) -> Generator[list[int]]:
         """Trains the groups one after the other; yields as ``_train``."""
@@ -180,7 +182,7 @@ class Run:
             report = next(reports, None)
         except DivergedError as error:
             row.status = "diverged"
-            warnings.warn(f"member {row.member} has ended, the others go on: {error}", FileWarning, stacklevel=2)
+            warnings.warn(f"member {row.member} has ended, the others continue: {error}", FileWarning, stacklevel=2)
             return False
         if report is None:
             return False

@@ -122,17 +122,22 @@ def _prepared(config: Train[Any], source: EnvSource) -> Run:
         hyper = _traced(population, source)
         groups = populations.programs(population, hyper)
     _check_one_program(config, groups, [name for name in population[0].values if name not in hyper])
-    prepared = dict[int, Member]()
+    members = dict[int, Member]()
     for group in groups:
         base = _checked(make_job(population[group[0]].config, source, len(group)))
         shared = ProgramShared(base, resume_command(config))
-        for number in group:
-            own, values = population[number]
-            algorithm = make_algorithm(own, source.spec) if hyper else base.algorithm
-            kept = dataclasses.replace(own, checkpoint_replay=base.config.checkpoint_replay)
-            job = base._replace(config=kept, algorithm=algorithm, hyper={name: values[name] for name in hyper})
-            prepared[number] = Member(job, shared, Row(f"{number:03d}", own.seed, values))
-    return Run(config if several else prepared[0].config, [prepared[number] for number in sorted(prepared)], groups)
+        members |= {number: _member(number, population[number], base, shared, hyper) for number in group}
+    return Run(config if several else members[0].config, [members[number] for number in sorted(members)], groups)
+
+
+def _member(
+    number: int, member: populations.MemberConfig, base: Job, shared: ProgramShared, hyper: Sequence[str]
+) -> Member:
+    """Returns a member of the program of ``base``, whose jobs differ in ``hyper``."""
+    config = dataclasses.replace(member.config, checkpoint_replay=base.config.checkpoint_replay)
+    algorithm = make_algorithm(config, base.source.spec) if hyper else base.algorithm
+    job = base._replace(config=config, algorithm=algorithm, hyper={name: member.values[name] for name in hyper})
+    return Member(job, shared, Row(f"{number:03d}", config.seed, member.values))
 
 
 def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixed: Sequence[str]) -> None:
@@ -144,7 +149,7 @@ def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixe
         if len(groups) > 1:
             raise ConfigError(
                 f"{flag(name)} needs all members in one program, and values of {', '.join(fixed)} need a program each; "
-                f"--vary other fields, or leave {flag(name)} out"
+                f"--vary other fields, or remove {flag(name)}"
             )
 
 
@@ -194,9 +199,9 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
     if config.scale_rewards:
         name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
-            raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: leave it out")
+            raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: remove it")
         if not hasattr(config.algorithm, "discount"):
-            raise ConfigError(f"--scale-rewards needs a field 'discount', which {name} does not have: leave it out")
+            raise ConfigError(f"--scale-rewards needs a field 'discount', which {name} does not have: remove it")
         algorithm = wrappers.scale_rewards(algorithm, config.algorithm.discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards

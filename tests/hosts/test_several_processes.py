@@ -265,7 +265,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_update(name: str, numbe
     assert not list(run_dir.glob("checkpoints/.*"))
     for process in done:
         *_, line = process.err.splitlines()
-        assert f"`jaxrl-dist resume {run_dir}` goes on from {int(newest.name)} env steps" in line
+        assert f"`jaxrl-dist resume {run_dir}` continues from {int(newest.name)} env steps" in line
         assert "Traceback" not in process.err
 
 

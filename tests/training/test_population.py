@@ -118,7 +118,7 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: pathlib.Path) -> None
 @pytest.mark.case  # test_the_caller_may_leave_and_an_error_ends_all
 def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path / "run", vary={"learning_rate": "1e-3,1e30"}, total=2000, evaluation_interval=128)
-    with pytest.warns(FileWarning, match="member 001 has ended, the others go on: training has diverged"):
+    with pytest.warns(FileWarning, match="member 001 has ended, the others continue: training has diverged"):
         *_, last = jaxrl_dist.train(asked)
     assert last.members[1].evaluation is not None  # which does not count
     rows = read_json(tmp_path / "run" / "population.json")["members"]
@@ -477,7 +477,7 @@ def test_an_error_of_the_program_loses_no_member(
     monkeypatch.setattr(HostPopulation, "_iterate", failing)
     with pytest.raises(error, match="simulated") as raised:
         list(jaxrl_dist.train(config(tmp_path / "run", seeds=3, plan="synchronous")))
-    assert [" goes on from " in note for note in raised.value.__notes__] == [True]
+    assert [" continues from " in note for note in raised.value.__notes__] == [True]
     for folder in (tmp_path / "run" / "members").iterdir():
         (saved,) = checkpoint.progress(folder)
         assert saved["iteration"] == iterations

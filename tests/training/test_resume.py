@@ -659,7 +659,7 @@ def test_a_signal_saves_and_ends_the_run(attempt: int, tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 128 + number, err
-    assert out == "" and err.count("\n") == 1 and f"`jaxrl-dist resume {run_dir}` goes on from" in err
+    assert out == "" and err.count("\n") == 1 and f"`jaxrl-dist resume {run_dir}` continues from" in err
     newest = checkpoint.saved(run_dir)[0]
     assert (newest / "manifest.json").stat().st_mtime >= sent - 0.1
     assert runs.read_metrics(run_dir)[-1]["env_steps"] == int(newest.name) == last_checkpoint(run_dir).env_steps
