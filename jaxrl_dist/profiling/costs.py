@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,12 +62,12 @@ def _moved(jaxpr: Any) -> tuple[int, set[int], set[int]]:
     Returns:
       The bytes, the places of the arguments that elementwise operations read, and of the results that they write.
     """
-    place = {x: at for at, x in enumerate(jaxpr.invars)}  # also for arguments with another shape or with new parts
+    place = {x: at for at, x in enumerate(jaxpr.invars)}  # also for views of arguments
     made: dict[Any, int] = {}  # values that elementwise operations make
     total, read = 0, set[int]()
     for eqn in jaxpr.eqns:
         name, given, out = eqn.primitive.name, eqn.invars, eqn.outvars
-        if name in _SAME or name in _PUTTING:
+        if name in _VIEWS:
             for known in (place, made):
                 for value in _among(given[:1], known):
                     known[out[0]] = value
@@ -78,7 +78,7 @@ def _moved(jaxpr: Any) -> tuple[int, set[int], set[int]]:
             total += _times(eqn) * (max if name == "cond" else sum)(moved for moved, _, _ in parts)
             for inner, (_, reads, writes) in zip(inside, parts, strict=True):
                 passed = given[len(given) - len(inner.invars) :]
-                read |= {*_among([passed[at] for at in reads], place)}
+                read |= {*_among(map(passed.__getitem__, reads), place)}
                 made |= dict.fromkeys((out[at] for at in writes), 1)
         else:
             read |= {*_among(given, place)}
@@ -106,10 +106,12 @@ _SAME = ("reshape", "squeeze", "expand_dims")
 _TAKING = ("gather", "dynamic_slice", "slice")
 _PUTTING = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2}
 """Operations that put an operand, by its place among the operands, into the first one."""
+_VIEWS = {*_SAME, *_PUTTING}
+"""Operations whose result stands for their first operand: it has another shape, or new parts."""
 _WHOLE = ("dot_general", "conv_general_dilated", "sort", "top_k", "argmax", "argmin")
 
 
-def _among(variables: Sequence[Any], known: Mapping[Any, int]) -> list[int]:
+def _among(variables: Iterable[Any], known: Mapping[Any, int]) -> list[int]:
     """Returns the values of the variables that are known; constants, which cannot be hashed, are not."""
     return [known[x] for x in variables if not isinstance(x, Literal) and x in known]
 
