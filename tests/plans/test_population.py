@@ -328,7 +328,7 @@ def test_members_on_the_host_are_their_lone_runs(env: str, devices: int, tmp_pat
         probes.assert_close(last.members[3].variables(), expected.variables(), 1e-5)
         check_lines(tmp_path / "all" / "members" / "003", tmp_path / "alone")
         assert last.members[3].evaluation == expected.evaluation
-    assert len({str(member.variables()) for member in last.members}) == 4 and threading.enumerate() == threads
+    assert len({str(member.variables()) for member in last.members}) == 4 and set(threading.enumerate()) <= set(threads)
 
 
 @pytest.mark.case  # test_a_run_ends_with_the_return_that_it_is_to_reach
