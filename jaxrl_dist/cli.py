@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"Python code of yours has called sys.exit({stop.code!r})", 2)
     except ConfigError as error:
         return _fail(error.with_flags, 2)
+    except (Interrupted, ProcessError) as error:
+        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
@@ -40,8 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         discard_output()
         return 1
-    except (Interrupted, ProcessError) as error:
-        return _fail(str(error), error.exit_code)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1, error)
     except (EnvError, DivergedError, CheckpointError) as error:
