@@ -23,6 +23,7 @@ from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
+from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.run import checkpoint, trackers
@@ -38,7 +39,7 @@ from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
-from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner, Variables
+from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Variables
 
 KEEP = 8
 """Configs whose programs stay in memory: a notebook that trains again with one of them begins at once."""
