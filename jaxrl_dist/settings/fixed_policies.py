@@ -19,14 +19,6 @@ class Still:
     stored_as: ClassVar[str]
     """Its name in ``config.json``."""
 
-    def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range."""
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Returns no flags: nothing differs for any environment."""
-        return {}
-
 
 @dataclasses.dataclass(frozen=True)
 class Random(Still):

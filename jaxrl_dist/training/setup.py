@@ -26,6 +26,7 @@ from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, ProgramCache
+from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still
@@ -71,7 +72,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
 def _check_schedules(config: Train[Any]) -> None:
     """Warns if the run goes on after the step sizes of a policy have become zero."""
     for part in by_policy(config).values():
-        steps = getattr(part.algorithm, "learning_rate_steps", None)
+        steps = Traits.of(part.algorithm).learning_rate_steps
         if steps is not None and steps < config.total_env_steps:
             text = (
                 f"--learning-rate-steps {steps} is less than --total-env-steps {config.total_env_steps}: step sizes "
@@ -197,9 +198,9 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
         name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
             raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: leave it out")
-        if not hasattr(config.algorithm, "discount"):
+        if (discount := Traits.of(config.algorithm).discount) is None:
             raise ConfigError(f"--scale-rewards needs a field 'discount', which {name} does not have: leave it out")
-        algorithm = wrappers.scale_rewards(algorithm, config.algorithm.discount)
+        algorithm = wrappers.scale_rewards(algorithm, discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards
     return algorithm
