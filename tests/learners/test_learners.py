@@ -254,7 +254,7 @@ def test_large_images_are_convolved_in_small_parts(side: int, kernels: list[tupl
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
-@pytest.mark.parametrize("each, total, num_bytes", [((), 2**14, 1), ((3,), 2**13, 1), ((3,), 2**8, 2**15)])
+@pytest.mark.parametrize("each, total, num_bytes", [((), 2**14, 1), ((3,), 10240, 1), ((3,), 2**8, 2**15)])
 def test_the_gradient_of_parts_is_that_of_the_whole(
     each: tuple[int, ...], total: int, num_bytes: int, num_devices: int
 ) -> None:
