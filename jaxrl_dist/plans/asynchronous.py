@@ -18,6 +18,7 @@ from jaxrl_dist.checks import check_divides, flag
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
+from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update
 from jaxrl_dist.plans import threaded
 from jaxrl_dist.plans.dataflow import Rounds, Turn, dataflow
@@ -25,7 +26,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.report import updates_of
 from jaxrl_dist.plans.threaded import exchange, prioritizes
 from jaxrl_dist.rng import Stream
-from jaxrl_dist.types import Algorithm, Algorithms, Learner, Report, TrainState
+from jaxrl_dist.types import Algorithm, Algorithms, Report, TrainState
 
 
 def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int) -> None:
@@ -64,7 +65,9 @@ class Trainer:
         prioritized, name = prioritizes(algorithm), ("update", *algorithm)
         relearns = job.pool.free_running and learner.relearn is not None
         self._update = job.once(name, lambda job: compile_update(learner, job.mesh, prioritized=prioritized))
-        self._relearn = compile_relearn(learner, job.mesh) if relearns else None
+        self._relearn = None
+        if relearns:
+            self._relearn = job.once(("relearn", *algorithm), lambda job: compile_relearn(learner, job.mesh))
         self._keys = keys
         self.programs = [self._update] if self._relearn is None else [self._update, self._relearn]
 

@@ -51,7 +51,8 @@ def gradients(job: Job) -> Iterator[Report]:
     # An actor continues only after its gradient has been applied (Mnih et al. 2016, algorithm S3), and acts with it.
     job = job._replace(pool=job.pool._replace(in_flight=0))
     (algorithm,) = job.algorithm.values()
-    apply = compile_apply(algorithm, job.mesh, job.steps_per_iteration // job.pool.num_actors)
+    steps = job.steps_per_iteration // job.pool.num_actors
+    apply = job.once("apply", lambda job: compile_apply(algorithm, job.mesh, steps))
 
     def turns(state: TrainState, rounds: Rounds) -> Iterator[Turn]:
         for grads, metrics in rounds:
@@ -66,7 +67,7 @@ def gradients(job: Job) -> Iterator[Report]:
 def differentiate(job: Job, on: Mesh) -> Deliver:
     """Returns a function from an actor's rollout to its gradient and metrics, placed on the learner's devices."""
     (algorithm,) = job.algorithm.values()
-    gradient = compile_gradient(algorithm, on)
+    gradient = job.once(("gradient", on), lambda _: compile_gradient(algorithm, on))
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
     def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:

@@ -91,7 +91,7 @@ def exchange(job: Job) -> Exchange:
     specs = [meshes.rollout_specs(job.algorithm), meshes.TIME_BATCH][: 1 + prioritized]
     priorities = itertools.cycle([prioritize(job, on) if prioritized else None for on in devices])
     send = [sender(home, specs, priority) for home, priority in zip(homes(mesh, num_actors), priorities, strict=False)]
-    join = joiner(mesh, num_actors, specs)
+    join = job.once("join", lambda _: joiner(mesh, num_actors, specs))
     return Exchange(send, lambda samples: arrays.as_global(join(samples), job.mesh, specs), num_actors)
 
 

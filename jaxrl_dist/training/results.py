@@ -134,11 +134,7 @@ def merged_rows(
         updates=sum(report.updates for report in reports),
         iteration=sum(row.iteration for row in rows),
         wall_time_s=_in_turn(by_group, lambda report: report.wall_time_s),
-        metrics={
-            **_metrics(newest, rows),
-            **_times(by_group, [newest[number] for number in new]),
-            **_of_rows(rows),
-        },
+        metrics=_metrics(newest, rows) | _times(by_group, [newest[number] for number in new]) | _of_rows(rows),
         variables=best.variables,
         checkpoint=best.checkpoint,
         evaluation=_evaluation(newest, rows),
