@@ -7,7 +7,6 @@ own ``map`` and comprehensions, and ``duplicate`` is ``itertools.tee``. Only ``P
 
 from __future__ import annotations
 
-import collections
 import itertools
 import threading
 import time
@@ -52,9 +51,8 @@ class Parallel(Generic[Item]):
         self.stopping = stopping or threading.Event()
         self._in_flight = in_flight
         self._enough = enough
-        self._items: list[collections.deque[Item]] = [collections.deque() for _ in streams]
-        self._order: collections.deque[int] = collections.deque()  # the stream of each waiting item, oldest first
-        self._sent = 0
+        self._size, self._sent = len(streams), 0
+        self._items: list[tuple[int, Item]] = []  # those that wait, each with its stream, oldest first
         self._taken: int | None = None  # the stream whose item was taken last
         self._running = set(range(len(streams)))
         self._error: BaseException | None = None
@@ -67,21 +65,18 @@ class Parallel(Generic[Item]):
             thread.start()
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._size
 
     def count(self) -> tuple[int, int]:
         """Counts the items that the streams have sent so far, and those of them that still wait."""
         with self._changed:
-            return self._sent, len(self._order)
+            return self._sent, len(self._items)
 
     def complete(self) -> bool:
         """True if one item of each stream can be taken without waiting, or if a stream has failed."""
         with self._changed:
-            return (
-                self._error is not None
-                or self._enough()
-                or all(items or index not in self._running for index, items in enumerate(self._items))
-            )
+            waiting = {index for index, _ in self._items}
+            return self._error is not None or self._enough() or self._running <= waiting
 
     def wait(self) -> None:
         """Waits until ``complete``."""
@@ -113,8 +108,7 @@ class Parallel(Generic[Item]):
         with self._changed:
             if self.stopping.is_set():
                 return False
-            self._items[index].append(item)
-            self._order.append(index)
+            self._items.append((index, item))
             self._sent += 1
             self._changed.notify_all()
             while self._waiting(index) > self._in_flight and not self.stopping.is_set():
@@ -123,7 +117,7 @@ class Parallel(Generic[Item]):
 
     def _waiting(self, index: int) -> int:
         """Counts the items of a stream that wait."""
-        return len(self._items[index]) + (self._in_flight == 0 and self._taken == index)
+        return sum(at == index for at, _ in self._items) + (self._in_flight == 0 and self._taken == index)
 
     def take(self, wanted: Collection[int] | None = None, deadline: float | None = None) -> tuple[int, Item] | None:
         """Takes the oldest item of the ``wanted`` streams (None: of all); returns ``(stream, item)``.
@@ -145,12 +139,11 @@ class Parallel(Generic[Item]):
             while True:
                 if self._error is not None:
                     raise self._error
-                for index in self._order:
+                for place, (index, _) in enumerate(self._items):
                     if index in wanted:
-                        self._order.remove(index)
                         self._taken = index
                         self._changed.notify_all()
-                        return index, self._items[index].popleft()
+                        return self._items.pop(place)
                 if self._running.isdisjoint(wanted) or self._enough():
                     return None
                 left = WAKE_SECONDS if deadline is None else deadline - time.perf_counter()
@@ -158,8 +151,8 @@ class Parallel(Generic[Item]):
                     raise Late
                 self._changed.wait(min(left, WAKE_SECONDS))
 
-    def close(self) -> int:
-        """Ends the streams and returns the number of items that nobody took.
+    def close(self) -> None:
+        """Ends the streams, and drops the items that nobody has taken.
 
         A thread that is stuck in other code is left running; it is a daemon, so the process can still end.
         """
@@ -171,11 +164,7 @@ class Parallel(Generic[Item]):
         for thread in threads:
             thread.join(max(0.0, until - time.perf_counter()))
         with self._changed:
-            left = len(self._order)
-            self._order.clear()
-            for items in self._items:
-                items.clear()
-        return left
+            self._items.clear()
 
     def __enter__(self) -> Parallel[Item]:
         return self

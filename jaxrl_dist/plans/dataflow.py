@@ -161,9 +161,9 @@ class Tally(reports.HostInterval):
     def learn(self, samples: Sequence[Sample | None]) -> None:
         """Begins an iteration that learns from these samples."""
         self.iterations += 1
-        there = [sample for sample in samples if sample is not None]
-        self._count(there)
-        for sample in there:  # those of other processes, in lockstep, have the same lag
+        arrived = [sample for sample in samples if sample is not None]
+        self._count(arrived)
+        for sample in arrived:  # those of other processes, in lockstep, have the same lag
             self._trained += peers.count()
             self._lags[self._lag(sample)] += peers.count()
 
@@ -204,9 +204,17 @@ class Tally(reports.HostInterval):
             "async/actor_idle": idle / max(sum(acting.values()), 1e-9),
         }
         times = {f"time/learner/{stage}_s": value for stage, value in seconds.items()} | acting
-        extra_metrics, kept = {**metrics, **times}, {"restarts": restarts}
-        numbers = self._job, state, self._steps, clock, self.since()
-        report = reports.report(*numbers, due=self.due, score=self.score, extra_metrics=extra_metrics, kept=kept)
+        report = reports.report(
+            self._job,
+            state,
+            self._steps,
+            clock,
+            self.since(),
+            due=self.due,
+            score=self.score,
+            extra_metrics={**metrics, **times},
+            extra_progress={"restarts": restarts},
+        )
         self.restart()
         self._lags.clear()
         return report

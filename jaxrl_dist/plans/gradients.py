@@ -71,7 +71,7 @@ def differentiate(job: Job, on: Mesh) -> Deliver:
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
     def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
-        own = state_of(snapshot.state, ""), rollouts[""]
-        return meshes.put(gradient(*own, key, number), job.mesh, meshes.REPLICATED)
+        result = gradient(state_of(snapshot.state, ""), rollouts[""], key, number)
+        return meshes.put(result, job.mesh, meshes.REPLICATED)
 
     return deliver

@@ -38,11 +38,11 @@ class ProgramCache:
         with self._lock:
             if name not in self._made:
                 self._made[name] = make()
-            found: T = self._made[name]
-        for part in found if isinstance(found, tuple) else (found,):
+            made: T = self._made[name]
+        for part in made if isinstance(made, tuple) else (made,):
             if isinstance(part, meshes.Program):
                 part.compile_seconds = 0.0
-        return found
+        return made
 
 
 class Job(NamedTuple):
@@ -188,12 +188,11 @@ class Job(NamedTuple):
         """Returns the job of an actor pool."""
         # Threads do not vote on stopping: with several processes, waits end with the rollouts under way.
         stop = self.stop if peers.world() is None else lambda: False
-        sizes = self.num_envs, self.rollout_length
 
         def once(name: Hashable, make: Callable[[], T]) -> T:
             return self.once(name, lambda _: make())
 
-        return ActorJob(self.algorithm, self.source, *sizes, self.session_seed, stop, once)
+        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, stop, once)
 
     @property
     def iterations_per_report(self) -> int:

@@ -78,8 +78,8 @@ class DevicePopulation(Population):
         self._count(steps)
         for row in (row for row, member in enumerate(self._rows) if not self._done[member]):
             # The program stops before the faulty iteration, so that a resumed run meets the fault again.
-            found = device.Fault(fault.iteration[row], fault.where[row])
-            device.check_fault(job.source.spec, found, job.num_envs, job.rollout_length)
+            first = device.Fault(fault.iteration[row], fault.where[row])
+            device.check_fault(job.source.spec, first, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
         fitting = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
         self._per_dispatch = peers.minimum(fitting, "iterations of a dispatch")

@@ -46,9 +46,9 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
 
 def own_pace(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors in threads and a trainer for each policy."""
-    own = trainers(job)
-    programs = [program for trainer in own.values() for program in trainer.programs]
-    return dataflow(job, partial(turns, own), programs, exchange(job))
+    learners = trainers(job)
+    programs = [program for trainer in learners.values() for program in trainer.programs]
+    return dataflow(job, partial(turns, learners), programs, exchange(job))
 
 
 def trainers(job: Job) -> dict[str, Trainer]:
@@ -64,7 +64,7 @@ def trainers(job: Job) -> dict[str, Trainer]:
 def turns(trainers: Mapping[str, Trainer], state: TrainState, rounds: Rounds) -> Iterator[Turn]:
     """Yields the turns in which a policy has learned: each round goes to every trainer, and these take turns."""
     states = {name: state_of(state, name) for name in trainers}
-    states = {name: own._replace(iteration=jnp.copy(own.iteration)) for name, own in states.items()}  # not shared
+    states = {name: part._replace(iteration=jnp.copy(part.iteration)) for name, part in states.items()}  # not shared
     copies = itertools.tee(rounds, len(states))
     parts = {name: _of_policy(name, copy) for name, copy in zip(states, copies, strict=True)}
     streams = [trainer.turns(states[name], parts[name]) for name, trainer in trainers.items()]

@@ -76,9 +76,9 @@ class Population(abc.ABC):
         """The members that a selection has ended."""
         self._due: dict[int, Report] = {}
         self._small: dict[str, tuple[Any, jax.Array]] = {}
-        kept = range(len(jobs)) if training is None else training
-        self._ended = [at for at in kept if jobs[at].ended_by(jobs[at].env_steps, jobs[at].score)]
-        self._done = [at not in kept or at in self._ended for at in range(len(jobs))]
+        trained = range(len(jobs)) if training is None else training
+        self._ended = [at for at in trained if jobs[at].ended_by(jobs[at].env_steps, jobs[at].score)]
+        self._done = [at not in trained or at in self._ended for at in range(len(jobs))]
         self._started = False
         self.error: BaseException | None = None
         """Ends all members that are not done: each raises it instead of advancing, and can still save its state."""
@@ -272,6 +272,7 @@ class Population(abc.ABC):
         since, counts = numbers[0][row], self._part(numbers[1], row)
         state = self._state._replace(**counts._asdict())
         actor, own_row = self._actor, row if self._axis else None
+        selected = {"hyper": dict(job.hyper), "halved": member in self.halved}
         if keep:
             variables = copied(state.variables, "variables", row=own_row)
             state, actor = copied((saved(job, state), actor), "checkpoint", arrays.pieces, row=own_row)
@@ -287,7 +288,7 @@ class Population(abc.ABC):
             actor=actor,
             row=own_row,
             extra_metrics={**self._times(), **self._selected(member)},
-            kept={"hyper": dict(job.hyper), "halved": member in self.halved} if job.hyper or self._selection else {},
+            extra_progress=selected if job.hyper or self._selection else {},
         )
 
     def _selected(self, member: int) -> Mapping[str, float]:

@@ -47,8 +47,8 @@ class IntervalSums(NamedTuple):
                 ended.append({metric: [exact(x) for x in pair] for metric, pair in episodes.info.items()})
             return int(learned), {name: float(value).hex() for name, value in sums.items()}, ended
 
-        kept = int(self.iterations), *(part.get("", part) for part in over_policies(of_policy, 3)(*self[1:]))
-        return dict(zip(self._fields, kept, strict=True))
+        fields = int(self.iterations), *(part.get("", part) for part in over_policies(of_policy, 3)(*self[1:]))
+        return dict(zip(self._fields, fields, strict=True))
 
     @staticmethod
     def of(progress: Mapping[str, Any], policies: Iterable[str]) -> IntervalSums:
@@ -59,7 +59,7 @@ class IntervalSums(NamedTuple):
         return IntervalSums(np.int32(0), *over_policies(lambda zeros: zeros, 3)(none))
 
     @staticmethod
-    def from_json(kept: Mapping[str, Any]) -> IntervalSums:
+    def from_json(stored: Mapping[str, Any]) -> IntervalSums:
         """The inverse of ``to_json``."""
 
         def of_policy(learned: int, sums: Mapping[str, str], episodes: list[Any]) -> tuple[Any, ...]:
@@ -72,10 +72,10 @@ class IntervalSums(NamedTuple):
             values = {name: np.float64(float.fromhex(value)) for name, value in sums.items()}
             return np.int32(learned), values, ended
 
-        parts = [kept[name] for name in IntervalSums._fields[1:]]
-        if not isinstance(kept["learned"], dict):
+        parts = [stored[name] for name in IntervalSums._fields[1:]]
+        if not isinstance(stored["learned"], dict):
             parts = [{"": part} for part in parts]
-        return IntervalSums(np.int32(kept["iterations"]), *over_policies(of_policy, 3)(*parts))
+        return IntervalSums(np.int32(stored["iterations"]), *over_policies(of_policy, 3)(*parts))
 
 
 def check_progress(progress: Mapping[str, Any]) -> None:
@@ -175,10 +175,10 @@ def of_all(
 ) -> list[tuple[np.ndarray, Mapping[str, EpisodeStats]]]:
     """Returns the env steps and agent steps, ``[2]``, and the finished episodes of one rollout per process."""
     values, structure = jax.tree.flatten(episodes)
-    here = [steps.tolist(), [value.tolist() for value in values]]
+    rollout = [steps.tolist(), [value.tolist() for value in values]]
     return [
         (np.array(steps), jax.tree.unflatten(structure, [np.array(value, np.float32) for value in values]))
-        for steps, values in peers.all_gather(here, "a rollout")
+        for steps, values in peers.all_gather(rollout, "a rollout")
     ]
 
 
@@ -202,17 +202,17 @@ def episode_metrics(episodes: EpisodeStats) -> dict[str, float | None]:
     """Returns means over the finished episodes; None if there are none."""
     *fields, info = episodes
     count, total, length, least, most = map(float, fields)
-    told = {f"info/{name}": float(value) / float(there) if there else None for name, (value, there) in info.items()}
+    means = {f"info/{name}": float(x) / float(n) if n else None for name, (x, n) in info.items()}
     if count == 0:
         names = "episode/return", "episode/length", "episode/return_min", "episode/return_max"
-        return {"episode/count": 0.0, **dict.fromkeys(names), **told}
+        return {"episode/count": 0.0, **dict.fromkeys(names), **means}
     return {
         "episode/count": count,
         "episode/return": total / count,
         "episode/length": length / count,
         "episode/return_min": least,
         "episode/return_max": most,
-        **told,
+        **means,
     }
 
 
@@ -228,7 +228,7 @@ def report(
     extra_metrics: Mapping[str, float | None] = {},
     actor: PyTree = (),
     row: int | None = None,
-    kept: Mapping[str, Any] = {},
+    extra_progress: Mapping[str, Any] = {},
 ) -> Report:
     """Fetches an interval's numbers to the host.
 
@@ -239,7 +239,7 @@ def report(
       extra_metrics: metrics in addition to the learner's.
       actor: the actors' state, for a checkpoint; () if environments run on the host.
       row: as for ``copied``.
-      kept: more JSON for a checkpoint's progress.
+      extra_progress: more JSON for a checkpoint's progress.
     """
     copy = partial(copied, row=row)
     failed = diverged(state.skipped)
@@ -258,7 +258,7 @@ def report(
         **clock.to_json(),
         "since": None if due else since.to_json(),
         "score": score.hex(),
-        **kept,
+        **extra_progress,
     }
 
     def checkpoint() -> Checkpoint:
@@ -287,13 +287,13 @@ def diverged(skipped: Any) -> bool:
 
 def _of_policies(since: IntervalSums) -> dict[str, float | None]:
     """Returns means of each policy's metrics and episodes, named like ``prey/loss/q``, or ``loss/q`` without a name."""
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     for policy in sorted(since.learned):
         count, sums = since.learned[policy], since.sums[policy]
         means = {name: float(value / count) if count else None for name, value in sums.items()}
         every = {**episode_metrics(since.episodes[policy].merge()), **means}
-        found |= {f"{policy}/{name}" if policy else name: value for name, value in every.items()}
-    return found
+        metrics |= {f"{policy}/{name}" if policy else name: value for name, value in every.items()}
+    return metrics
 
 
 def saved(job: Job, state: TrainState) -> TrainState:

@@ -53,17 +53,17 @@ class HostPopulation(Population):
 
     def _compile(self) -> programs.Programs:
         job, members, every = self._jobs[0], len(self._rows), self._average_every
-        here, length, spec = self._here, job.rollout_length, job.source.spec
+        mesh, length, spec = self._here, job.rollout_length, job.source.spec
         if self._axis:
             acting = job.once(
                 ("act", members),
-                lambda job: programs.compile_members(lambda hyper: job.variant(hyper)[0], spec, here, length),
+                lambda job: programs.compile_members(lambda hyper: job.variant(hyper)[0], spec, mesh, length),
             )
             self._update = job.once(("update", members, every), lambda job: compiled.compile_update(job, every))
         else:
-            key = meshes.put(rng.stream(job.seed, Stream.ACT), here, meshes.REPLICATED)
+            key = meshes.put(rng.stream(job.seed, Stream.ACT), mesh, meshes.REPLICATED)
             acting = job.once(
-                ("act", job.seed), lambda job: programs.compile_acting(job.algorithm, spec, here, length, key)
+                ("act", job.seed), lambda job: programs.compile_acting(job.algorithm, spec, mesh, length, key)
             )
             self._update = job.once("update", lambda job: compile_update(job.learner, job.mesh))
         self._act = acting.act

@@ -38,10 +38,10 @@ def make_learner(
     """
     learners, copies, specs = {}, {}, spec.by_policy
     check_sizes(config, algorithm, spec, len(devices))
-    for name, own in by_policy(config).items():
+    for name, part in by_policy(config).items():
         with naming(name):
-            learners[name] = _learner(own, algorithm[name], specs[name], devices, members)
-        if isinstance(kind := own.algorithm, Copy):
+            learners[name] = _learner(part, algorithm[name], specs[name], devices, members)
+        if isinstance(kind := part.algorithm, Copy):
             rows = specs[kind.policy].num_agents, specs[name].num_agents
             copies[name] = Copies(kind.policy, kind.every, kind.size, rows)
     return policies.combined_learner(learners, copies)
@@ -73,9 +73,9 @@ def check_sizes(config: Train[Any], algorithm: Algorithms, spec: EnvSpec, num_de
     Raises:
       ConfigError: they do not; the message names sizes that do. Or an algorithm with replay has no window.
     """
-    for name, own in spec.by_policy.items():
+    for name, policy_spec in spec.by_policy.items():
         with naming(name):
-            _check_sizes(config, algorithm[name], own, num_devices)
+            _check_sizes(config, algorithm[name], policy_spec, num_devices)
 
 
 def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_devices: int) -> None:
@@ -99,10 +99,10 @@ def check_greedy(algorithm: Algorithms, spec: EnvSpec) -> None:
     Raises:
       ConfigError: a policy does not.
     """
-    for name, own in spec.by_policy.items():
+    for name, policy_spec in spec.by_policy.items():
         with naming(name):
             if algorithm[name].trains:  # others may only sample
-                _check_greedy(algorithm[name], own)
+                _check_greedy(algorithm[name], policy_spec)
 
 
 def _check_greedy(algorithm: Algorithm, spec: EnvSpec) -> None:

@@ -36,14 +36,14 @@ class ProgramShared:
     def __init__(self, job: Job, command: str) -> None:
         """``job`` is that of any of them; ``command`` resumes the whole run."""
         config, self.command = job.config, command
-        sizes = config.evaluation_episodes, config.seed, config.evaluation_max_steps, config.num_envs
+        episodes, max_steps, num_envs = config.evaluation_episodes, config.evaluation_max_steps, config.num_envs
         sampled = config.evaluation_policy == "sampled"
 
         def make(job: Job) -> Evaluator:
-            return Evaluator(job.algorithm, job.source, *sizes, lambda hyper: job.variant(hyper)[0], sampled)
+            variant, seed = lambda hyper: job.variant(hyper)[0], config.seed
+            return Evaluator(job.algorithm, job.source, episodes, seed, max_steps, num_envs, variant, sampled)
 
-        of_any_seed = "evaluator", sizes[0], *sizes[2:], sampled
-        self.evaluator: Evaluator = job.once(of_any_seed, make)
+        self.evaluator: Evaluator = job.once(("evaluator", episodes, max_steps, num_envs, sampled), make)
         self.excluded_seconds = 0.0
         """Seconds that were not spent on training, such as on evaluations."""
         self._asked: tuple[int, bool] = -1, False
@@ -153,9 +153,9 @@ class Member:
         """Opens the files, and what saves this process's part of checkpoints; ``stack`` closes them."""
         if not peers.first():
             return None, stack.enter_context(contextlib.closing(PieceSaver(self.folder)))
-        kept = to_json(self.config, self.job.source.spec)
-        files = open_files(stack, self.config, kept, self.file, self.job.progress.get("reported", {}))
-        saver = Saver(self.folder, self.config.keep_checkpoints, {"config": kept, "versions": machine.versions()})
+        stored = to_json(self.config, self.job.source.spec)
+        files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
+        saver = Saver(self.folder, self.config.keep_checkpoints, {"config": stored, "versions": machine.versions()})
         return files, stack.enter_context(contextlib.closing(saver))
 
     def _check_shared(self) -> None:
@@ -193,7 +193,8 @@ class Member:
             if saver is not None:
                 saver.save(report.checkpoint(), report.metrics["episode/return"])
 
-        evaluations = Evaluations(config, _evaluated(job.progress), ending)
+        reported = job.progress.get("reported", {"env_steps": 0})
+        evaluations = Evaluations(config, job.progress.get("evaluated", reported["env_steps"]), ending)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
         reports = evaluations.on_the_way(with_final_report(plan, newest, ending), evaluate)
@@ -238,14 +239,14 @@ class Member:
 def open_files(
     stack: contextlib.ExitStack,
     config: Train[Any],
-    kept: dict[str, Any],
+    stored: dict[str, Any],
     file: IO[bytes] | None,
     done: Mapping[str, int],
 ) -> run_files.RunFiles:
     """Opens the files of a run, or of a member; ``stack`` closes them.
 
     Args:
-      kept: the config, as the files hold it.
+      stored: the config, as the files hold it.
       file: open ``metrics.jsonl`` of a resumed run.
       done: counts of the last report before the checkpoint; {}: a new run.
     """
@@ -257,13 +258,8 @@ def open_files(
     with run_files.freeing(directory):
         others = []
         if not is_population(config):  # its members send their own
-            others = trackers.start(config, directory, kept, done.get("env_steps"))
+            others = trackers.start(config, directory, stored, done.get("env_steps"))
         for tracker in others:
             stack.callback(trackers.close, tracker)
-        files = run_files.RunFiles(directory, file, kept, done.get("iteration"), others)
+        files = run_files.RunFiles(directory, file, stored, done.get("iteration"), others)
     return stack.enter_context(contextlib.closing(files))
-
-
-def _evaluated(progress: Mapping[str, Any]) -> int:
-    """Returns the env steps of the newest report whose evaluation is done or was not due."""
-    return progress.get("evaluated", progress["reported"]["env_steps"]) if progress else 0

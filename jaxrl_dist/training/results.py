@@ -133,7 +133,7 @@ def merged_rows(
         env_steps=sum(row.env_steps for row in rows),
         updates=sum(report.updates for report in reports),
         iteration=sum(row.iteration for row in rows),
-        wall_time_s=_in_turn(by_group, lambda report: report.wall_time_s),
+        wall_time_s=_in_turn([[report.wall_time_s for report in group] for group in by_group]),
         metrics=_metrics(newest, rows) | _times(by_group, [newest[number] for number in new]) | _of_rows(rows),
         variables=best.variables,
         checkpoint=best.checkpoint,
@@ -152,9 +152,9 @@ def _ended_by(reports: Sequence[Report], rows: Sequence[Row]) -> str | None:
 
 def _best(newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row]) -> int:
     """Returns the member with the highest score of those whose arrays are still there."""
-    there = {*new, *(number for number in newest if rows[number].status in ENDED)}
+    available = {*new, *(number for number in newest if rows[number].status in ENDED)}
     _, scores = scored(rows)
-    return max(sorted(there), key=lambda number: (scores[number] is not None, scores[number]))
+    return max(sorted(available), key=lambda number: (scores[number] is not None, scores[number]))
 
 
 def _metrics(newest: Mapping[int, Report], rows: Sequence[Row]) -> dict[str, float | None]:
@@ -180,18 +180,20 @@ JOINED: Mapping[str, Callable[[Sequence[float]], float | None]] = {
 """How the members' metrics are joined, by patterns of their names; all others are means over the members."""
 
 
-def _in_turn(groups: Sequence[Sequence[Report]], seconds: Callable[[Report], float | None]) -> float:
+def _in_turn(seconds: Sequence[Sequence[float]]) -> float:
     """Returns the sum over groups, which train one after another, of the seconds that a group's members share."""
-    return sum(max((seconds(report) or 0.0 for report in group), default=0.0) for group in groups)
+    return sum(max(group, default=0.0) for group in seconds)
 
 
 def _times(groups: Sequence[Sequence[Report]], new: Sequence[Report]) -> dict[str, float]:
     """Returns the seconds of each stage, and the rate of those that report now."""
     rate = "time/env_steps_per_second"
     names = dict.fromkeys(itertools.chain(*(report.metrics for group in groups for report in group)))
-    stages = [name for name in names if re.fullmatch("time/.*_s", name)]
-    seconds = {name: _in_turn(groups, lambda report, name=name: report.metrics.get(name)) for name in stages}
-    return {**seconds, rate: sum(report.metrics[rate] or 0.0 for report in new)}
+    times = {}
+    for name in names:
+        if re.fullmatch("time/.*_s", name):
+            times[name] = _in_turn([[report.metrics.get(name) or 0.0 for report in group] for group in groups])
+    return {**times, rate: sum(report.metrics[rate] or 0.0 for report in new)}
 
 
 def _of_rows(rows: Sequence[Row]) -> dict[str, float | None]:
@@ -286,24 +288,24 @@ def settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
     name, scores = scored(rows)
     for row, score in zip(rows, scores, strict=True):
         groups.setdefault(repr(row.values), []).append((row, score))
-    found = []
+    summaries = []
     for group in groups.values():
         known = [score for _, score in group if score is not None]
         numbers = {"iqm": iqm(known), "mean": mean(known), "min": min(known, default=None)}
         numbers |= {"max": max(known, default=None)}
-        found.append({"values": dict(group[0][0].values), "seeds": len(known), "score": name, **numbers})
-    return sorted(found, key=lambda x: (x["iqm"] is not None, x["iqm"]), reverse=True)
+        summaries.append({"values": dict(group[0][0].values), "seeds": len(known), "score": name, **numbers})
+    return sorted(summaries, key=lambda x: (x["iqm"] is not None, x["iqm"]), reverse=True)
 
 
 def table(rows: Sequence[Row], policy: str = "greedy") -> str:
     """Returns the settings and their scores as lines of text, the best first; ``policy``: that of evaluations."""
-    found = settings(rows)
-    names = {"iqm": f"{score_name(found[0]['score'], policy)}, iqm", "mean": "mean", "min": "min", "max": "max"}
-    lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in found]
-    shown = [[*found[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
+    summaries = settings(rows)
+    names = {"iqm": f"{score_name(summaries[0]['score'], policy)}, iqm", "mean": "mean", "min": "min", "max": "max"}
+    lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in summaries]
+    shown = [[*summaries[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     text = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
-    return "\n".join([*text, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in found) else [])])
+    return "\n".join([*text, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in summaries) else [])])
 
 
 UNTRIMMED = "The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."
@@ -323,9 +325,9 @@ def read_rows(run_dir: pathlib.Path, begun: Sequence[Row]) -> list[Row]:
     """Returns the rows of a population's last session; copies of ``begun`` if its file is lost or damaged."""
     fields = {field.name for field in dataclasses.fields(Row)} - {"member", "seed", "values"}
     with contextlib.suppress(ConfigError, LookupError, TypeError, AttributeError, ValueError):
-        kept = atomic_files.read_json(run_dir / POPULATION)["members"]
-        rows = zip(begun, kept, strict=True)
-        return [dataclasses.replace(row, **{name: there[name] for name in fields}) for row, there in rows]
+        stored = atomic_files.read_json(run_dir / POPULATION)["members"]
+        rows = zip(begun, stored, strict=True)
+        return [dataclasses.replace(row, **{name: fields_of[name] for name in fields}) for row, fields_of in rows]
     return [dataclasses.replace(row) for row in begun]
 
 

@@ -40,7 +40,7 @@ def prepare_resume(
     config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any], *, change_env_options: bool = False
 ) -> Run:
     """Prepares to resume a run with this config; the arguments and errors are those of ``resume``."""
-    allowed = resumable(change_env_options)
+    allowed = (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
     for name in changes:
         if name not in allowed:
             raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {can_change(name)}")
@@ -71,11 +71,6 @@ def prepare_resume(
         _check_going(run)
         files.pop_all()
         return run
-
-
-def resumable(change_env_options: bool) -> tuple[str, ...]:
-    """Returns the fields that may change where a run is resumed."""
-    return (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
 
 
 def can_change(name: str) -> str:
@@ -310,30 +305,30 @@ def _check_same(config: Train[Any], spec: EnvSpec, about: Mapping[str, Any], all
     return bool(about["config"]["run"]["checkpoint_replay"])
 
 
-def _check_config(config: Train[Any], spec: EnvSpec, there: Mapping[str, Any], allowed: Collection[str]) -> None:
+def _check_config(config: Train[Any], spec: EnvSpec, stored: Mapping[str, Any], allowed: Collection[str]) -> None:
     """Checks that a run has this config and this environment.
 
     Args:
-      there: the config of the run to be resumed, as a file stores it.
+      stored: the config of the run to be resumed, as a file stores it.
       allowed: fields that may differ.
 
     Raises:
       ConfigError: a field differs; the message names it. Or its numbers of steps count something else.
-      LookupError, TypeError, ValueError: ``there`` is damaged.
+      LookupError, TypeError, ValueError: ``stored`` is damaged.
     """
     run_dir = pathlib.Path(str(config.run_dir))
     instead = f"it cannot continue, and `--init-from {shlex.quote(str(run_dir))}` starts a new run from its variables"
-    check_clock(there, spec, run_dir, instead)
-    here = json.loads(json.dumps(to_json(config, spec)))
+    check_clock(stored, spec, run_dir, instead)
+    current = json.loads(json.dumps(to_json(config, spec)))
     plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))
-    filled = {part: {**plain[part], **there[part]} for part in ("hyperparameters", "run")}  # of an older version
-    for name, old, new in differences({**there, **filled}, here):
+    filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}  # of an older version
+    for name, old, new in differences({**stored, **filled}, current):
         if name not in allowed:
-            how = can_change(name) if name == "env_options" else "it cannot change"
-            raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {how}")
-    spaces = there.get("spaces")
+            hint = can_change(name) if name == "env_options" else "it cannot change"
+            raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {hint}")
+    spaces = stored.get("spaces")
     for name in SPACES:
-        old, new = spaces.get(name) if isinstance(spaces, dict) else None, here["spaces"][name]
+        old, new = spaces.get(name) if isinstance(spaces, dict) else None, current["spaces"][name]
         if old not in (None, new):  # an older version did not store it
             raise ConfigError(
                 f"the environment's {name}s are {new}, and those of the run to be resumed {old}; they cannot change"

@@ -83,9 +83,9 @@ class Run:
         count = job.source.spec.num_agents
         agents = f"{counted(count, 'agent')} x " if count > 1 else ""
         programs = f" in {counted(len(self.groups), 'program')}" if len(self.groups) > 1 else ""
-        each = f"{counted(len(self.members), 'member')}{programs}, each " if is_population(self.config) else ""
+        members = f"{counted(len(self.members), 'member')}{programs}, each " if is_population(self.config) else ""
         return (
-            f"{each}{name or label(first.algorithm)} on {env}, plan {first.plan}, {devices}, "
+            f"{members}{name or label(first.algorithm)} on {env}, plan {first.plan}, {devices}, "
             f"{counted(first.num_envs, 'environment')} x {agents}{counted(first.rollout_length, 'step')} an iteration"
         )
 
@@ -196,8 +196,8 @@ class Run:
         parent = report.metrics.get("population/parent", number)
         if parent is not None and parent != number:
             hyper = {name[6:]: value for name, value in report.metrics.items() if name.startswith("hyper/")}
-            kept = {"env_steps": row.env_steps, "iteration": row.iteration, "parent": f"{int(parent):03d}"}
-            row.lineage.append({**kept, "hyper": hyper})
+            copy = {"env_steps": row.env_steps, "iteration": row.iteration, "parent": f"{int(parent):03d}"}
+            row.lineage.append({**copy, "hyper": hyper})
         return True
 
     def _end(self, running: Mapping[int, Iterator[Report]], error: BaseException) -> None:
@@ -211,7 +211,7 @@ class Run:
 
     def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
         """Returns the report of the population after new reports of some members, and writes it."""
-        newest = {number: each.newest for number, each in enumerate(self.members) if each.newest is not None}
+        newest = {number: member.newest for number, member in enumerate(self.members) if member.newest is not None}
         report = merged_rows(newest, new, self.rows, self.groups)
         if files is not None:
             files.write(report)
@@ -223,9 +223,9 @@ class Run:
 
     def _files(self, stack: contextlib.ExitStack) -> run_files.RunFiles:
         """Opens the population's own files; ``stack`` closes them."""
-        kept = to_json(self.config, self.job.source.spec)
+        stored = to_json(self.config, self.job.source.spec)
         done = {"iteration": sum(member.reported for member in self.members)} if self.file is not None else {}
-        return open_files(stack, self.config, kept, self.file, done)
+        return open_files(stack, self.config, stored, self.file, done)
 
 
 def _started(config: Train[Any], file: IO[bytes] | None, begin: Callable[[], Generator[Report]]) -> Generator[Report]:

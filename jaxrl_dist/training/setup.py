@@ -90,10 +90,10 @@ def _same(config: Train[Any]) -> Train[Any]:
     """
     if peers.world() is None:
         return config
-    here = json.loads(json.dumps(to_json(config)))
-    here["run"]["processes"] = config.processes  # which is no part of a run, but must be the same
-    for process, there in enumerate(peers.all_gather(here, "the config")):
-        for name, old, new in differences(here, there):
+    mine = json.loads(json.dumps(to_json(config)))
+    mine["run"]["processes"] = config.processes  # which is no part of a run, but must be the same
+    for process, theirs in enumerate(peers.all_gather(mine, "the config")):
+        for name, old, new in differences(mine, theirs):
             raise ConfigError(
                 f"all processes of a run need the same flags, and {flag(name)} is {old} in process {peers.index()} "
                 f"and {new} in process {process}"
@@ -214,11 +214,11 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
 
 def _of_policy(config: Train[Any], policy: str, spec: EnvSpec) -> Algorithm:
     with naming(policy):
-        own = by_policy(config)[policy]
-        kind = own.algorithm
+        part = by_policy(config)[policy]
+        kind = part.algorithm
         if isinstance(kind, Copy):
             return kind.of(_of_policy(config, copied(config, kind, spec.policies[policy], spec), spec))
-        algorithm = _wrapped(own, spec.by_policy[policy])
+        algorithm = _wrapped(part, spec.by_policy[policy])
         if algorithm.episodic and len(by_policy(config)) > 1:
             name = algorithms.name_of(kind)
             raise ConfigError(f"{name} restarts all environments before each rollout; it works as the only policy")
