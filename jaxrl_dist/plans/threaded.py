@@ -157,7 +157,7 @@ def joiner(mesh: Mesh, num_actors: int, specs: list[Any]) -> Callable[[Sequence[
     parts = homes(mesh, num_actors)
     joined_on = mesh if {*mesh.devices.flat} == {d for part in parts for d in part.devices.flat} else parts[0]
     shardings = {on: meshes.shardings(on, specs) for on in {*parts, mesh}}
-    axes = jax.tree.map(_axis, specs, is_leaf=_is_spec)
+    axes = jax.tree.map(_axis, specs)
     blanks: dict[int, list[PyTree]] = {}
 
     def concatenate(contents: Sequence[list[PyTree]]) -> list[PyTree]:
@@ -189,14 +189,10 @@ def joiner(mesh: Mesh, num_actors: int, specs: list[Any]) -> Callable[[Sequence[
             for device in joined_on.devices.flat:
                 shards = [_shard(x, device) for x, part in zip(contents, parts, strict=True) if device in part.devices]
                 pieces.append(on_device(device, shards))
-            whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces, is_leaf=_is_spec)
+            whole = jax.tree.map(lambda spec, *x: _whole(joined_on, spec, x), specs, *pieces)
         return whole if joined_on is mesh else put(whole, mesh)
 
     return join
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, PartitionSpec)
 
 
 def _axis(spec: PartitionSpec) -> int:
