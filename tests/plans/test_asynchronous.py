@@ -107,12 +107,13 @@ def make(
     iterations: int = 10**6,
     interval: int = 1,
     learners: int = 1,
+    max_lag: int | None = None,
     **options: Any,
 ) -> Job:
     """A job of at least so many iterations, with a report after each ``interval``."""
     job = base(name, learners)
     source: Any = env or job.source
-    steps = {"total_env_steps": iterations * STEPS, "report_interval": interval * STEPS}
+    steps = {"total_env_steps": iterations * STEPS, "report_interval": interval * STEPS, "max_lag": max_lag}
     return job._replace(
         config=dataclasses.replace(job.config, **steps),
         source=source if hook is None else Hooked(source, hook),
