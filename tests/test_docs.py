@@ -34,7 +34,7 @@ from jaxrl_dist import cli, commands, lazy, mesh
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class, from_file
 from jaxrl_dist.algorithms.presets import KINDS, kind_of
 from jaxrl_dist.checks import flag
-from jaxrl_dist.commands import profile, resume, sweep
+from jaxrl_dist.commands import compile_for, help, profile, resume, sweep
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners.on_policy import on_policy
 from jaxrl_dist.nn import networks
@@ -483,8 +483,9 @@ def test_each_command_has_its_place(site: Path) -> None:
     assert {"train", "plot"} <= set(named)
     described = " ".join(row[0] for row in rows(site / "commands.html"))
     assert not [command for command in named if f"jaxrl-dist {command}" not in described]
-    for text in (commands.HELP, profile.HELP, resume.HELP, sweep.HELP):
-        flags = {flag.replace("--no-", "--") for flag in re.findall(r"(?<!\w)--[a-z-]+", text)}
+    pages = [help.page(kind, "") for kind in (profile.Output, resume.Resume, sweep.Sweep, compile_for.CompileFor)]
+    for text in (commands.HELP, *pages):
+        flags = {flag.replace("--no-", "--") for flag in re.findall(r"(?<!\w)--[a-z][a-z-]*", text)}
         missing = [flag for flag in flags if flag not in described]
         assert {*missing} <= {"--help", "--version"}
 

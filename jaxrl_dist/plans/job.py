@@ -187,7 +187,12 @@ class Job(NamedTuple):
         """Returns the job of an actor pool."""
         # Threads do not vote on stopping: with several processes, waits end with the rollouts under way.
         stop = self.stop if peers.world() is None else lambda: False
-        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, stop)
+        sizes = self.num_envs, self.rollout_length
+
+        def once(name: Hashable, make: Callable[[], T]) -> T:
+            return self.once(name, lambda _: make())
+
+        return ActorJob(self.algorithm, self.source, *sizes, self.session_seed, stop, once)
 
     @property
     def iterations_per_report(self) -> int:
