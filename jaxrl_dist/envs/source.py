@@ -12,7 +12,7 @@ from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import train
 from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
-from jaxrl_dist.envs import hidden, stacks
+from jaxrl_dist.envs import wrappers as wrapping
 from jaxrl_dist.envs.agents import host as rows
 from jaxrl_dist.envs.agents.groups import Groups
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
@@ -102,9 +102,7 @@ class EnvSource(NamedTuple):
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
             env = envpool.EnvPool(env_id, seeds, keywords, self.timeout, wrappers, drawn=drawn)
-        if wrappers.hide is not None:
-            env = hidden.Hidden(env, wrappers.hide)
-        return env if env.spec.frame_stack == self.spec.frame_stack else stacks.Stacked(env, self.spec)
+        return wrapping.on_host(env, wrappers)
 
 
 def find(
@@ -144,13 +142,9 @@ def find(
     team = found if isinstance(found, Groups) else None
     made = found.spec if isinstance(found, Groups) else found
     _check_agents(env, _spec(made), wrappers)
+    pure = wrapping.on_device(made, wrappers) if isinstance(made, DeviceEnv) else None
     native = None if isinstance(made, DeviceEnv) else made
-    if wrappers.hide is not None:
-        made = hidden.hidden(made, wrappers.hide)
-    if wrappers.frame_stack is not None:
-        made = stacks.stacked(made, wrappers.frame_stack)
-    pure = made if isinstance(made, DeviceEnv) else None
-    spec = _checked(_spec(made))
+    spec = _checked(pure.spec if native is None else wrapping.wrapped(native, wrappers)[0])
     atari_preset = _settings(spec, workers, atari_preset)
     return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, native)
 
