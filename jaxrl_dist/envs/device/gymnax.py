@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -87,12 +85,7 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
         env, params = gymnax.make(env_id)
     except OSError as error:  # some environments download data in their constructor
         raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
-    arguments = {
-        name: parameter.default
-        for name, parameter in inspect.signature(type(env)).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    arguments, fields = libraries.defaults_of(type(env)), libraries.fields_of(params)
     values = parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
     env, params = gymnax.make(env_id, **{k: v for k, v in values.items() if k in arguments})
     return env, params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
