@@ -115,7 +115,7 @@ def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.Monk
         return last.variables().params, metrics, last.env_steps
 
     plain = run()
-    monkeypatch.setattr(packing, "pays_on", lambda device: True)
+    monkeypatch.setattr(packing, "starts_kernel_per_array", lambda device: True)
     monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
     monkeypatch.setattr(sgd, "SUMMED_AT_ONCE", 4)
     packed = run()

@@ -25,7 +25,7 @@ from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.nn import networks, perturbation
 from jaxrl_dist.rng import Stream
@@ -70,7 +70,7 @@ def variables(name: str) -> Any:
 def begun(name: str) -> device.ActorState:
     """Environments that have been reset, as numpy arrays."""
     algorithm, source = make(name)
-    begin = jax.jit(functools.partial(device.init, {"": algorithm}, source.device(), Share(0, NUM_ENVS, NUM_ENVS)))
+    begin = jax.jit(functools.partial(device.init, {"": algorithm}, source.device(), EnvSlice(0, NUM_ENVS, NUM_ENVS)))
     return jax.device_get(begin(rng.stream(0, Stream.ENV)))
 
 
@@ -171,7 +171,7 @@ def test_actors_that_divide_the_environments_act_as_one_that_has_them_all(kind: 
     algorithm, source = make("discrete")
     env, mesh, half = source.device(), make_mesh(1), NUM_ENVS // 2
     act_key, env_key = (rng.stream(0, name) for name in (Stream.ACT, Stream.ENV))
-    shares = [Share(first, half, NUM_ENVS) for first in (0, half)]
+    shares = [EnvSlice(first, half, NUM_ENVS) for first in (0, half)]
     actors: list[Any]
     if kind == "device":
         program = device.compile_rollout({"": algorithm}, env, mesh, NUM_STEPS, act_key, env_key)

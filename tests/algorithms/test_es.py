@@ -19,7 +19,7 @@ from jaxrl_dist import preset, rng, train
 from jaxrl_dist.actors import device
 from jaxrl_dist.algorithms.ars import ARS
 from jaxrl_dist.algorithms.es import ES, centred_ranks
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
@@ -188,7 +188,7 @@ def gradients() -> tuple[np.ndarray, np.ndarray]:
     iterations, num_envs = 200, 32
     rollout = device.make_rollout({"": algorithm}, source.device(), 2)
     state = sgd.init(algorithm, jax.random.key(0))
-    actor = device.init({"": algorithm}, source.device(), Share.all(num_envs), rng.stream(0, Stream.ENV))
+    actor = device.init({"": algorithm}, source.device(), EnvSlice.all(num_envs), rng.stream(0, Stream.ENV))
     keys = rng.stream(0, Stream.ACT), rng.stream(0, Stream.ENV)
 
     def estimate(state: Any, actor: Any, iteration: jax.Array) -> jax.Array:
@@ -246,7 +246,7 @@ def test_the_noise_of_all_is_never_in_memory(monkeypatch: pytest.MonkeyPatch) ->
     num_envs = 64
     state = jax.eval_shape(functools.partial(sgd.init, algorithm), jax.random.key(0))
     actor = jax.eval_shape(
-        lambda key: device.init({"": algorithm}, source.device(), Share.all(num_envs), key), jax.random.key(0)
+        lambda key: device.init({"": algorithm}, source.device(), EnvSlice.all(num_envs), key), jax.random.key(0)
     )
     rollout = device.make_rollout({"": algorithm}, source.device(), 4)
     key = jax.random.key(0)

@@ -374,7 +374,7 @@ def measured(name: str, std: float, env_step: float) -> tuple[Any, Any, Any, Any
     variables = variables._replace(stats=(jnp.float32(std), variables.stats[1]))
     rollout = random_rollout(algorithm, env, 4, 16)
     context = Context(env_step=jnp.float32(env_step))
-    after, _ = by_hand(algorithm.observed)(variables, rollout, context)
+    after, _ = by_hand(algorithm.updated_stats)(variables, rollout, context)
     return algorithm, variables, rollout, after
 
 

@@ -25,7 +25,7 @@ from probes import (
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.algorithms.r2d2 import R2D2
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd
@@ -203,7 +203,7 @@ def rollouts() -> tuple[Any, list[Rollout]]:
         out_specs=(batch, {"": meshes.ROLLOUT}),
     )
     act = jax.jit(rollout)
-    actor = jax.jit(functools.partial(device.init, {"": algorithm}, env, Share(0, ENVS, ENVS)))(jax.random.key(1))
+    actor = jax.jit(functools.partial(device.init, {"": algorithm}, env, EnvSlice(0, ENVS, ENVS)))(jax.random.key(1))
     parts = []
     for iteration in range(8):
         now = np.int32(iteration), {"": np.float32(0)}

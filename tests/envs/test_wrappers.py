@@ -288,18 +288,18 @@ def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> 
     keys = jax.random.split(jax.random.key(0), 4)
     pairs = (clipping, rollout), (algorithm, clipped)
     assert_close(*[each.postprocess(variables, x, Context(keys)) for each, x in pairs])
-    assert_close(*[observed(each, variables, x) for each, x in pairs])
+    assert_close(*[updated_stats(each, variables, x) for each, x in pairs])
     for t in range(12):
         fields = [(x.obs[t + 1], x.reward[t], x.terminated[t], x.truncated[t], x.valid[t]) for _, x in pairs]
         assert_close(*[pairs[i][0].feedback(rollout.core, (), Timestep(*fields[i])) for i in range(2)])
 
 
-def observed(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
+def updated_stats(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
     """The running statistics after a rollout, on a mesh, as their sums run over devices."""
-    observe = meshes.Program(
-        lambda x: algorithm.observed(variables, x, Context()), make_mesh(1), (meshes.ROLLOUT,), meshes.REPLICATED
+    update_stats = meshes.Program(
+        lambda x: algorithm.updated_stats(variables, x, Context()), make_mesh(1), (meshes.ROLLOUT,), meshes.REPLICATED
     )
-    return observe(rollout)
+    return update_stats(rollout)
 
 
 def test_clipped_rewards_alone_fit_the_plan_that_keeps_no_statistics() -> None:

@@ -323,7 +323,7 @@ def test_a_memory_that_begins_in_mid_episode_draws_no_frame_that_it_never_had(pr
     whole = whole._replace(valid=np.ones_like(whole.valid))
     stacks = np.stack([np.concatenate([whole.obs[t + i] for i in range(stack)], 1) for t in range(9)])  # since step 0
     rest = cut(whole, 3, 11)._replace(obs=stacks)
-    memory = ring.midway(INIT(rest, 32, prioritized=prioritized, frame_stack=stack), stack)
+    memory = ring.start_mid_episode(INIT(rest, 32, prioritized=prioritized, frame_stack=stack), stack)
     memory = ADD(memory, rest, window, stack)
     sample = sample_prioritized if prioritized else sample_uniform
     draw = on_mesh(lambda key: sample(memory, key, 64, window, stack)[0].obs, 1, meshes.REPLICATED, meshes.TIME_BATCH)

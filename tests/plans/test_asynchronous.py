@@ -291,7 +291,7 @@ def test_a_round_that_is_cut_short_is_dropped(lag: int | None, fails: bool, monk
         return None
 
     monkeypatch.setattr(flow.Parallel, "take", cut_short)
-    run = asynchronous(make(lag=lag)._replace(offer=offered.append))
+    run = asynchronous(make(lag=lag)._replace(publish_latest=offered.append))
     if fails:
         with pytest.raises(ZeroDivisionError):
             list(run)
@@ -617,7 +617,7 @@ def test_a_resumed_run_goes_on_counting_restarts() -> None:
 def test_reports_count_what_happens_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has restarted environments four times, and has sent 9 rollouts, of which 2 wait."""
     others: dict[str, Any] = {"the restarts": [4], "the samples": [(9, 2)]}
-    monkeypatch.setattr(peers, "gather", lambda value, about: [value, *others.get(about, [])])
+    monkeypatch.setattr(peers, "all_gather", lambda value, about: [value, *others.get(about, [])])
     *_, last = asynchronous(make(hook=breaks(("actor-0", 3)), iterations=3, max_restarts=2))
     assert last.metrics["async/restarts"] == 4 + 1 == last.checkpoint().progress["restarts"]
     sent, *parts = (last.metrics[f"async/{name}"] or 0 for name in ("sent", "trained", "dropped", "queue"))

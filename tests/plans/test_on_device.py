@@ -20,7 +20,7 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.learners.policies import together
+from jaxrl_dist.learners.policies import combined_learner
 from jaxrl_dist.plans import asynchronous, averaging, compiled, on_device
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import Report
@@ -103,7 +103,7 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
 
     def vary(hyper: Any) -> Any:
         algorithm = kind(**hyper).make(source.spec)
-        return {"": algorithm}, together({"": learner_of(algorithm, source.spec, 4, 8, columns)})
+        return {"": algorithm}, combined_learner({"": learner_of(algorithm, source.spec, 4, 8, columns)})
 
     def member(seed: int, mesh: Any) -> Job:
         hyper = {"learning_rate": 1e-3 * (1 + seed)}
@@ -119,7 +119,7 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
 
     mesh = meshes.make_mesh(jax.devices()[: rows * columns], rows)
     jobs = [member(seed, mesh) for seed in range(members)]
-    population = on_device.Compiled(jobs)
+    population = on_device.DevicePopulation(jobs)
     reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
     side_by_side: list[list[Any]] = [[] for _ in jobs]
     for _ in range(9):
@@ -155,7 +155,7 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
 
     def learnt(every: int, iterations: int) -> Any:
         """Returns each member's parameters, and moments of its optimiser."""
-        population = on_device.Compiled(jobs, average_every=every)
+        population = on_device.DevicePopulation(jobs, average_every=every)
         reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
         for _ in range(iterations):
             newest = [next(each) for each in reports]

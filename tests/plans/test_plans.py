@@ -397,7 +397,7 @@ def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixtur
     traces: list[str] = []
 
     def counted(name: str) -> Callable[..., Any]:
-        function = getattr(job.algorithm[""], "observed" if name == "observe" else name)
+        function = getattr(job.algorithm[""], "updated_stats" if name == "update_stats" else name)
 
         def count(*args: Any) -> Any:
             traces.append(name)
@@ -405,7 +405,7 @@ def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixtur
 
         return count
 
-    names = ("policy", "postprocess", "loss", "observe", "feedback", "initial_core")
+    names = ("policy", "postprocess", "loss", "update_stats", "feedback", "initial_core")
     algorithm = dataclasses.replace(job.algorithm[""], **{name: counted(name) for name in names})
     before = threading.enumerate()
     run = PLANS[plan](make_job(algorithm, job.source, num_devices=2, total_env_steps=5 * 64, report_interval=128))
@@ -455,7 +455,7 @@ def test_nothing_goes_through_the_host() -> None:
     """While the program of ``on_device`` runs: all that it needs, it has."""
     algorithm = PG(hidden_sizes=(4,)).make(find("Clock-v0").spec)
     job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
-    population = on_device_module.Compiled([job])
+    population = on_device_module.DevicePopulation([job])
     next(population.reports(0, job))
     inputs = population.inputs(2)
     with jax.transfer_guard("disallow"):
@@ -489,4 +489,4 @@ def test_the_table_of_plans_names_code_that_exists() -> None:
     for name, plan in table.PLANS.items():
         module = importlib.import_module(f"{plans.__name__}.{name}")
         assert callable(getattr(module, name)) and hasattr(module, "check") == plan.threaded
-        assert plan.members is None or plans.together(name) is getattr(module, plan.members)
+        assert plan.members is None or plans.population_plan(name) is getattr(module, plan.members)

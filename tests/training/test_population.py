@@ -30,11 +30,11 @@ from jaxrl_dist.commands.plot.reading import with_members
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import CheckpointError, ConfigError, DivergedError, FileWarning
 from jaxrl_dist.plans import compiled
-from jaxrl_dist.plans.synchronous import Hosted
+from jaxrl_dist.plans.synchronous import HostPopulation
 from jaxrl_dist.run import checkpoint
 from jaxrl_dist.run.atomic_files import read_json
 from jaxrl_dist.settings.members import members, programs
-from jaxrl_dist.training.results import Row, read_rows, refill, scored, settings, table, together
+from jaxrl_dist.training.results import Row, merged_rows, read_rows, refill, scored, settings, table
 from jaxrl_dist.training.setup import make_job, prepare
 from jaxrl_dist.types import Report
 
@@ -241,15 +241,15 @@ def test_the_variables_are_those_of_the_best_member_also_if_it_ended_before() ->
     rows = [Row("000", 0, {}, "done", episode_return=9.0), Row("001", 1, {}, "training", episode_return=5.0)]
     rows += [Row("002", 2, {}, "training", episode_return=7.0)]
     newest = {number: report(number, wall_time_s=1.0) for number in range(3)}
-    assert together(newest, [1, 2], rows, [range(3)]).variables() == 0
+    assert merged_rows(newest, [1, 2], rows, [range(3)]).variables() == 0
     rows[0].status = "training"  # its arrays are those of a state that the program has left
-    assert together(newest, [1, 2], rows, [range(3)]).variables() == 2
+    assert merged_rows(newest, [1, 2], rows, [range(3)]).variables() == 2
 
 
 def test_programs_that_run_one_after_another_add_up_their_times() -> None:
     rows = [Row(f"{number:03d}", number, {}, "done", env_steps=10) for number in range(4)]
     newest = {number: report(number, wall_time_s=float(number)) for number in range(4)}
-    joined = together(newest, [2, 3], rows, [[0, 1], [2, 3]])
+    joined = merged_rows(newest, [2, 3], rows, [[0, 1], [2, 3]])
     assert joined.wall_time_s == 1 + 3 and joined.metrics["time/compile_s"] == 2 + 2
 
 
@@ -276,9 +276,9 @@ def test_an_evaluation_of_members_is_that_of_all_their_episodes(sizes: Sequence[
     newest = {at: report(at, wall_time_s=1.0, evaluation=x) for at, x in enumerate([*summaries, summaries[0]])}
     every, prey = (whole(each) for each in zip(*parts, strict=True))
     expected = every | {f"prey/{name}": x for name, x in prey.items()}
-    assert together(newest, [0], rows, [range(4)]).evaluation == pytest.approx(expected, rel=1e-12)
+    assert merged_rows(newest, [0], rows, [range(4)]).evaluation == pytest.approx(expected, rel=1e-12)
     del newest[2]
-    assert together(newest, [0], rows, [range(4)]).evaluation is None, "until all have one"
+    assert merged_rows(newest, [0], rows, [range(4)]).evaluation is None, "until all have one"
 
 
 def test_metrics_of_a_population_are_of_all_members() -> None:
@@ -293,7 +293,7 @@ def test_metrics_of_a_population_are_of_all_members() -> None:
     metrics = [{**times, **{name: float(x[at]) for name, x in values.items()}} for at in range(5)]
     metrics[0] |= {"population/parent": 2.0, "loss/total": None}
     newest = {at: report(at, wall_time_s=1.0, metrics=x, diverged=at == 3) for at, x in enumerate(metrics)}
-    found = together(newest, [0, 1], rows, [range(2), range(2, 5)]).metrics
+    found = merged_rows(newest, [0, 1], rows, [range(2), range(2, 5)]).metrics
     for name, join in joins.items():
         assert found[name] == pytest.approx(join(values[name][name == "loss/total" : 3])), name
     best = np.sort(returns[:4])
@@ -443,15 +443,15 @@ def test_damaged_reports_of_a_member_do_not_count(tmp_path: pathlib.Path) -> Non
 def test_an_error_of_the_program_loses_no_member(
     iterations: int, error: type[BaseException], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    iterate, done = Hosted._iterate, []
+    iterate, done = HostPopulation._iterate, []
 
-    def failing(self: Hosted, running: Any) -> int:
+    def failing(self: HostPopulation, running: Any) -> int:
         if len(done) == iterations:
             raise error("simulated")
         done.append(running)
         return iterate(self, running)
 
-    monkeypatch.setattr(Hosted, "_iterate", failing)
+    monkeypatch.setattr(HostPopulation, "_iterate", failing)
     with pytest.raises(error, match="simulated") as raised:
         list(jaxrl_dist.train(config(tmp_path / "run", seeds=3, plan="synchronous")))
     assert [" goes on from " in note for note in raised.value.__notes__] == [True]

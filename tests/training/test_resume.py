@@ -992,7 +992,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, m
     ],
 )
 def test_which_checkpoints_are_kept(returns: dict[int, float | None], keep: int, kept: set[int]) -> None:
-    assert saving._kept(returns, [70, 60, 50, 40], keep) == kept
+    assert saving._checkpoints_to_keep(returns, [70, 60, 50, 40], keep) == kept
 
 
 # --- Other options of the environment -------------------------------------------------------------------
