@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.envs.base import EnvSlice
@@ -128,6 +129,31 @@ def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
     xp = parts[0].__array_namespace__()
     agents = xp.concatenate(parts, axis=-1)  # [..., B, agents]
     return xp.stack([agents.any(axis=-1).sum(axis=-1), agents.sum(axis=(-2, -1))], axis=-1)
+
+
+NO_FAULT = np.uint32(2**32 - 1)
+
+
+def find_fault(obs: Mapping[str, PyTree], reward: Mapping[str, jax.Array], before: int = 1) -> jax.Array:
+    """The first observation or reward that is not finite, as uint32 ``(t * B + b) * 2 + field``; ``NO_FAULT``: none.
+
+    ``t`` counts observations, and ``field`` is 0 for an observation and 1 for a reward. ``B`` counts the rows of all
+    policies, one after the other in the order of names.
+
+    Args:
+      obs: ``[T, B, ...]``, keyed by policy; ``reward`` likewise.
+      before: number of observations before that of the first reward's step.
+    """
+    names, fault = sorted(obs), jnp.asarray(NO_FAULT)
+    sizes = [reward[name].shape[1] for name in names]
+    for name, offset in zip(names, itertools.accumulate(sizes, initial=0), strict=False):
+        parts = [(part, 0, 0) for part in jax.tree.leaves(obs[name]) if jnp.issubdtype(part.dtype, jnp.floating)]
+        for x, start, field in [*parts, (reward[name], before, 1)]:
+            wrong = ~jnp.isfinite(x).all(axis=tuple(range(2, x.ndim)))
+            t, row = (jax.lax.broadcasted_iota(jnp.uint32, wrong.shape, axis) for axis in (0, 1))
+            place = ((t + start) * sum(sizes) + row + offset) * 2 + field
+            fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, place, NO_FAULT)))
+    return fault
 
 
 def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:

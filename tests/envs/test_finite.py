@@ -102,7 +102,7 @@ def test_the_place_in_a_rollout() -> None:
     spec = find("CartPole-v1").spec
 
     def found(iteration: int = 7) -> str:
-        place = np.asarray([device.find_fault({"": Rollout(obs, (), reward, (), (), (), (), (), ())})])
+        place = np.asarray([device.fault_of({"": Rollout(obs, (), reward, (), (), (), (), (), ())})])
         try:
             device.check_fault(spec, device.Fault(np.full(1, iteration), place), 3, 5)
         except EnvError as error:
