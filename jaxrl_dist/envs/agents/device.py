@@ -16,17 +16,8 @@ import jax.numpy as jnp
 
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.agents.groups import (
-    STATE,
-    Group,
-    Groups,
-    Team,
-    check_same,
-    divided,
-    in_rows,
-    stacked,
-    whole_state,
-)
+from jaxrl_dist.envs.agents import groups
+from jaxrl_dist.envs.agents.groups import STATE, Group, Groups, Team
 from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, policy_space, restarted, rows_where, space_of
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
@@ -67,20 +58,20 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
         observation, action, mask = _spaces(env, agents, obs, state, name)
         return EnvSpec(env_id, backend, team.family, observation, action, limit), mask
 
-    size = jax.eval_shape(lambda obs: whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
-    groups = divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
+    size = jax.eval_shape(lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
+    divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
     _trace_step(contract, env, obs, state)
-    rows = _Rows(env, groups, limit)
-    return DeviceEnv(groups.spec, rows.reset, rows.step, own_render(env))
+    rows = _Rows(env, divided, limit)
+    return DeviceEnv(divided.spec, rows.reset, rows.step, own_render(env))
 
 
 class _Rows:
     """Environments whose rows are agents, as pure functions over a batch."""
 
-    def __init__(self, env: Any, groups: Groups, limit: int | None) -> None:
+    def __init__(self, env: Any, divided: Groups, limit: int | None) -> None:
         """``limit``: env steps after which an episode is truncated."""
-        self._env, self._groups, self._limit = env, groups, limit
-        self._count, self._rows = len(groups.agents), groups.spec.num_agents
+        self._env, self._groups, self._limit = env, divided, limit
+        self._count, self._rows = len(divided.agents), divided.spec.num_agents
 
     def reset(self, keys: jax.Array) -> tuple[State, PyTree]:
         obs, state = self._reset_all(keys[:: self._rows])
@@ -127,7 +118,7 @@ class _Rows:
         return x.reshape(-1, self._count)
 
     def _stacked(self, values: Mapping[Any, jax.Array]) -> jax.Array:
-        return self._by_env(stacked(self._groups.agents, values))
+        return self._by_env(groups.stacked(self._groups.agents, values))
 
     def _reset_all(self, keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(lambda key: self._env.reset(rng.raw(key)))(keys)
@@ -161,10 +152,10 @@ class _Rows:
         """Returns the agents' observations, ``[B * k, ...]``; with several policies, a dict keyed by policy."""
 
         def of_group(group: Group) -> PyTree:
-            seen, legal = in_rows(group.agents, obs), None
+            seen, legal = groups.in_rows(group.agents, obs), None
             if masks.PART in group.added:
-                legal = in_rows(group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)).astype(bool)
-            whole = whole_state(obs, self._groups.agents) if STATE in group.added else None
+                legal = groups.in_rows(group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)).astype(bool)
+            whole = groups.whole_state(obs, self._groups.agents) if STATE in group.added else None
             return group.observation(named(self._env.observation_space(group.agents[0]), seen), legal, whole)
 
         return self._groups.spec.bare(mesh.over_policies(of_group)(self._groups.by_policy))
@@ -182,7 +173,7 @@ def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: s
     """
     first, spaces = agents[0], {"observations": env.observation_space, "actions": env.action_space}
     for what, kind in spaces.items():
-        check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
+        groups.check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
     known, native_action = plain(env.observation_space(first)), plain(env.action_space(first))
     if known.kind == "Box":  # some libraries' spaces have other dtypes and shapes than their observations
         known = known._replace(shape=tuple(obs[first].shape), dtype=obs[first].dtype.name)

@@ -11,22 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.envs import episodes, masks
+from jaxrl_dist.envs import base, episodes, masks
 from jaxrl_dist.envs.agents import device
 from jaxrl_dist.envs.agents.groups import Team
-from jaxrl_dist.envs.base import (
-    UNWRAPPED,
-    DeviceEnv,
-    Wrappers,
-    check_finite,
-    checked_action,
-    clipped,
-    outcome,
-    parse_options,
-    policy_space,
-    restarted,
-    rows_where,
-)
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers
 from jaxrl_dist.envs.contract import Contract, of_env
 from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.drawing import draw, own_render
@@ -86,7 +74,7 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
     except OSError as error:  # some environments download data in their constructor
         raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
     arguments, fields = libraries.defaults_of(type(env)), libraries.fields_of(params)
-    values = parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
+    values = base.parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
     env, params = gymnax.make(env_id, **{k: v for k, v in values.items() if k in arguments})
     return env, params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
 
@@ -152,7 +140,7 @@ def from_gymnax(
     """
     name = f"{backend}:{env_id}"
     params, (native_obs, native_action), action_space, *first, info = of_env(contract or Contract(name), env, params)
-    observation = policy_space(native_obs, name, "observations", first[0])
+    observation = base.policy_space(native_obs, name, "observations", first[0])
     found = masks.of_gymnax(env, first[1], plain(native_obs), plain(native_action))
     found = found if found.where else masks.of_info(info)
     observation, mask = masks.with_mask(observation, action_space, found)
@@ -192,7 +180,7 @@ def from_gymnax(
         return observe(obs, env_state), env_state, jnp.float32(reward), *over, reported(info)
 
     def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
-        action = clipped(action_space, action)
+        action = base.clipped(action_space, action)
         if wrappers.action_repeat == 1:
             return step_once(key, env_state, action)
         keys = jax.random.split(key, wrappers.action_repeat)
@@ -213,16 +201,16 @@ def from_gymnax(
         next_obs, next_env, reward, terminated, truncated, info = outcomes
 
         def started(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-            return rows_where(ended, reset_all(keys), stepped)
+            return base.rows_where(ended, reset_all(keys), stepped)
 
-        obs, env_state = restarted(started, keys[:, 1], state.ended, (next_obs, next_env))
+        obs, env_state = base.restarted(started, keys[:, 1], state.ended, (next_obs, next_env))
         if wrappers.time_limit is not None:
             truncated = truncated | (state.episode_length + 1 >= wrappers.time_limit)
-        valid, terminated, truncated = outcome(state.ended, terminated, truncated)
+        valid, terminated, truncated = base.outcome(state.ended, terminated, truncated)
         reward = jnp.where(valid, reward, 0.0)
         episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
         episode_length = jnp.where(valid, state.episode_length + 1, 0)
-        info = rows_where(valid, episodes.advanced(state.info, info), nothing(reward))
+        info = base.rows_where(valid, episodes.advanced(state.info, info), nothing(reward))
         ended = terminated | truncated
         statistics = episodes.ended_episodes(ended, episode_return, episode_length, info)
         new_state = State(env_state, obs, ended, episode_return, episode_length, info)
@@ -253,16 +241,16 @@ class HostGymnax:
         self._state, obs = self._reset(self._key, self._first, rng.rollout_step(self._resets))
         self._resets += 1
         obs = jax.tree.map(np.array, obs)
-        check_finite(self.spec, self._steps, "observation", obs)
+        base.check_finite(self.spec, self._steps, "observation", obs)
         return obs
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
-        action = checked_action(self.spec, action, self._steps)
+        action = base.checked_action(self.spec, action, self._steps)
         self._state, *outputs = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
         step, ended = jax.tree.map(np.array, outputs)
         seen, paid = over_policies(lambda step: (step.obs, step.reward), 2)(self.spec.keyed(step))
-        check_finite(self.spec, self._steps, "observation", self.spec.bare(seen))
-        check_finite(self.spec, self._steps, "reward", self.spec.bare(paid))
+        base.check_finite(self.spec, self._steps, "observation", self.spec.bare(seen))
+        base.check_finite(self.spec, self._steps, "reward", self.spec.bare(paid))
         self._steps += 1
         return step, ended
 

@@ -19,22 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_dist.envs import episodes, masks
+from jaxrl_dist.envs import episodes, masks, native
 from jaxrl_dist.envs.host.records import Records, open_records
 from jaxrl_dist.envs.making import construct, describe
-from jaxrl_dist.envs.native import (
-    NO_MASK,
-    RESET,
-    STEP,
-    Mask,
-    flag,
-    named,
-    named_spaces,
-    number,
-    picture,
-    returned,
-    unnamed,
-)
+from jaxrl_dist.envs.native import NO_MASK, Mask, picture
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import leaves, paths, too_wide
 
@@ -74,32 +62,32 @@ class _Env:
         self._observation, self._action, self._mask = env.observation_space, env.action_space, Mask(*task.mask)
         self._metrics, self._known = task.metrics, set[str]()
         apart = bool(self._mask.where) and f"obs/{masks.PART}" in records
-        wrapped = apart and named_spaces(self._observation) is self._observation
-        self._spaces = leaves(named_spaces(self._observation), "obs/observation" if wrapped else "obs")
-        self._actions = leaves(named_spaces(self._action), "action")
-        self._paths = paths(named_spaces(self._action), "action")
+        wrapped = apart and native.named_spaces(self._observation) is self._observation
+        self._spaces = leaves(native.named_spaces(self._observation), "obs/observation" if wrapped else "obs")
+        self._actions = leaves(native.named_spaces(self._action), "action")
+        self._paths = paths(native.named_spaces(self._action), "action")
 
     def advance(self) -> None:
         index, records = self._index, self._records
         if records["reset"][index]:
-            observation, info = returned("reset", self._env.reset(seed=self._seed), RESET)
+            observation, info = native.returned("reset", self._env.reset(seed=self._seed), native.RESET)
             self._seed = None
             reward, terminated, truncated = 0.0, False, False
         else:
             action, total = self._native(index), 0.0
             told: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
             for _ in range(self._action_repeat):
-                values = returned("step", self._env.step(action), STEP)
+                values = native.returned("step", self._env.step(action), native.STEP)
                 observation, reward, terminated, truncated, info = values
                 told = self._told(info, told)
-                reward = total = total + number("the reward", reward)
-                terminated, truncated = flag("terminated", terminated), flag("truncated", truncated)
+                reward = total = total + native.number("the reward", reward)
+                terminated, truncated = native.flag("terminated", terminated), native.flag("truncated", truncated)
                 if terminated or truncated:
                     episodes.check_known(self._metrics, self._known, "the environment")
                     break
             for metric, value in told.items():
                 records[f"info/{metric}"][index] = value
-        seen = leaves(named(self._observation, observation))
+        seen = leaves(native.named(self._observation, observation))
         for (path, space), value in zip(self._spaces.items(), seen.values(), strict=True):
             record = records[path]
             record[index] = _checked(path, np.asarray(value), space, record.dtype).reshape(record.shape[1:])
@@ -135,7 +123,7 @@ class _Env:
             if hasattr(space, "low"):  # which float32 may have rounded, outwards too
                 part = np.clip(part, space.low, space.high)
             parts[path] = part + space.start if hasattr(space, "start") else part  # may start at any number
-        return unnamed(self._action, _filled(self._paths, parts))
+        return native.unnamed(self._action, _filled(self._paths, parts))
 
     def _legal(self, info: Any) -> np.ndarray:
         """Returns which actions are legal, ``[n]`` bool.
