@@ -122,17 +122,8 @@ def make_rollout(
 def _experience(algorithm: Algorithm, last: PyTree, observations: PyTree, *others: PyTree) -> Rollout:
     """Joins the outputs of the scan over steps, ``[T, B, ...]``, and the last observations."""
     action, extras, step, core, final_core = others
-    return Rollout(
-        obs=jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, last),
-        action=action,
-        reward=step.reward,
-        terminated=step.terminated,
-        truncated=step.truncated,
-        valid=step.valid,
-        extras=extras,
-        core=core,
-        final_core=final_core,
-    )
+    obs = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, last)
+    return Rollout(obs, action, step.reward, step.terminated, step.truncated, step.valid, extras, core, final_core)
 
 
 def steps_of(spec: EnvSpec, experience: Rollouts) -> jax.Array:

@@ -207,17 +207,9 @@ def blank_rollout(
     def blank(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros((rollout_length, *x.shape), x.dtype)
 
-    return Rollout(
-        obs=jax.tree.map(lambda x: jnp.zeros((rollout_length + 1, *x.shape), x.dtype), obs),
-        action=jax.tree.map(blank, action),
-        reward=flags.astype(jnp.float32),
-        terminated=flags,
-        truncated=flags,
-        valid=flags,
-        extras=jax.tree.map(blank, extras),
-        core=core,
-        final_core=core,
-    )
+    obs = jax.tree.map(lambda x: jnp.zeros((rollout_length + 1, *x.shape), x.dtype), obs)
+    action, extras = jax.tree.map(blank, (action, extras))
+    return Rollout(obs, action, flags.astype(jnp.float32), flags, flags, flags, extras, core, core)
 
 
 def step_numbers(iteration: jax.Array, rollout_length: int) -> jax.Array:

@@ -136,11 +136,6 @@ def space_of(
       ConfigError: the space is of another kind, or has more values than a network can have inputs, one for each.
     """
     has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"
-    if space.kind in kinds and space.parts:
-        return {
-            part: space_of(space.parts[part], name, f"a part {part!r} of its {what} that is", kinds)
-            for part in sorted(space.parts)
-        }
     if space.kind not in kinds or space.parts == {}:
         others = "wrappers such as FlattenObservation make a Box of others"
         if "actions" in what:
@@ -148,12 +143,19 @@ def space_of(
         advice = f", and {others}" if "MultiBinary" in kinds else ""
         empty = " without parts" if space.parts == {} else ""
         raise ConfigError(f"{name} has {has}{empty}; {', '.join(kinds[:-1])} and {kinds[-1]} work{advice}")
+    if space.parts:
+        parts = sorted(space.parts.items())
+        return {part: space_of(inner, name, f"a part {part!r} of its {what} that is", kinds) for part, inner in parts}
     if (choices := space.num_choices) > MAX_SIZE:
         raise ConfigError(f"{name} has {has} with {choices} values; up to {MAX_SIZE} work, and a Box has no such limit")
+    if space.kind == "Box":
+        return _box(space)
     if space.kind == "Discrete":
         return Discrete(space.sizes[0])
-    if space.kind != "Box":
-        return MultiDiscrete(tuple(space.sizes))
+    return MultiDiscrete(tuple(space.sizes or [2] * math.prod(space.shape)))
+
+
+def _box(space: PlainSpace) -> Box:
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(space.dtype)))
     low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
     if np.issubdtype(dtype, np.integer):

@@ -36,14 +36,20 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
     for name in (PART, *NAMES):
         if (part := (observation.parts or {}).get(name)) is None:
             continue
-        size = len(part.sizes) if part.sizes else math.prod(part.shape) if part.kind == "Box" else 0
-        flags = part.kind == "MultiBinary" or (part.kind == "Box" and np.dtype(part.dtype).kind in "biu")
-        zero_one = part.kind == "Box" and np.all(np.asarray(part.low) == 0) and np.all(np.asarray(part.high) == 1)
-        if action.num_choices == size and (flags or zero_one) and (part.sizes or len(part.shape) <= 1):
+        size = math.prod(part.shape) if part.kind in ("Box", "MultiBinary") else len(part.sizes or ())
+        if action.num_choices == size and _holds_flags(part):
             return Mask("part", name)
         if name != PART:
             return Mask("part", name, misfit(f"part {name!r} of its observation", size, action))
     return NONE
+
+
+def _holds_flags(space: PlainSpace) -> bool:
+    """Returns whether a space holds a vector of bools or integers, or of zeros and ones."""
+    if space.kind != "Box":
+        return space.kind == "MultiBinary"
+    zero_one = np.all(np.asarray(space.low) == 0) and np.all(np.asarray(space.high) == 1)
+    return bool(len(space.shape) <= 1 and (np.dtype(space.dtype).kind in "biu" or zero_one))
 
 
 def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
@@ -52,7 +58,7 @@ def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
         return space._replace(parts={name: with_arrays(part, name) for name, part in space.parts.items()})
     if space.kind != "MultiBinary":
         return space
-    return PlainSpace("Box", (len(space.sizes),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1)
+    return PlainSpace("Box", (math.prod(space.shape),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1)
 
 
 def misfit(what: str, size: int, action: PlainSpace) -> str:
@@ -65,16 +71,15 @@ def misfit(what: str, size: int, action: PlainSpace) -> str:
     )
 
 
-def size_of(value: Any) -> int:
-    """Returns the length of an action mask, or of a tuple with a mask per component; 0 if a value is not 0 or 1."""
-    parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
-    return sum(np.size(part) for part in parts) if all(np.isin(part, (0, 1)).all() for part in parts) else 0
+def flat(value: Any, size: int) -> np.ndarray | None:
+    """Returns a mask, or a tuple with a mask per component, as one vector of bools; None if it is not a mask.
 
-
-def flat(value: Any) -> np.ndarray:
-    """Returns a mask, or a tuple with a mask per component, as one vector of bools."""
+    Args:
+      size: the number of zeros and ones that a mask has.
+    """
     parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
-    return np.concatenate([np.asarray(part, bool).reshape(-1) for part in parts])
+    flags = np.concatenate([np.ravel(part) for part in parts])
+    return flags.astype(bool) if len(flags) == size and np.isin(flags, (0, 1)).all() else None
 
 
 def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
@@ -90,7 +95,7 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
             with contextlib.suppress(Exception):  # such as Taxi's, which needs arguments
                 offered["method", name] = env.get_wrapper_attr(name)()
         for (where, name), value in offered.items():
-            if size_of(value) == action.num_choices > 0:
+            if action.num_choices and flat(value, action.num_choices) is not None:
                 return Mask(where, name)
         for (where, name), value in offered.items():
             what = f"info[{name!r}]" if where == "info" else f"its method {name}"

@@ -25,7 +25,7 @@ class PlainSpace(NamedTuple):
     """Bounds of a ``Box``."""
     high: Any = None
     sizes: Any = None
-    """Number of values of each component of a discrete space."""
+    """Number of values of each component of a ``Discrete`` or ``MultiDiscrete`` space."""
     parts: Any = None
     """``PlainSpace`` of each part of a ``Dict`` or ``Tuple``, by name."""
 
@@ -39,7 +39,7 @@ class PlainSpace(NamedTuple):
     @property
     def num_choices(self) -> int:
         """Returns the length of an action mask; 0 for actions that are not discrete."""
-        return sum(self.sizes or ())
+        return 2 * math.prod(self.shape) if self.kind == "MultiBinary" else sum(self.sizes or ())
 
 
 def plain(space: Any) -> PlainSpace:
@@ -55,7 +55,7 @@ def plain(space: Any) -> PlainSpace:
     if kind == "MultiDiscrete":
         return PlainSpace(kind, sizes=[int(n) for n in space.nvec.flat])
     if kind == "MultiBinary":
-        return PlainSpace(kind, tuple(space.shape), sizes=[2] * math.prod(space.shape))
+        return PlainSpace(kind, tuple(space.shape))
     return PlainSpace(kind)
 
 

@@ -148,9 +148,9 @@ class _Player:
         }
         mask = self._check.call(f"the action mask of {where}", values[self._mask.where])
         wanted = plain(self.env.action_space).num_choices
-        if masks.size_of(mask) != wanted:
+        self._legal = masks.flat(mask, wanted)
+        if self._legal is None:
             raise self._check.stop("mask", f"the action mask of {where} is {mask!r:.80}, not {wanted} zeros and ones")
-        self._legal = masks.flat(mask)
         if not ended:
             self._check.legal(where, self._legal)
 

@@ -316,4 +316,4 @@ def check_same(name: str, what: str, native: Mapping[Any, PlainSpace]) -> None:
 def _shown(space: PlainSpace) -> str:
     if space.parts is not None:
         return "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in space.parts.items()) + "}"
-    return f"{space.kind}{list(space.shape) if space.kind == 'Box' else list(space.sizes or ())}"
+    return f"{space.kind}{list(space.sizes or space.shape)}"

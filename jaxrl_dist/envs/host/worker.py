@@ -133,10 +133,10 @@ class _Env:
         """
         name, record = self._mask.name, self._records[f"obs/{masks.PART}"]
         mask = self._env.get_wrapper_attr(name)() if self._mask.where == "method" else info.get(name)
-        if mask is None or masks.size_of(mask) != record.shape[1]:
+        if (flags := masks.flat(mask, record.shape[1])) is None:
             what = f"the method {name}" if self._mask.where == "method" else f"info[{name!r}]"
             raise ValueError(f"{what} gave {mask!r:.80}, not {record.shape[1]} zeros and ones that say what is legal")
-        return masks.flat(mask)
+        return flags
 
 
 def _filled(tree: Any, parts: Mapping[str, Any]) -> Any:
