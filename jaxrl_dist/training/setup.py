@@ -115,7 +115,7 @@ def _checked(job: Job) -> Job:
 def _prepared(config: Train[Any], source: EnvSource) -> Run:
     """Prepares the members of a run; a single run has one. They share programs where the plan lets them."""
     several, hyper = populations.is_population(config), list[str]()
-    population = populations.members(config) if several else [populations.Member(config, {})]
+    population = populations.members(config) if several else [populations.MemberConfig(config, {})]
     groups = [[number] for number in range(len(population))]
     if several and plans.population_plan(config.plan) is not None:
         hyper = _traced(population, source)
@@ -147,7 +147,7 @@ def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixe
             )
 
 
-def _traced(population: Sequence[populations.Member], source: EnvSource) -> list[str]:
+def _traced(population: Sequence[populations.MemberConfig], source: EnvSource) -> list[str]:
     """Returns the varied hyperparameters that may differ between members of one program."""
     first = population[0]
     types = populations.kinds(first.config)
