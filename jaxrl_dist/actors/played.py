@@ -100,7 +100,8 @@ def programs(
     unstacked = dict.fromkeys(spec.by_policy, ())
 
     def fault_of(obs: PyTree, reward: PyTree) -> jax.Array:
-        return find_fault(*jax.tree.map(lambda x: x[None], (obs, reward)), before=0)
+        obs, reward = jax.tree.map(lambda x: x[None], (obs, reward))
+        return find_fault(obs, reward, before=0)
 
     def begin(key: jax.Array, start: PyTree) -> Played:
         state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_dist import mesh
 from jaxrl_dist.checks import MAX_SIZE, did_you_mean
-from jaxrl_dist.envs.native import PlainSpace, named, plain
+from jaxrl_dist.envs.native import PlainSpace, env_label, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves
 from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Timestep
@@ -55,6 +55,11 @@ class Wrappers(NamedTuple):
 
 
 UNWRAPPED = Wrappers()
+
+
+def label_of(spec: EnvSpec) -> str:
+    """Returns an environment's name for messages; see ``native.env_label``."""
+    return env_label(spec.backend, spec.id)
 
 
 class EnvSlice(NamedTuple):
@@ -255,7 +260,7 @@ def _checked_part(spec: EnvSpec, space: Part, action: np.ndarray, step: int) -> 
     if bad.any():
         index = int(np.argwhere(bad)[0, 0])
         raise ValueError(
-            f"{spec.backend}:{spec.id}: action {action[index]} of environment {index // spec.num_agents} at step "
+            f"{label_of(spec)}: action {action[index]} of environment {index // spec.num_agents} at step "
             f"{step} lies outside {space}"
         )
     return action
@@ -295,7 +300,7 @@ def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = No
     """Returns the error for environment ``index`` that gave NaN or infinity; ``value`` is that value, if known."""
     kind = "an observation" if field == "observation" else f"a {field}"
     shown = "" if value is None else f": {' '.join(str(value).split())[:80]}"
-    where = f"{spec.backend}:{spec.id}: environment {index} at step {step}"
+    where = f"{label_of(spec)}: environment {index} at step {step}"
     return EnvError(f"{where} gave {kind} that is not finite{shown}")
 
 

@@ -234,6 +234,11 @@ def picture(drawn: Any) -> np.ndarray:
     return image
 
 
+def env_label(backend: str, env_id: str) -> str:
+    """Returns an environment's name for messages: ``envpool:Pong-v5``, or ``my_module:make`` as users write theirs."""
+    return env_id if ":" in env_id else f"{backend}:{env_id}"
+
+
 def is_gymnax(made: Any) -> bool:
     """Returns True if an object is a gymnax-style environment, a pair ``(env, params)``, or a multi-agent one."""
     env = made[0] if isinstance(made, tuple) and len(made) == 2 else made

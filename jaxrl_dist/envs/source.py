@@ -15,7 +15,7 @@ from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import wrappers as wrapping
 from jaxrl_dist.envs.agents import host as rows
 from jaxrl_dist.envs.agents.groups import Groups
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, EnvSlice, HostEnv, Wrappers
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, EnvSlice, HostEnv, Wrappers, label_of
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.host import envpool, gymnasium, vector
 from jaxrl_dist.envs.native import NO_MASK, Mask, is_gymnax
@@ -46,7 +46,7 @@ class EnvSource(NamedTuple):
     team: Groups | None = None
     """The agents of a PettingZoo environment; None for other environments."""
     native: EnvSpec | None = None
-    """The spec before the wrappers ``hide`` and ``frame_stack``; None: they change nothing."""
+    """The spec before the wrappers ``hide`` and ``frame_stack``; None: as ``spec``."""
 
     @property
     def is_pure(self) -> bool:
@@ -61,8 +61,7 @@ class EnvSource(NamedTuple):
         """
         if self.pure is None:
             raise ConfigError(
-                f"{self.spec.backend}:{self.spec.id} runs on the host, so --plan on_device cannot compile it; "
-                "use --plan synchronous"
+                f"{label_of(self.spec)} runs on the host, so --plan on_device cannot compile it; use --plan synchronous"
             )
         return self.pure
 
@@ -93,12 +92,10 @@ class EnvSource(NamedTuple):
         seeds = [seed for run in runs for seed in envs.seeds(run)]
         if self.spec.backend == "gymnasium":
             keywords = gymnasium.options(env_id, self.options)
-            how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
-            if self.team is not None:
-                env: DrawnEnv = rows.Rows(make(rows.whole(self.team), seeds, keywords, *how), self.team)
-            else:
-                env = make(self.native or self.spec, seeds, keywords, *how)
+            spec = rows.whole(self.team) if self.team else self.native or self.spec
+            env: DrawnEnv = make(spec, seeds, keywords, self.workers, self.timeout, wrappers, self.mask)
+            env = rows.Rows(env, self.team) if self.team else env
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
             env = envpool.EnvPool(env_id, seeds, keywords, self.timeout, wrappers, drawn=drawn)
@@ -136,21 +133,16 @@ def find(
       TimeoutError: a Gymnasium environment has not answered in time.
     """
     if isinstance(env, str):
-        found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
+        made, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
     else:
-        found, mask = _of_object(env, options, wrappers), NO_MASK
-    team = found if isinstance(found, Groups) else None
-    made = found.spec if isinstance(found, Groups) else found
-    _check_agents(env, _spec(made), wrappers)
+        made, mask = _of_object(env, options, wrappers), NO_MASK
+    team = made if isinstance(made, Groups) else None
+    native = made if isinstance(made, EnvSpec) else made.spec
+    _check_agents(env, native, wrappers)
+    spec = _checked(wrapping.wrapped(native, wrappers)[0])
     pure = wrapping.on_device(made, wrappers) if isinstance(made, DeviceEnv) else None
-    native = None if isinstance(made, DeviceEnv) else made
-    spec = _checked(pure.spec if native is None else wrapping.wrapped(native, wrappers)[0])
     atari_preset = _settings(spec, workers, atari_preset)
     return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, native)
-
-
-def _spec(made: EnvSpec | DeviceEnv) -> EnvSpec:
-    return made.spec if isinstance(made, DeviceEnv) else made
 
 
 def _check_agents(env: Any, spec: EnvSpec, wrappers: Wrappers) -> None:
@@ -167,7 +159,7 @@ def _settings(spec: EnvSpec, workers: str, atari_preset: str | None) -> str | No
     Raises:
       ConfigError: they are those of another backend.
     """
-    name = f"{spec.backend}:{spec.id}"
+    name = label_of(spec)
     if workers != "threads" and spec.backend != "gymnasium":
         raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {name} is none")
     if spec.backend == "envpool":
@@ -263,9 +255,9 @@ def _checked(spec: EnvSpec) -> EnvSpec:
       ConfigError: the time limit is below one step, or observations are empty.
     """
     if spec.max_episode_steps is not None and spec.max_episode_steps < 1:
-        raise ConfigError(f"{spec.backend}:{spec.id}: a time limit of {spec.max_episode_steps} steps; 1 or more works")
+        raise ConfigError(f"{label_of(spec)}: a time limit of {spec.max_episode_steps} steps; 1 or more works")
     for path, part in leaves(spec.observation).items():
         if any(size < 1 for size in part.shape):
             where = f" at {path}" if path else ""
-            raise ConfigError(f"{spec.backend}:{spec.id}: observations of shape {part.shape}{where} hold nothing")
+            raise ConfigError(f"{label_of(spec)}: observations of shape {part.shape}{where} hold nothing")
     return spec

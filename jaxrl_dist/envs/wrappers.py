@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_dist.envs.base import DeviceEnv, DrawnEnv, Wrappers
+from jaxrl_dist.envs.base import DeviceEnv, DrawnEnv, Wrappers, label_of
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
 from jaxrl_dist.memory.frames import Frame
@@ -43,8 +43,8 @@ def wrapped(spec: EnvSpec, wrappers: Wrappers) -> tuple[EnvSpec, View | None]:
         assert isinstance(space, Box)
         box = Box(visible.shape, space.dtype, space.low[visible], space.high[visible])
         spec = dataclasses.replace(spec, observation=box)
-    stacks = frame_stack not in (None, spec.frame_stack)
-    if stacks:
+    stacks = frame_stack is not None and frame_stack != spec.frame_stack
+    if frame_stack is not None and stacks:
         spec = _stacked(spec, frame_stack)
 
     def view(obs: PyTree, fresh: Array) -> PyTree:
@@ -108,7 +108,7 @@ def _visible(spec: EnvSpec, hide: str) -> np.ndarray:
     Raises:
       ConfigError: the observations are not vectors, ``hide`` does not fit them, or it leaves no number.
     """
-    name, space = f"{spec.backend}:{spec.id}", spec.observation
+    name, space = label_of(spec), spec.observation
     if not isinstance(space, Box) or len(space.shape) != 1:
         raise ConfigError(f"--hide {hide} needs observations that are vectors, and {name} has {describe(space)}")
     size = space.shape[0]
@@ -136,7 +136,7 @@ def _stacked(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     Raises:
       ConfigError: the observations are not arrays of numbers, or stacking makes an image's channel axis ambiguous.
     """
-    name = f"{spec.backend}:{spec.id}"
+    name = label_of(spec)
 
     def stack(path: str, space: Part) -> Box:
         if not isinstance(space, Box) or not space.shape:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_dist import spaces
 from jaxrl_dist.actors.evaluate import MAX_ENVS, Evaluation, Evaluator
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.envs.base import clipped
+from jaxrl_dist.envs.base import clipped, label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.checkpoint import load_variables
@@ -40,7 +40,7 @@ class Policy:
     def __repr__(self) -> str:
         spec, everything = self.source.spec, self.source.spec.keyed(self.variables).values()
         size = sum(x.size for each in everything for x in jax.tree.leaves(each.params))
-        return f"Policy({label(self.config.algorithm)} on {spec.backend}:{spec.id}, {size:,} parameters)"
+        return f"Policy({label(self.config.algorithm)} on {label_of(spec)}, {size:,} parameters)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets users pickle a policy, if its environment and algorithm can be; this package never does."""

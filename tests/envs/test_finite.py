@@ -72,7 +72,7 @@ def test_in_a_compiled_program(
     sizes = f"--num-envs {NUM_ENVS} --rollout-length {LENGTH} --hidden-sizes 8 --seed {SEED}"
     assert cli.main(f"{command} {sizes} --run-dir {tmp_path}/run --quiet".split()) == 1
     step, index = first_fault()
-    line = f"gymnax:own:Spoilt: environment {index} at step {step} gave {kind} that is not finite"
+    line = f"own:Spoilt: environment {index} at step {step} gave {kind} that is not finite"
     saved, error = capsys.readouterr().err.splitlines()
     assert saved.startswith("the run is saved: ") and error == f"jaxrl-dist: error: {line}"
 

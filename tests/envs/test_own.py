@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "workers": (
         own.Walk(),
         {"env_workers": "processes"},
-        "needs a Gymnasium environment, and gymnax:obj",
+        "needs a Gymnasium environment, and object:Walk",
     ),
     "another backend": ("gymnasium:own:cartpole", {}, "makes no gymnasium environment; env own:cartpole finds out"),
     "the other way round": ("gymnax:faulty:make", {}, "env gymnax:faulty:make makes no gymnax environment"),

@@ -247,9 +247,7 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
         find("flock:Flock", wrappers=Wrappers(action_repeat=2))
     with pytest.raises(ConfigError, match="observations of bird_0 and late have other bounds; one policy needs equal"):
         find("flock:Bounded")
-    with pytest.raises(
-        ConfigError, match="agents without a policy: late; the agents of gymnasium:flock:Flock are bird_"
-    ):
+    with pytest.raises(ConfigError, match="agents without a policy: late; the agents of flock:Flock are bird_"):
         find("flock:Flock", wrappers=Wrappers(policies={"a": "bird_*"}))
     with pytest.raises(ConfigError, match="frame_stack works for environments with one policy"):
         find("flock:Flock", wrappers=Wrappers(policies={"a": "*"}, frame_stack=2))

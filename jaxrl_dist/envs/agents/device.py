@@ -22,7 +22,7 @@ from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, policy_space, res
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.episodes import ended_episodes
-from jaxrl_dist.envs.native import Mask, named, plain, unnamed, without
+from jaxrl_dist.envs.native import Mask, env_label, named, plain, unnamed, without
 from jaxrl_dist.spaces import Discrete, Space
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -50,7 +50,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
       ConfigError: as ``groups.divided``.
       EnvError: as ``contract.of_env``.
     """
-    env, agents, name = team.env, list(team.env.agents), f"{backend}:{env_id}"
+    env, agents, name = team.env, list(team.env.agents), env_label(backend, env_id)
     contract, limit = contract or Contract(name), wrappers.limit(team.time_limit)
     obs, state = _traced_reset(contract, env)
 

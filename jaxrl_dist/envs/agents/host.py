@@ -18,7 +18,7 @@ from jaxrl_dist.envs.base import DrawnEnv, Wrappers, space_of
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import gymnasium
 from jaxrl_dist.envs.masks import PART
-from jaxrl_dist.envs.native import Description, Mask, alike
+from jaxrl_dist.envs.native import Description, Mask, alike, env_label
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.spaces import Box, MultiDiscrete, Space, leaves
@@ -31,7 +31,7 @@ def divided(env_id: str, made: Description, wrappers: Wrappers) -> Groups:
     Raises:
       ConfigError: as ``groups.divided``.
     """
-    name, agents = f"gymnasium:{env_id}", list(made.agents)
+    name, agents = env_label("gymnasium", env_id), list(made.agents)
 
     def alone(agents: Sequence[str]) -> tuple[EnvSpec, Mask]:
         first = agents[0]

@@ -18,7 +18,7 @@ from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers
 from jaxrl_dist.envs.contract import Contract, of_env
 from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.drawing import draw, own_render
-from jaxrl_dist.envs.native import is_team, plain, unnamed
+from jaxrl_dist.envs.native import env_label, is_team, plain, unnamed
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import postponed
 from jaxrl_dist.mesh import over_policies
@@ -94,7 +94,7 @@ def adapt(
       EnvError: a fault, or its code fails in a compiled program.
     """
     env, params = made if isinstance(made, tuple) else (made, None)
-    contract = contract or Contract(f"{backend}:{env_id}")
+    contract = contract or Contract(env_label(backend, env_id))
     with contract.during("a first step"):
         if is_team(env):
             own = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
@@ -138,7 +138,7 @@ def from_gymnax(
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
     Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
     """
-    name = f"{backend}:{env_id}"
+    name = env_label(backend, env_id)
     params, (native_obs, native_action), action_space, *first, info = of_env(contract or Contract(name), env, params)
     observation = base.policy_space(native_obs, name, "observations", first[0])
     found = masks.of_gymnax(env, first[1], plain(native_obs), plain(native_action))

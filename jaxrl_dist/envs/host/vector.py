@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, check_finite, checked_action, outcome
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, check_finite, checked_action, label_of, outcome
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import records, runners
 from jaxrl_dist.envs.host import worker as env_worker
@@ -43,7 +43,7 @@ def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], *how:
         return Gymnasium(spec, seeds, options, *how)
     except EnvError as error:  # making one without render_mode has worked before
         hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
-        raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}{hint}") from error
+        raise ConfigError(f"{label_of(spec)} cannot be drawn: {error}{hint}") from error
 
 
 class Gymnasium:
@@ -76,7 +76,7 @@ class Gymnasium:
           EnvError: an environment cannot be made.
           TimeoutError: making one takes too long.
         """
-        self.spec = spec
+        self.spec, self._name = spec, label_of(spec)
         self.num_envs = num_envs = len(seeds)
         self._timeout = timeout
         self._steps = 0
@@ -111,10 +111,6 @@ class Gymnasium:
         thread = threading.Thread(target=env_worker.serve, args=(theirs, task, self._records), name=name, daemon=True)
         thread.start()
         return ours, thread
-
-    @property
-    def _name(self) -> str:
-        return f"{self.spec.backend}:{self.spec.id}"
 
     def _observations(self) -> PyTree:
         return jax.tree.map(lambda path: self._records[path].copy(), paths(self.spec.observation, "obs"))

@@ -45,7 +45,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     values = parse_options(f"jumanji:{env_id}", options, settable(defaults))
     env = jumanji.make(env_id, **values)
     limit = int(env.time_limit) if limited else None
-    if limited:
+    if limit is not None:
         # The library would report its time limit as a terminal state, so its limit is one step above the one here.
         env = jumanji.make(env_id, **values | {"time_limit": limit + 1})
     if env.reward_spec.shape:
