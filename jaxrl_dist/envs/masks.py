@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxrl_dist.envs.native import NO_MASK as NONE
-from jaxrl_dist.envs.native import Description, Mask, PlainSpace, named
+from jaxrl_dist.envs.native import Mask, PlainSpace, named
 from jaxrl_dist.spaces import Box, Space, num_choices
 
 if TYPE_CHECKING:
@@ -101,13 +101,6 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
             what = f"info[{name!r}]" if where == "info" else f"its method {name}"
             return Mask(where, name, misfit(what, np.size(value), action))
     return found
-
-
-def described(env: Any, description: Description) -> Description:
-    """Returns the description of a Gymnasium environment with its action mask."""
-    if description.agents:  # each has its mask already
-        return description
-    return description._replace(mask=of_gymnasium(env, description.observation, description.action))
 
 
 def of_keys(keys: Sequence[str]) -> str:

@@ -82,7 +82,8 @@ class _Rows:
 
     def step(self, state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys[:: self._rows])
-        obs, env_state, reward, dones = jax.vmap(self._step_one)(keys[:, 0], state.env, self._actions(action))
+        step_all = jax.vmap(lambda key, *arguments: self._env.step_env(rng.raw(key), *arguments)[:4])
+        obs, env_state, reward, dones = step_all(keys[:, 0], state.env, self._actions(action))
         stepped = jax.tree.map(
             lambda new, old: new.astype(old.dtype), (self._observe(obs, env_state), env_state), (state.obs, state.env)
         )
@@ -91,7 +92,8 @@ class _Rows:
         timed = jnp.zeros_like(state.ended) if self._limit is None else steps >= self._limit
         over = dones["__all__"].astype(bool)
         resetting = state.ended[:, None]
-        gone, *before = map(self._by_env, (state.gone, state.episode_return, state.episode_length))
+        agents = state.gone, state.episode_return, state.episode_length
+        gone, *before = (x.reshape(-1, self._count) for x in agents)
         valid = ~resetting & ~gone
         terminated = valid & (self._stacked(dones).astype(bool) | over[:, None])
         truncated = valid & ~terminated & timed[:, None]
@@ -113,19 +115,13 @@ class _Rows:
         spec, own = self._groups.spec, mesh.over_policies(of_group, outputs=2)
         return new, *map(spec.bare, own(self._groups.by_policy, spec.keyed(seen)))
 
-    def _by_env(self, x: jax.Array) -> jax.Array:
-        """Returns the numbers of agents by environment, ``[B, K]``."""
-        return x.reshape(-1, self._count)
-
     def _stacked(self, values: Mapping[Any, jax.Array]) -> jax.Array:
-        return self._by_env(groups.stacked(self._groups.agents, values))
+        """Returns numbers keyed by agent as ``[B, K]``."""
+        return groups.stacked(self._groups.agents, values).reshape(-1, self._count)
 
     def _reset_all(self, keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(lambda key: self._env.reset(rng.raw(key)))(keys)
         return self._observe(obs, state), jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
-
-    def _step_one(self, key: jax.Array, env_state: PyTree, actions: Mapping[Any, PyTree]) -> Any:
-        return self._env.step_env(rng.raw(key), env_state, actions)[:4]
 
     def _started(self, keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
         """Resets the environments that have ended."""

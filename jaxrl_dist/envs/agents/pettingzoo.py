@@ -104,8 +104,11 @@ class Parallel(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         there = self._going()
-        own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in self.env.agents}
-        obs, rewards, terminated, truncated, infos = returned("step", self.env.step(own), RETURNED)
+        actions = {agent: action[str(agent)] for agent in self.env.agents}
+        for agent in self.env.agents:
+            if isinstance(self._acts[agent], spaces.Discrete):
+                actions[agent] = int(actions[agent])  # which some environments need
+        obs, rewards, terminated, truncated, infos = returned("step", self.env.step(actions), RETURNED)
         listed = self._going()
         flags = {"termination": terminated, "truncation": truncated}
         _check("step", listed, observation=obs)
@@ -214,8 +217,3 @@ def _finite(agent: Any, reward: Any) -> float:
     if not np.isfinite(found):
         raise ValueError(f"the reward of {agent} is {found}, which is not finite")
     return float(found)
-
-
-def _number(space: Any, action: Any) -> Any:
-    """Returns a discrete action as a Python int, which some environments need; others unchanged."""
-    return int(action) if isinstance(space, spaces.Discrete) else action

@@ -72,7 +72,6 @@ def look(
         description = describe(first)
         if description.gymnasium:
             made.append(first)
-            description = masks.described(first, description)
         return adapt(first) if description.gymnax else description
 
     def close() -> None:

@@ -173,6 +173,7 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     closed. On an error it sends ``failure_of`` instead, closes the environments and ends. It answers a request to draw
     with ``_Env.picture`` or, in the same way, with an error.
     """
+    import gymnasium
     from gymnasium.wrappers import TimeLimit
 
     indices = range(task.first, task.first + len(task.seeds))
@@ -192,8 +193,8 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     def make(index: int) -> None:
         env = construct(task.env, task.options)
         made.append(env)
-        if not (description := describe(env)).gymnasium:
-            raise TypeError(f"{task.env} made a {description.kind}, not a gymnasium.Env")
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(f"{task.env} made a {type(env).__name__}, not a gymnasium.Env")
         if task.time_limit is not None:
             env = made[-1] = TimeLimit(env, task.time_limit)
         envs[index] = _Env(env, index, task, records)
@@ -252,8 +253,6 @@ def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
         try:
             made = construct(env, options)
             description = describe(made)
-            if description.gymnasium:
-                description = masks.described(made, description)
         except BaseException as error:  # SystemExit too
             missing = isinstance(error, (ImportError, gymnasium.error.Error))
             connection.send_bytes(failure_of(error, missing=missing))
