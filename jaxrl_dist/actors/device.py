@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.actors import step as steps
-from jaxrl_dist.actors.step import Rollouts, Stages, initial_core
+from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages, initial_core
 from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, not_finite
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import (
@@ -194,21 +194,12 @@ def compile_rollout(
 class DeviceActor:
     """Fills rollouts from environments that are pure functions, with one call of a program per rollout."""
 
-    def __init__(
-        self,
-        algorithm: Algorithms,
-        env: DeviceEnv,
-        on: Mesh,
-        program: mesh.Program,
-        rollout_length: int,
-        env_key: jax.Array,
-        share: EnvSlice,
-        stages: Stages,
-    ) -> None:
-        """``program`` is ``compile_rollout``'s for the same algorithm, environment, mesh and length."""
-        self._program, self._spec, self._share, self._length = program, env.spec, share, rollout_length
+    def __init__(self, job: ActorJob, on: Mesh, program: mesh.Program, share: EnvSlice, stages: Stages) -> None:
+        """``program`` is ``compile_rollout``'s for the same job and mesh."""
+        env, key = job.source.device(), rng.stream(job.seed, rng.Stream.ENV)
+        self._program, self._spec, self._share, self._length = program, env.spec, share, job.rollout_length
         self._stages = stages
-        self._state = mesh.put(jax.jit(lambda key: init(algorithm, env, share, key))(env_key), on, mesh.BATCH)
+        self._state = mesh.put(jax.jit(lambda key: init(job.algorithm, env, share, key))(key), on, mesh.BATCH)
         self._stages.mark("start")
 
     def rollout(

@@ -20,15 +20,14 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import Rollouts, Stages
+from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages
 from jaxrl_dist.checks import counted
 from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.envs.episodes import no_episodes
-from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithms, EnvSpec, EpisodeStats, PyTree, Timestep, TrainState
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep, TrainState
 
 
 class Snapshot(NamedTuple):
@@ -102,17 +101,6 @@ Deliver = Callable[[Snapshot, Rollouts, np.int32], PyTree]
 ``number``."""
 
 
-class ActorJob(NamedTuple):
-    """The task that all actors of a pool share."""
-
-    algorithm: Algorithms
-    source: EnvSource
-    num_envs: int
-    rollout_length: int
-    seed: int
-    stop: Callable[[], bool] = lambda: False  # returns True when waiting for samples should end
-
-
 class PoolOptions(NamedTuple):
     """How actors run alongside the learner."""
 
@@ -183,9 +171,7 @@ class ActorPool:
         slot, stages = index % len(self._options.meshes), self.stages[index]
         on, programs, job = self._options.meshes[slot], self._programs[slot], self._job
         if self._on_device:
-            env_key = rng.stream(job.seed, rng.Stream.ENV)
-            env, length = job.source.device(), job.rollout_length
-            return device.DeviceActor(job.algorithm, env, on, programs, length, env_key, share, stages)
+            return device.DeviceActor(job, on, programs, share, stages)
 
         def make(restarts: int) -> HostEnv:
             return job.source.host(share, rng.host_seed(job.seed, restarts) if restarts else job.seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.envs.base import EnvSlice
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.nn import perturbation
@@ -35,6 +37,17 @@ from jaxrl_dist.types import (
 
 Rollouts = Mapping[str, Rollout]
 """The experience of each policy."""
+
+
+class ActorJob(NamedTuple):
+    """The task that all actors of a pool share."""
+
+    algorithm: Algorithms
+    source: EnvSource
+    num_envs: int
+    rollout_length: int
+    seed: int
+    stop: Callable[[], bool] = lambda: False  # returns True when waiting for samples should end
 
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:

@@ -13,7 +13,7 @@ import gymnasium
 
 from jaxrl_dist.envs.agents.pettingzoo import Parallel, is_parallel
 from jaxrl_dist.envs.masks import of_gymnasium
-from jaxrl_dist.envs.native import Description, is_gymnax, plain
+from jaxrl_dist.envs.native import Description, family_of, is_gymnax, plain
 
 
 def creator(env: str) -> tuple[Any, str]:
@@ -49,14 +49,4 @@ def describe(made: Any) -> Description:
     observation, action = (plain(getattr(made, name, None)) for name in ("observation_space", "action_space"))
     limit = made.get_wrapper_attr("_max_episode_steps") if made.has_wrapper_attr("_max_episode_steps") else None
     mask = of_gymnasium(made, observation, action)
-    return Description(kind, True, False, observation, action, _family(made), limit, mask)
-
-
-def _family(env: Any) -> str:
-    for kind in type(env.unwrapped).__mro__:  # the user's class may extend one of Gymnasium's
-        match kind.__module__.split("."):
-            case ["gymnasium", "envs", family, _, *_]:
-                return family
-            case ["ale_py", *_]:
-                return "atari"
-    return "gymnasium"
+    return Description(kind, True, False, observation, action, family_of(made.unwrapped, "gymnasium"), limit, mask)

@@ -234,6 +234,17 @@ def picture(drawn: Any) -> np.ndarray:
     return image
 
 
+def family_of(env: Any, default: str) -> str:
+    """Returns the group of an environment of Gymnasium, gymnax or the ALE, such as ``classic_control``."""
+    for kind in type(env).__mro__:  # the user's class may extend one of theirs
+        match kind.__module__.split("."):
+            case ["gymnasium", "envs", family, _, *_] | ["gymnax", "environments", family, _, *_]:
+                return family
+            case ["ale_py", *_]:
+                return "atari"
+    return default
+
+
 def env_label(backend: str, env_id: str) -> str:
     """Returns an environment's name for messages: ``envpool:Pong-v5``, or ``my_module:make`` as users write theirs."""
     return env_id if ":" in env_id else f"{backend}:{env_id}"

@@ -215,7 +215,7 @@ def _of_name(
 ) -> tuple[EnvSpec | DeviceEnv | Groups, Mask]:
     backend, name, made_by = locate(env)
     if backend == "gymnax":
-        return gymnax.make(name, options, wrappers), NO_MASK
+        return gymnax.adapt(gymnax.native(name, options), name, backend, wrappers), NO_MASK
     if backend in LIBRARIES:
         return gymnax.adapt(libraries.make(backend, name, options), name, backend, wrappers), NO_MASK
     if backend == "envpool":

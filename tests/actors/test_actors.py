@@ -21,7 +21,7 @@ from jaxrl_dist.actors import device
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import Stages, count_steps, keys_of, step_numbers
+from jaxrl_dist.actors.step import ActorJob, Stages, count_steps, keys_of, step_numbers
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
@@ -184,8 +184,8 @@ def test_actors_that_divide_the_environments_act_as_one_that_has_them_all(kind: 
     actors: list[Any]
     if kind == "device":
         program = device.compile_rollout({"": algorithm}, env, mesh, NUM_STEPS, act_key, env_key)
-        how = {"": algorithm}, env, mesh, program, NUM_STEPS, env_key
-        actors = [device.DeviceActor(*how, share, Stages()) for share in shares]
+        job = ActorJob({"": algorithm}, source, NUM_ENVS, NUM_STEPS, seed=0)
+        actors = [device.DeviceActor(job, mesh, program, share, Stages()) for share in shares]
     else:
         programs = compile_acting({"": algorithm}, source.spec, mesh, NUM_STEPS, act_key)
         actors = [HostActor({"": algorithm}, source.host(x, 0), mesh, NUM_STEPS, programs, x) for x in shares]

@@ -15,10 +15,10 @@ from jaxrl_dist.envs import base, episodes, masks
 from jaxrl_dist.envs.agents import device
 from jaxrl_dist.envs.agents.groups import Team
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers
-from jaxrl_dist.envs.contract import Contract, of_env
+from jaxrl_dist.envs.contract import Contract, of_env, of_library
 from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.drawing import draw, own_render
-from jaxrl_dist.envs.native import env_label, is_team, plain, unnamed
+from jaxrl_dist.envs.native import env_label, family_of, is_team, plain, unnamed
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import postponed
 from jaxrl_dist.mesh import over_policies
@@ -52,18 +52,11 @@ def _library() -> Any:
     return gymnax
 
 
-def make(env_id: str, options: Mapping[str, str], wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
-    """Makes the gymnax environment ``env_id``; ``options`` set fields of its parameters or constructor arguments.
-
-    Raises:
-      ConfigError: unknown option, or no policy here supports the spaces.
-    """
-    env, params = native(env_id, options)
-    return from_gymnax(env, params, env_id, _family(env), wrappers)
-
-
 def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Makes gymnax's environment object and its parameters; arguments as in ``make``.
+    """Makes gymnax's environment object and its parameters.
+
+    Args:
+      options: ``--env-options``: fields of the parameters, or arguments of the constructor.
 
     Raises:
       ConfigError: unknown option.
@@ -94,19 +87,19 @@ def adapt(
       EnvError: a fault, or its code fails in a compiled program.
     """
     env, params = made if isinstance(made, tuple) else (made, None)
+    of_user = not of_library(type(env))
     contract = contract or Contract(env_label(backend, env_id))
     with contract.during("a first step"):
         if is_team(env):
-            own = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
-            env = Team(env, **own)
+            team_fields = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
+            env = Team(env, **team_fields)
         if isinstance(env, Team):
-            found = device.from_team(env, env_id, backend, wrappers, contract)
+            adapted = device.from_team(env, env_id, backend, wrappers, contract)
         else:
-            family = env.family if isinstance(env, libraries.Adapted) else _family(env)
-            found = from_gymnax(env, params, env_id, family, wrappers, backend, contract)
-        if backend == "gymnax":  # libraries work for several environments at once
-            _trace(found)
-    return found
+            adapted = _one_agent(env, params, env_id, backend, wrappers, contract)
+        if of_user:  # libraries work for several environments at once
+            _trace(adapted)
+    return adapted
 
 
 def _trace(env: DeviceEnv) -> None:
@@ -116,30 +109,14 @@ def _trace(env: DeviceEnv) -> None:
     jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, env.spec.bare(action))
 
 
-def _family(env: Any) -> str:
-    for kind in type(env).__mro__:  # the user's class may extend one of gymnax's
-        match kind.__module__.split("."):
-            case ["gymnax", "environments", family, _, *_]:
-                return family
-    return "other"
-
-
-def from_gymnax(
-    env: Any,
-    params: Any,
-    env_id: str,
-    family: str,
-    wrappers: Wrappers = UNWRAPPED,
-    backend: str = "gymnax",
-    contract: Contract | None = None,
-) -> DeviceEnv:
+def _one_agent(env: Any, params: Any, env_id: str, backend: str, wrappers: Wrappers, contract: Contract) -> DeviceEnv:
     """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
     Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
     """
-    name = env_label(backend, env_id)
-    params, (native_obs, native_action), action_space, *first, info = of_env(contract or Contract(name), env, params)
+    name = contract.name
+    params, (native_obs, native_action), action_space, *first, info = of_env(contract, env, params)
     observation = base.policy_space(native_obs, name, "observations", first[0])
     found = masks.of_gymnax(env, first[1], plain(native_obs), plain(native_action))
     found = found if found.where else masks.of_info(info)
@@ -149,6 +126,7 @@ def from_gymnax(
     limit = wrappers.limit(None if limit is None else int(limit))
     metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info), name)
+    family = env.family if isinstance(env, libraries.Adapted) else family_of(env, "other")
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread,
         info_metrics=metrics,
