@@ -168,11 +168,10 @@ class Evaluator:
     @property
     def _quota(self) -> np.ndarray:
         """Episodes that each row plays, ``[B]``; with several policies, all rows play the same number."""
+        each, more = divmod(self._episodes, self._num_envs)
         if self._source.spec.policies:
-            return np.full(self._num_envs, -(-self._episodes // self._num_envs))
-        return np.full(self._num_envs, self._episodes // self._num_envs) + (
-            np.arange(self._num_envs) < self._episodes % self._num_envs
-        )
+            more = self._num_envs if more else 0
+        return each + (np.arange(self._num_envs) < more)
 
     def play(
         self,

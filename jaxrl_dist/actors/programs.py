@@ -74,7 +74,7 @@ def acting(
         def of_policy(algorithm: Algorithm, key: jax.Array, *acting: PyTree) -> tuple[Rollout, PyTree, PyTree]:
             variables, obs, core, env_step = acting
             own, core = steps.behave(algorithm, variables, core, steps.rollout_context(key, iteration, env_step))
-            if steps.num_parts(algorithm, variables, _size(obs)) > 1:  # ``_choose`` makes them again
+            if steps.num_parts(algorithm, variables, _size(obs)) > 1:  # ``act_once`` makes them again
                 own = ()
             return steps.blank_rollout(algorithm, variables, obs, core, rollout_length), own, core
 
@@ -104,9 +104,18 @@ def acting(
         def of_policy(
             algorithm: Algorithm, key: jax.Array, index: jax.Array, buffer: Rollout, env_step: jax.Array, *acting: Any
         ) -> tuple[Rollout, PyTree, PyTree]:
-            now = Context(rng.per_index(jax.random.fold_in(key, step), index), env_step)
-            begun, (variables, own, obs, core) = steps.rollout_context(key, iteration, env_step), acting
-            action, core, extras = _choose(algorithm, variables, own, obs, core, buffer.core, begun, now)
+            keys = rng.per_index(jax.random.fold_in(key, step), index)
+            variables, own, obs, core = acting
+
+            def of_part(envs: tuple[PyTree, PyTree, PyTree, jax.Array]) -> Acted:
+                start, obs, core, keys = envs
+                own, _ = steps.behave(algorithm, variables, start, steps.rollout_context(key, iteration, env_step))
+                return act(algorithm, variables, own, obs, core, Context(keys, env_step))
+
+            if (parts := steps.num_parts(algorithm, variables, _size(obs))) == 1:
+                action, core, extras = act(algorithm, variables, own, obs, core, Context(keys, env_step))
+            else:
+                action, core, extras = steps.by_parts(of_part, parts, (buffer.core, obs, core, keys))
             taken = jax.tree.map(lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras))
             return buffer._replace(action=taken[0], extras=taken[1]), core, action
 
@@ -134,29 +143,6 @@ def acting(
 
 def _size(obs: PyTree) -> int:
     return len(jax.tree.leaves(obs)[0])
-
-
-def _choose(
-    algorithm: Algorithm,
-    variables: Variables,
-    own: PyTree,
-    obs: PyTree,
-    core: PyTree,
-    start: PyTree,
-    begun: Context,
-    now: Context,
-) -> Acted:
-    """Chooses the actions of a policy; ``start`` and ``begun`` are the core and context at the start of the rollout."""
-    parts = steps.num_parts(algorithm, variables, _size(obs))
-    if parts == 1:
-        return act(algorithm, variables, own, obs, core, now)
-
-    def part(envs: tuple[PyTree, PyTree, PyTree, jax.Array]) -> Acted:
-        start, obs, core, keys = envs
-        own, _ = steps.behave(algorithm, variables, start, begun)
-        return act(algorithm, variables, own, obs, core, now._replace(keys=keys))
-
-    return steps.by_parts(part, parts, (start, obs, core, now.keys))
 
 
 def _record(

@@ -88,7 +88,8 @@ def initial_core(algorithm: Algorithms, spec: EnvSpec, share: EnvSlice) -> PyTre
     """The core at the start of an episode for a share's rows of each policy."""
 
     def of_policy(algorithm: Algorithm, own: EnvSpec) -> PyTree:
-        return EnvSlice._make(rows // spec.num_agents * own.num_agents for rows in share).initial_core(algorithm)
+        first, size, total = (rows // spec.num_agents * own.num_agents for rows in share)
+        return jax.tree.map(lambda x: jnp.copy(x[first : first + size]), algorithm.initial_core(total))
 
     return over_policies(of_policy)(algorithm, spec.by_policy)
 

@@ -14,8 +14,8 @@ from jaxrl_dist import mesh
 from jaxrl_dist.checks import MAX_SIZE, did_you_mean
 from jaxrl_dist.envs.native import PlainSpace, env_label, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves
-from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Timestep
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves, num_choices
+from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 class DeviceEnv(NamedTuple):
@@ -78,11 +78,6 @@ class EnvSlice(NamedTuple):
         """Returns one seed per environment, below 2^31, which depends on the environment's index within the run."""
         words = np.random.SeedSequence(seed).generate_state(self.total) & 0x7FFFFFFF
         return [int(word) for word in words[self.first : self.first + self.size]]
-
-    def initial_core(self, algorithm: Algorithm) -> PyTree:
-        """Returns the policy state ``[size, ...]`` at the start of an episode."""
-        core = algorithm.initial_core(self.total)
-        return jax.tree.map(lambda x: jnp.copy(x[self.first : self.first + self.size]), core)
 
 
 class HostEnv(Protocol):
@@ -256,7 +251,7 @@ def _checked_part(spec: EnvSpec, space: Part, action: np.ndarray, step: int) -> 
         bad = ~np.isfinite(action)
         action = np.clip(action, space.low, space.high)
     else:
-        bad = (action < 0) | (action >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec))
+        bad = (action < 0) | (action >= np.asarray(num_choices(space)))
     if bad.any():
         index = int(np.argwhere(bad)[0, 0])
         raise ValueError(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl_dist.envs.native import NO_MASK as NONE
-from jaxrl_dist.envs.native import Mask, PlainSpace, named
+from jaxrl_dist.envs.native import NO_MASK, Mask, PlainSpace, named
 from jaxrl_dist.spaces import Box, Space, num_choices
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
             return Mask("part", name)
         if name != PART:
             return Mask("part", name, misfit(f"part {name!r} of its observation", size, action))
-    return NONE
+    return NO_MASK
 
 
 def _holds_flags(space: PlainSpace) -> bool:
@@ -180,4 +179,4 @@ def of_info(info: PyTree) -> Mask:
     import jax
 
     names = [_name(path) for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
-    return _unread(f"info[{names[0]!r}]") if names else NONE
+    return _unread(f"info[{names[0]!r}]") if names else NO_MASK

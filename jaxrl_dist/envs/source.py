@@ -18,15 +18,14 @@ from jaxrl_dist.envs.agents.groups import Groups
 from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, EnvSlice, HostEnv, Wrappers, label_of
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.host import envpool, gymnasium, vector
-from jaxrl_dist.envs.native import NO_MASK, Mask, is_gymnax
+from jaxrl_dist.envs.native import NO_MASK, Description, Mask, is_gymnax
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import leaves
 from jaxrl_dist.types import EnvSpec
 
 __all__ = ["BACKENDS", "DeviceEnv", "DrawnEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
 
-_MODULES: dict[str, ModuleType] = {"gymnax": gymnax, "envpool": envpool, "gymnasium": gymnasium}
-BACKENDS = {name: _MODULES[name] for name in train.BACKENDS}
+BACKENDS: dict[str, ModuleType] = dict(zip(train.BACKENDS, (gymnax, envpool, gymnasium), strict=True))
 
 
 class EnvSource(NamedTuple):
@@ -94,7 +93,13 @@ class EnvSource(NamedTuple):
             keywords = gymnasium.options(env_id, self.options)
             make = vector.drawn if drawn else vector.Gymnasium
             spec = rows.whole(self.team) if self.team else self.native or self.spec
-            env: DrawnEnv = make(spec, seeds, keywords, self.workers, self.timeout, wrappers, self.mask)
+            settings: dict[str, Any] = {
+                "workers": self.workers,
+                "timeout": self.timeout,
+                "wrappers": wrappers,
+                "mask": self.mask,
+            }
+            env: DrawnEnv = make(spec, seeds, keywords, **settings)
             env = rows.Rows(env, self.team) if self.team else env
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
@@ -132,41 +137,50 @@ def find(
       EnvError: an environment's own code failed.
       TimeoutError: a Gymnasium environment has not answered in time.
     """
-    if isinstance(env, str):
-        made, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
+    made: EnvSpec | DeviceEnv | Groups
+    mask, name = NO_MASK, env_name(env)
+    backend, env_id, made_by = locate(env) if isinstance(env, str) else Located("", name)
+    if backend == "envpool":
+        atari_preset = atari_preset or envpool.default_preset(env_id)
+        keywords = envpool.options(env_id, options, atari_preset, wrappers, training=True)
+        made = envpool.spec(env_id, keywords, wrappers)
+    elif backend == "gymnasium":
+
+        def adapt(native: Any) -> DeviceEnv:
+            return gymnax.adapt(native, env_id, "gymnax", wrappers)
+
+        found = gymnasium.look(env_id, options, timeout, workers, adapt)
+        if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
+            raise ConfigError(f"--env {name} makes no {made_by} environment; --env {env_id} finds out which it is")
+        made = found if isinstance(found, DeviceEnv) else _described(env_id, found, wrappers)
+        if isinstance(found, Description) and not found.mask.unread:
+            mask = found.mask
+    elif backend:
+        native = gymnax.native(env_id, options) if backend == "gymnax" else libraries.make(backend, env_id, options)
+        made = gymnax.adapt(native, env_id, backend, wrappers)
     else:
-        made, mask = _of_object(env, options, wrappers), NO_MASK
-    team = made if isinstance(made, Groups) else None
-    native = made if isinstance(made, EnvSpec) else made.spec
-    _check_agents(env, native, wrappers)
-    spec = _checked(wrapping.wrapped(native, wrappers)[0])
+        made = gymnax.adapt(_object(env, options), name, "gymnax", wrappers)
+    whole = made if isinstance(made, EnvSpec) else made.spec
+    _check_settings(name, whole, workers, atari_preset, wrappers)
+    spec = _checked(wrapping.wrapped(whole, wrappers)[0])
     pure = wrapping.on_device(made, wrappers) if isinstance(made, DeviceEnv) else None
-    atari_preset = _settings(spec, workers, atari_preset)
-    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, native)
+    team = made if isinstance(made, Groups) else None
+    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, whole)
 
 
-def _check_agents(env: Any, spec: EnvSpec, wrappers: Wrappers) -> None:
-    """Raises ``ConfigError`` for settings of several agents where there is one."""
+def _check_settings(name: str, spec: EnvSpec, workers: str, atari_preset: str | None, wrappers: Wrappers) -> None:
+    """Raises ``ConfigError`` for settings of several agents where there is one, and for those of another backend."""
+    several = spec.num_agents > 1 or spec.policies
     if wrappers.policies and not spec.policies:
-        raise ConfigError(f"--policies are for environments of several agents, and {env_name(env)} has one")
-    if wrappers.agent_ids and not (spec.num_agents > 1 or spec.policies or wrappers.joint):
-        raise ConfigError(f"--agent-ids is for environments of several agents, and {env_name(env)} has one")
-
-
-def _settings(spec: EnvSpec, workers: str, atari_preset: str | None) -> str | None:
-    """Returns the Atari preset after checking the settings of one backend.
-
-    Raises:
-      ConfigError: they are those of another backend.
-    """
-    name = label_of(spec)
+        raise ConfigError(f"--policies are for environments of several agents, and {name} has one")
+    if wrappers.agent_ids and not (several or wrappers.joint):
+        raise ConfigError(f"--agent-ids is for environments of several agents, and {name} has one")
     if workers != "threads" and spec.backend != "gymnasium":
-        raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {name} is none")
-    if spec.backend == "envpool":
-        return atari_preset or envpool.default_preset(spec.id)
-    if atari_preset is not None:
-        raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {name} is none")
-    return None
+        raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {label_of(spec)} is not one")
+    if atari_preset is not None and spec.backend != "envpool":
+        raise ConfigError(
+            f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {label_of(spec)} is not one"
+        )
 
 
 class Located(NamedTuple):
@@ -205,38 +219,16 @@ def locate(env: str) -> Located:
     return Located(backend, env_id)
 
 
-def _of_name(
-    env: str,
-    options: Mapping[str, str],
-    atari_preset: str | None,
-    workers: Literal["threads", "processes"],
-    timeout: float,
-    wrappers: Wrappers,
-) -> tuple[EnvSpec | DeviceEnv | Groups, Mask]:
-    backend, name, made_by = locate(env)
-    if backend == "gymnax":
-        return gymnax.adapt(gymnax.native(name, options), name, backend, wrappers), NO_MASK
-    if backend in LIBRARIES:
-        return gymnax.adapt(libraries.make(backend, name, options), name, backend, wrappers), NO_MASK
-    if backend == "envpool":
-        preset = atari_preset or envpool.default_preset(name)
-        keywords = envpool.options(name, options, preset, wrappers, training=True)
-        return envpool.spec(name, keywords, wrappers), NO_MASK
-
-    found = gymnasium.look(name, options, timeout, workers, lambda made: gymnax.adapt(made, name, "gymnax", wrappers))
-    if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
-        raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
-    if isinstance(found, DeviceEnv):
-        return found, NO_MASK
-    if found.agents:
-        return rows.divided(name, found, wrappers), NO_MASK
-    return gymnasium.spec(name, found, wrappers), NO_MASK if found.mask.unread else found.mask
+def _described(env_id: str, description: Description, wrappers: Wrappers) -> EnvSpec | Groups:
+    if description.agents:
+        return rows.divided(env_id, description, wrappers)
+    return gymnasium.spec(env_id, description, wrappers)
 
 
-def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
-    name = env_name(env)
+def _object(env: Any, options: Mapping[str, str]) -> Any:
+    """Returns the gymnax-style environment that the user has passed, or whose function."""
     if options:
-        raise ConfigError(f"env_options are for environments that are found by name, and {name} has none")
+        raise ConfigError(f"env_options are for environments that are found by name, and {env_name(env)} has none")
     made = env() if callable(env) and not is_gymnax(env) else env
     if not is_gymnax(made):
         kind = type(made).__name__
@@ -245,7 +237,7 @@ def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> Devi
             f"env must be a name, or a gymnax-style environment with reset_env and step_env, {what}; to train on a "
             "gymnasium.Env, pass a function of a module or notebook that makes it: def make() and env=make"
         )
-    return gymnax.adapt(made, name, "gymnax", wrappers)
+    return made
 
 
 def _checked(spec: EnvSpec) -> EnvSpec:

@@ -57,17 +57,12 @@ def whole(divided: Groups) -> EnvSpec:
         "reward": Box((len(agents),), reward.dtype, -reward, reward),
         **{flag: MultiDiscrete((2,) * len(agents)) for flag in (THERE, *FLAGS)},
     }
-    if legal := {agent: _flags(group) for agent, group in of_agents if PART in group.added}:
-        parts[PART] = legal
+    masked = [(agent, group) for agent, group in of_agents if PART in group.added]
+    if masked:
+        flags = {agent: masks.with_mask({}, group.alone.action, group.mask)[0] for agent, group in masked}
+        parts[PART] = {agent: part[PART] for agent, part in flags.items() if isinstance(part, dict)}
     actions: Space = {agent: group.alone.action for agent, group in of_agents}
     return dataclasses.replace(divided.spec, observation=parts, action=actions, num_agents=1, mask=None, policies={})
-
-
-def _flags(group: Group) -> Space:
-    """Returns the space of an agent's legal actions."""
-    parts, _ = masks.with_mask({}, group.alone.action, group.mask)
-    assert isinstance(parts, dict)
-    return parts[PART]
 
 
 class Rows:

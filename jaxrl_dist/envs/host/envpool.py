@@ -140,7 +140,7 @@ def options(
     chosen: dict[str, Any] = {}
     if preset is not None:
         if family(env_id) != "atari":
-            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and envpool:{env_id} is none")
+            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and envpool:{env_id} is not one")
         chosen.update(ATARI_PRESETS[preset])
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import threading
@@ -211,8 +212,6 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 def _guess(text: str) -> int | float | bool | str:
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
     return {"true": True, "false": False}.get(text.lower(), text)

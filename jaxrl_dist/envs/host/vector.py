@@ -24,23 +24,22 @@ from jaxrl_dist.envs.host.runners import Worker, process, warn_of_closing
 from jaxrl_dist.envs.making import creator
 from jaxrl_dist.envs.native import NO_MASK, Mask
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box, Discrete, leaves, paths
+from jaxrl_dist.spaces import Box, leaves, num_choices, paths
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
-def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], *how: Any) -> Gymnasium:
+def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], **settings: Any) -> Gymnasium:
     """Makes ``Gymnasium`` with environments that can be drawn.
 
     Raises:
       ConfigError: they cannot be drawn.
     """
     function, _ = creator(spec.id)
-    parameters = inspect.signature(function).parameters if callable(function) else {}
-    named = any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters.values())
-    if named or not callable(function):  # other functions may draw without the argument
-        options = {"render_mode": "rgb_array", **options}
+    parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+    if not callable(function) or any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters):
+        options = {"render_mode": "rgb_array", **options}  # other functions may draw without the argument
     try:
-        return Gymnasium(spec, seeds, options, *how)
+        return Gymnasium(spec, seeds, options, **settings)
     except EnvError as error:  # making one without render_mode has worked before
         hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
         raise ConfigError(f"{label_of(spec)} cannot be drawn: {error}{hint}") from error
@@ -230,7 +229,7 @@ class Gymnasium:
             check_finite(self.spec, self._steps, "observation", {part: obs} if part else obs)
             if isinstance(space, Box):
                 continue
-            wrong = np.argwhere((obs < 0) | (obs >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec)))
+            wrong = np.argwhere((obs < 0) | (obs >= np.asarray(num_choices(space))))
             if len(wrong):
                 gave = f"environment {wrong[0, 0]} at step {self._steps} gave the observation {part and f'{part} '}"
                 raise EnvError(f"{self._name}: {gave}{obs[wrong[0, 0]]}, outside {space}")

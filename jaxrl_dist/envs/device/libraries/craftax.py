@@ -11,7 +11,6 @@ from gymnasium import spaces
 
 from jaxrl_dist.envs.base import parse_options
 from jaxrl_dist.envs.device.libraries import Adapted, Step, fields_of
-from jaxrl_dist.types import PyTree
 
 
 def ids() -> list[str]:
@@ -27,14 +26,11 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     # The library would report its time limit as a terminal state, so its limit is one step above the one here.
     params = params.replace(max_timesteps=limit + 1)
 
-    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
-        found: tuple[PyTree, PyTree] = env.reset_env(key, params)
-        return found
-
     def step(key: jax.Array, state: Any, action: Any) -> Step:
         obs, state, reward, terminated, info = env.step_env(key, state, action, params)
         return Step(obs, state, reward, terminated, info=info)
 
     seen = env.observation_space(params)
     observations = spaces.Box(seen.low, seen.high, tuple(seen.shape), seen.dtype)
-    return Adapted(reset, step, observations, spaces.Discrete(int(env.num_actions)), "craftax", limit)
+    actions: Any = spaces.Discrete(int(env.num_actions))
+    return Adapted(lambda key: env.reset_env(key, params), step, observations, actions, "craftax", limit)
