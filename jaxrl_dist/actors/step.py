@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,8 @@ class ActorJob(NamedTuple):
     num_envs: int
     rollout_length: int
     seed: int
-    stop: Callable[[], bool] = lambda: False  # returns True when waiting for samples should end
+    stop: Callable[[], bool]  # returns True when waiting for samples should end
+    once: Callable[[Hashable, Callable[[], Any]], Any]  # as ``ProgramCache.once``, over the runs of equal jobs
 
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:

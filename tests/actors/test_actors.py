@@ -184,7 +184,7 @@ def test_actors_that_divide_the_environments_act_as_one_that_has_them_all(kind: 
     actors: list[Any]
     if kind == "device":
         program = device.compile_rollout({"": algorithm}, env, mesh, NUM_STEPS, act_key, env_key)
-        job = ActorJob({"": algorithm}, source, NUM_ENVS, NUM_STEPS, seed=0)
+        job = ActorJob({"": algorithm}, source, NUM_ENVS, NUM_STEPS, 0, lambda: False, lambda key, make: make())
         actors = [device.DeviceActor(job, mesh, program, share, Stages()) for share in shares]
     else:
         programs = compile_acting({"": algorithm}, source.spec, mesh, NUM_STEPS, act_key)

@@ -22,6 +22,7 @@ from jaxrl_dist.envs.native import env_label, family_of, is_team, plain, unnamed
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import postponed
 from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.protocols import Environment
 from jaxrl_dist.spaces import zeros
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -109,8 +110,10 @@ def _trace(env: DeviceEnv) -> None:
     jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, env.spec.bare(action))
 
 
-def _one_agent(env: Any, params: Any, env_id: str, backend: str, wrappers: Wrappers, contract: Contract) -> DeviceEnv:
-    """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
+def _one_agent(
+    env: Environment, params: PyTree, env_id: str, backend: str, wrappers: Wrappers, contract: Contract
+) -> DeviceEnv:
+    """Wraps a gymnax-style environment object.
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
     Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
@@ -182,8 +185,7 @@ def _one_agent(env: Any, params: Any, env_id: str, backend: str, wrappers: Wrapp
             return base.rows_where(ended, reset_all(keys), stepped)
 
         obs, env_state = base.restarted(started, keys[:, 1], state.ended, (next_obs, next_env))
-        if wrappers.time_limit is not None:
-            truncated = truncated | (state.episode_length + 1 >= wrappers.time_limit)
+        truncated = wrappers.cut(truncated, state.episode_length + 1)
         valid, terminated, truncated = base.outcome(state.ended, terminated, truncated)
         reward = jnp.where(valid, reward, 0.0)
         episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
