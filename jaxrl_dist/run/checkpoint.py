@@ -19,7 +19,7 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -75,25 +75,25 @@ def load_variables(
     Raises:
       ConfigError: the run has saved none, they cannot be read, or they belong to another network.
     """
-    final = pathlib.Path(run_dir, CHECKPOINTS, FINAL)
-    if not pathlib.Path(run_dir).is_dir():
+    run_dir = pathlib.Path(run_dir)
+    if not run_dir.is_dir():
         raise ConfigError(f"there is no run directory {run_dir}")
-    if members := members_of(pathlib.Path(run_dir)):
+    if members := members_of(run_dir):
         raise ConfigError(
             f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
         )
-    part = f"{policy}/" if policy else ""
+    part, final = f"{policy}/" if policy else "", run_dir / CHECKPOINTS / FINAL
     if which is None and os.path.lexists(final):
-        manifest.verify(final, None if part or some else like)
-        return arrays.restore(final / ARRAYS, like, part if part or some else None)
-    wanted = None if which is None else _chosen(run_dir, which)
+        all_of_them = not (part or some)
+        manifest.verify(final, like if all_of_them else None)
+        return arrays.restore(final / ARRAYS, like, None if all_of_them else part)
 
     def read(path: pathlib.Path) -> Any:
         manifest.verify(path, None)
         return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
 
     try:
-        return _newest(run_dir, read, lambda path: wanted in (None, path))
+        return _newest(run_dir, saved(run_dir) if which is None else [_chosen(run_dir, which)], read)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
 
@@ -104,13 +104,13 @@ def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
     def read(path: pathlib.Path) -> Mapping[str, Any] | None:
         with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
             manifest.verify(path, None)
-            there = manifest.read_object(path / RUN)["progress"]
-            float.fromhex(there.get("score", "0"))
-            if isinstance(there["iteration"], int) and isinstance(there["env_steps"], int):
-                return there
+            progress = manifest.read_object(path / RUN)["progress"]
+            float.fromhex(progress.get("score", "0"))
+            if isinstance(progress["iteration"], int) and isinstance(progress["env_steps"], int):
+                return progress
         return None
 
-    return [found for path in saved(run_dir) if (found := read(path)) is not None]
+    return [progress for progress in map(read, saved(run_dir)) if progress is not None]
 
 
 def load(
@@ -143,12 +143,12 @@ def load(
         wanted = like if with_memory else like._replace(state=like.state._replace(memory=()))
         return arrays.restore(path / ARRAYS, wanted._replace(progress={}))._replace(progress=about["progress"])
 
-    def there(path: pathlib.Path) -> bool:
+    def iteration_of(path: pathlib.Path) -> Any:
         with contextlib.suppress(ConfigError, LookupError, TypeError):
-            return bool(read_json(path / RUN)["progress"]["iteration"] == iteration)
-        return False
+            return read_json(path / RUN)["progress"]["iteration"]
 
-    return _newest(run_dir, read, lambda path: iteration is None or there(path))
+    paths = [path for path in saved(run_dir) if iteration is None or iteration_of(path) == iteration]
+    return _newest(run_dir, paths, read)
 
 
 def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
@@ -156,11 +156,11 @@ def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
     folder = pathlib.Path(run_dir, CHECKPOINTS)
     if folder.is_symlink():
         return []
-    there = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+    paths = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     for path in folder.glob(".[0-9]*.kept"):  # left by a session killed while replacing one
         if path.name[1:-5].isdecimal() and not os.path.lexists(path.with_name(path.name[1:-5])):
-            there.append(path)
-    return sorted(there, key=number_of, reverse=True)
+            paths.append(path)
+    return sorted(paths, key=number_of, reverse=True)
 
 
 def trained(run_dir: str | pathlib.Path) -> bool:
@@ -186,7 +186,7 @@ def best_of(returns: Mapping[int, float | None]) -> int | None:
     return max(known)[1] if known else None
 
 
-def _chosen(run_dir: str | pathlib.Path, which: str | int) -> pathlib.Path:
+def _chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
     """Returns the checkpoint that the user has named by its env steps, or by "best".
 
     Raises:
@@ -209,26 +209,22 @@ def number_of(path: pathlib.Path) -> int:
     return int(path.name.removeprefix(".").removesuffix(".kept"))
 
 
-def _newest(
-    run_dir: str | pathlib.Path,
-    read: Callable[[pathlib.Path], Any],
-    wanted: Callable[[pathlib.Path], bool] = lambda path: True,
-) -> Any:
-    """Returns ``read`` of the newest checkpoint that is ``wanted`` and can be read.
+def _newest(run_dir: pathlib.Path, paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]) -> Any:
+    """Returns ``read`` of the first of a run's checkpoints that can be read; they come newest first.
 
     Raises:
       CheckpointError: no checkpoint can be read.
     """
     problems = []
-    for path in filter(wanted, saved(run_dir)):
+    for path in paths:
         try:
-            found = read(path)
+            content = read(path)
         except DamageError as error:
             problems.append(str(error))
             continue
         for problem in problems:
             warnings.warn(f"{problem}; {path} is used instead", FileWarning, stacklevel=3)
-        return found
+        return content
     if problems:
         more = f" (and {len(problems) - 1} older ones are no better)" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}")

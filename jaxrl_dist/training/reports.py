@@ -13,7 +13,7 @@ from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.start import failed_alike, signalled
 from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.files import RunFiles
-from jaxrl_dist.run.saving import PieceSaver, Saver, save_variables
+from jaxrl_dist.run.saving import Saver, save_variables
 from jaxrl_dist.types import Checkpoint, Report
 
 
@@ -148,7 +148,7 @@ def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Repor
 def saving(
     reports: Iterable[Report],
     save: Callable[[Report], None],
-    saver: Saver | PieceSaver | None,
+    saver: Saver | None,
     files: RunFiles | None,
     config: Train,
     saved: tuple[int, int] | None,

@@ -903,7 +903,9 @@ def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
         saving._write(path, {"x": np.arange(3)}, {"value": value})
 
     def look() -> None:
-        found = checkpoint._newest(tmp_path, lambda path: manifest.verify(path, None) or path)
+        found = checkpoint._newest(
+            tmp_path, checkpoint.saved(tmp_path), lambda path: manifest.verify(path, None) or path
+        )
         seen.append(runs.read_json(found / "run.json")["value"])
 
     def watched(self: Path, to: Path) -> None:
