@@ -31,14 +31,9 @@ class Given(NamedTuple):
     config: Train[Any]
     """Its fields have been checked. The algorithm is a name, a class or a config."""
     own: Mapping[str, Any]
-    """Hyperparameters that are given beside the algorithm."""
+    """Hyperparameters that keep their values: those given beside the algorithm, and all of one given as a config."""
     sources: Mapping[str, str]
     """``yours``, or ``stored`` in a run's file, for each field and hyperparameter that is given."""
-
-    @property
-    def by_name(self) -> bool:
-        """Whether the algorithm gets its preset's hyperparameters; one given as a config keeps its own."""
-        return isinstance(self.config.algorithm, str | type)
 
 
 def several(algorithm: Any) -> bool:
@@ -64,27 +59,23 @@ def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str,
       ConfigError: a value has the wrong type, is out of range, or has no effect.
     """
     algorithm, by_name = config.algorithm, isinstance(config.algorithm, str | type)
-    values = {name: value for name, value in {**_of_name(algorithm), **own}.items() if name not in RUN_FIELDS}
-    made = kind_of(algorithm)(**values) if by_name else dataclasses.replace(algorithm, **values)
-    kept = own if by_name or own else [field.name for field in dataclasses.fields(made)]
-    kept = [name for name in kept if sources.get(name) != "stored"]
-    config = checked(dataclasses.replace(config, algorithm=made), kept)
-    own = {name: getattr(config.algorithm, name) for name in own}
-    others = [
-        field.name for field in dataclasses.fields(Train) if getattr(config, field.name) not in (field.default, {})
-    ]
-    sources = dict.fromkeys([*others, *([] if by_name else _given_by(config))], "yours") | dict(sources)
-    return Given(dataclasses.replace(config, algorithm=algorithm) if by_name else config, own, sources)
+    base = {name: value for name, value in _of_name(algorithm).items() if name not in RUN_FIELDS}
+    base = base if by_name else vars(algorithm)
+    used = [name for name in (own if by_name or own else base) if sources.get(name) != "stored"]
+    config = checked(dataclasses.replace(config, algorithm=kind_of(algorithm)(**{**base, **own})), used)
+    hyperparameters = {name: getattr(config.algorithm, name) for name in (own if by_name else base)}
+    yours = _changed(config)
+    if not by_name:  # a run that was filled in before, such as a stored one, gives all hyperparameters
+        before = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
+        yours += hyperparameters if before else _changed(config.algorithm)
+    config = dataclasses.replace(config, algorithm=algorithm)
+    return Given(config, hyperparameters, dict.fromkeys(yours, "yours") | dict(sources))
 
 
-def _given_by(config: Train[Any]) -> list[str]:
-    """Returns the hyperparameters that count as given by an algorithm's config: those that differ from its class.
-
-    A run that was filled in before, such as a stored one, gives all.
-    """
-    again = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
-    fields, algorithm = dataclasses.fields(config.algorithm), config.algorithm
-    return [field.name for field in fields if again or getattr(algorithm, field.name) != field.default]
+def _changed(config: Any) -> list[str]:
+    """Returns the fields of a config that differ from their defaults."""
+    fields = dataclasses.fields(config)
+    return [field.name for field in fields if getattr(config, field.name) not in (field.default, {})]
 
 
 def _of_name(algorithm: Any) -> Mapping[str, Any]:
@@ -117,26 +108,24 @@ def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]
     Raises:
       ConfigError: a value is out of range.
     """
-    config, spec, algorithm = asked.config, source.spec, asked.config.algorithm
+    config, spec = asked.config, source.spec
     values, sources = _of_presets(asked, source)
-    run = {name: value for name, value in values.items() if name in RUN_FIELDS and getattr(config, name) is None}
+    run = {name: values.pop(name) for name in RUN_FIELDS & values.keys()}
+    run = {name: value for name, value in run.items() if getattr(config, name) is None}
     if not PLANS[run.get("plan", config.plan)].threaded:
         run.pop("num_actors", None)
-    if asked.by_name:
-        hyper = {name: value for name, value in values.items() if name not in RUN_FIELDS}
-        algorithm = kind_of(algorithm)(**{**hyper, **asked.own})
+    algorithm = kind_of(config.algorithm)(**{**values, **asked.own})
     env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
     config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
     sources |= asked.sources
-    return checked(config, [name for name in asked.own if sources[name] != "stored"]), sources
+    return checked(config, [name for name in asked.own if sources.get(name) != "stored"]), sources
 
 
 def _of_presets(asked: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the values of fields and hyperparameters that nobody needs to give, and the sources of both."""
     spec, kind = source.spec, kind_of(asked.config.algorithm)
-    core = asked.own.get("core", "none") if asked.by_name else getattr(asked.config.algorithm, "core", "none")
     preset = kind.preset(spec) if hasattr(kind, "preset") else {}
-    if core != "none" and hasattr(kind, "recurrent_preset"):
+    if asked.own.get("core", "none") != "none" and hasattr(kind, "recurrent_preset"):
         preset = kind.recurrent_preset(preset)
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {

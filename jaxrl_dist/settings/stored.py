@@ -77,22 +77,21 @@ def _part(part: Train[Any]) -> dict[str, Any]:
     return {"algorithm": name_of(part.algorithm), "hyperparameters": _hyperparameters(part.algorithm), **own}
 
 
-def _parts(kept: Mapping[str, Any], own: type | None) -> dict[str, Any]:
+def _parts(stored: Mapping[str, Any], own: type | None) -> dict[str, Any]:
     """The inverse of ``_part`` for all policies.
 
     Raises:
       ConfigError: a part is missing, or unknown.
     """
     parts = {}
-    for policy, part in kept.items():
+    for policy, part in stored.items():
         with naming(policy):
             if not isinstance(part, dict) or not isinstance(part.get("hyperparameters"), dict):
                 raise ConfigError("algorithm or hyperparameters is missing")
             _check_known(part, ("algorithm", "hyperparameters", *OWN))
             kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), own)
-            _check_known(part["hyperparameters"], [field.name for field in dataclasses.fields(kind) if field.init])
-            seen = {name: part[name] for name in OWN if name in part}
-            parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **seen))
+            fields = {name: part[name] for name in OWN if name in part}
+            parts[policy] = plain(Train(_algorithm(kind, part["hyperparameters"]), **fields))
     return parts
 
 
@@ -122,46 +121,66 @@ def stored_config(
       ConfigError: the config cannot be read, or an object that it needs is not passed.
     """
     env, objects = named_env(env), {name: value for name, value in objects.items() if value is not None}
-    name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
-    if name == Policies.stored_as:
-        config: Train[Any] = Train(Policies(fields.pop("parts")), **{**RUN_DEFAULTS, **fields})
-        return config if env is None else dataclasses.replace(config, env=env)
-    kind = config_class(name, algorithm)
-    own = {field.name: fields.pop(field.name) for field in dataclasses.fields(kind) if field.name in fields}
-    config = Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
-    return config if env is None else dataclasses.replace(config, env=env)
+    _, config, run, _ = _read(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
+    changes = {name: default for name, default in RUN_DEFAULTS.items() if name not in run}
+    if env is not None:
+        changes["env"] = env
+    return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **objects), **changes)
 
 
-def stored_fields(
-    path: pathlib.Path, own: type | None = None, env: str | None = None, objects: Collection[str] = ()
-) -> tuple[str, dict[str, Any]]:
+def stored_fields(path: pathlib.Path, own: type | None = None, env: str | None = None) -> tuple[str, dict[str, Any]]:
     """Reads a ``config.json``: the algorithm's name, and the values of the stored fields and hyperparameters.
 
     Args:
       path: the file, or its run directory.
       own: the config class of an algorithm that is not built in.
       env: the user's environment, which replaces the file's.
-      objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
 
     Raises:
       ConfigError: the file is missing or damaged, has unknown names, names a module to import, which no file may, or
         needs an object, which no file can hold.
     """
+    algorithm, config, run, hyperparameters = _read(path, own, env)
+    values = {name: getattr(config, name) for name in run}
+    return algorithm, {
+        **values,
+        **{name: getattr(config.algorithm, name) for name in hyperparameters},
+        "env": config.env,
+    }
+
+
+def _read(
+    path: pathlib.Path, own: type | None, env: str | None, objects: Collection[str] = ()
+) -> tuple[str, Train[Any], Collection[str], Collection[str]]:
+    """As ``stored_fields``: returns the algorithm's name, the config, and which fields and hyperparameters are stored.
+
+    Args:
+      objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
+    """
     path = file_of(path)
     content = stored_content(path)
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
-    several = algorithm == Policies.stored_as
     with _naming(path):
         hyperparameters = _without_objects(hyperparameters, objects)
-        if several:
+        kind: Any = Policies
+        if algorithm == Policies.stored_as:
             hyperparameters = {"parts": _parts(hyperparameters, own)}
-        kind = Policies if several else config_class(algorithm, own)
+        else:
+            kind = config_class(algorithm, own)
         _check_known(run, _KEPT)
-        _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
-        known = plain(Train(plain(kind(**hyperparameters)), **run))
-        named = _checked_env(run.get("env", "")) if env is None else env
-        values = {name: getattr(known, name) for name in run}
-        return algorithm, {**values, **{name: getattr(known.algorithm, name) for name in hyperparameters}, "env": named}
+        config = plain(Train(_algorithm(kind, hyperparameters), **run))
+        env = _checked_env(run.get("env", "")) if env is None else env
+        return algorithm, dataclasses.replace(config, env=env), run, hyperparameters
+
+
+def _algorithm(kind: Any, hyperparameters: Mapping[str, Any]) -> Any:
+    """Returns the config of an algorithm with stored hyperparameters.
+
+    Raises:
+      ConfigError: one is unknown, or has a wrong type.
+    """
+    _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
+    return plain(kind(**hyperparameters))
 
 
 def file_of(path: pathlib.Path) -> pathlib.Path:
