@@ -60,6 +60,11 @@ def one_line(error: BaseException, most: int = 300) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, as far as 300 characters, or the error's type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+
+
 class UnusedError(ConfigError):
     """A field has a value that has no effect, given the others; ``field`` names it."""
 

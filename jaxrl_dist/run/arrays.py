@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
 from jaxrl_dist.run.directories import DamageError
@@ -241,11 +241,6 @@ def _ignore_late_writes() -> None:
 
     sys.unraisablehook = unraisable
     logging.getLogger("asyncio").addFilter(lambda record: "in OCDBT database" not in record.getMessage())
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, as far as 300 characters, or the error's type if it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 def _describe(entry: tuple[tuple[int, ...], np.dtype] | None) -> str:

@@ -24,9 +24,8 @@ from typing import Any
 
 import jax
 
-from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
+from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning, first_line
 from jaxrl_dist.run import arrays, manifest
-from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.atomic_files import read_json
 from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL, members_of

@@ -17,10 +17,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_dist.errors import FileWarning, ProcessError
+from jaxrl_dist.errors import FileWarning, ProcessError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import arrays, directories, manifest
-from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, finite, number_of, saved
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL
 from jaxrl_dist.types import Checkpoint, PyTree, Variables

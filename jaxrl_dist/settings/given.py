@@ -14,13 +14,14 @@ from jaxrl_dist.algorithms import published
 from jaxrl_dist.checks import divisor_below
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import UnusedError
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
     from jaxrl_dist.types import EnvSpec
 
-RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
+RUN_FIELDS = {*marked(Train)}
 NOBODY = ("default", "preset")
 """Sources of values that nobody gave."""
 
@@ -64,15 +65,15 @@ def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str,
     used = [name for name in (own if by_name or own else base) if sources.get(name) != "stored"]
     config = checked(dataclasses.replace(config, algorithm=kind_of(algorithm)(**{**base, **own})), used)
     hyperparameters = {name: getattr(config.algorithm, name) for name in (own if by_name else base)}
-    yours = _changed(config)
+    yours = changed(config)
     if not by_name:  # a run that was filled in before, such as a stored one, gives all hyperparameters
         before = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
-        yours += hyperparameters if before else _changed(config.algorithm)
+        yours += hyperparameters if before else changed(config.algorithm)
     config = dataclasses.replace(config, algorithm=algorithm)
     return Given(config, hyperparameters, dict.fromkeys(yours, "yours") | dict(sources))
 
 
-def _changed(config: Any) -> list[str]:
+def changed(config: Any) -> list[str]:
     """Returns the fields of a config that differ from their defaults."""
     fields = dataclasses.fields(config)
     return [field.name for field in fields if getattr(config, field.name) not in (field.default, {})]

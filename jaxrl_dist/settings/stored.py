@@ -6,7 +6,6 @@ Imports nothing heavy, so that a directory without a run is refused fast.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.machinery
 import json
 import math
@@ -66,9 +65,7 @@ def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
 def _hyperparameters(algorithm: Any) -> dict[str, Any]:
     if isinstance(algorithm, Policies):
         return {name: _part(part) for name, part in algorithm.parts.items()}
-    return {
-        field.name: _in_json(getattr(algorithm, field.name)) for field in dataclasses.fields(algorithm) if field.init
-    }
+    return {name: _in_json(getattr(algorithm, name)) for name in marked(algorithm)}
 
 
 def _part(part: Train[Any]) -> dict[str, Any]:
@@ -90,8 +87,9 @@ def _parts(stored: Mapping[str, Any], own: type | None) -> dict[str, Any]:
                 raise ConfigError("algorithm or hyperparameters is missing")
             _check_known(part, ("algorithm", "hyperparameters", *OWN))
             kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), own)
+            _check_known(part["hyperparameters"], marked(kind))
             fields = {name: part[name] for name in OWN if name in part}
-            parts[policy] = plain(Train(_algorithm(kind, part["hyperparameters"]), **fields))
+            parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **fields))
     return parts
 
 
@@ -121,66 +119,44 @@ def stored_config(
       ConfigError: the config cannot be read, or an object that it needs is not passed.
     """
     env, objects = named_env(env), {name: value for name, value in objects.items() if value is not None}
-    _, config, run, _ = _read(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
-    changes = {name: default for name, default in RUN_DEFAULTS.items() if name not in run}
+    name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
     if env is not None:
-        changes["env"] = env
-    return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **objects), **changes)
+        fields["env"] = env
+    kind = Policies if name == Policies.stored_as else config_class(name, algorithm)
+    own = {name: fields.pop(name) for name in marked(kind) if name in fields}
+    return Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
 
 
-def stored_fields(path: pathlib.Path, own: type | None = None, env: str | None = None) -> tuple[str, dict[str, Any]]:
+def stored_fields(
+    path: pathlib.Path, own: type | None = None, env: str | None = None, objects: Collection[str] = ()
+) -> tuple[str, dict[str, Any]]:
     """Reads a ``config.json``: the algorithm's name, and the values of the stored fields and hyperparameters.
 
     Args:
       path: the file, or its run directory.
       own: the config class of an algorithm that is not built in.
       env: the user's environment, which replaces the file's.
+      objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
 
     Raises:
       ConfigError: the file is missing or damaged, has unknown names, names a module to import, which no file may, or
         needs an object, which no file can hold.
     """
-    algorithm, config, run, hyperparameters = _read(path, own, env)
-    values = {name: getattr(config, name) for name in run}
-    return algorithm, {
-        **values,
-        **{name: getattr(config.algorithm, name) for name in hyperparameters},
-        "env": config.env,
-    }
-
-
-def _read(
-    path: pathlib.Path, own: type | None, env: str | None, objects: Collection[str] = ()
-) -> tuple[str, Train[Any], Collection[str], Collection[str]]:
-    """As ``stored_fields``: returns the algorithm's name, the config, and which fields and hyperparameters are stored.
-
-    Args:
-      objects: hyperparameters that the caller sets to the user's objects; the file's values are ignored.
-    """
     path = file_of(path)
     content = stored_content(path)
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
+    several = algorithm == Policies.stored_as
     with _naming(path):
         hyperparameters = _without_objects(hyperparameters, objects)
-        kind: Any = Policies
-        if algorithm == Policies.stored_as:
+        if several:
             hyperparameters = {"parts": _parts(hyperparameters, own)}
-        else:
-            kind = config_class(algorithm, own)
+        kind = Policies if several else config_class(algorithm, own)
         _check_known(run, _KEPT)
-        config = plain(Train(_algorithm(kind, hyperparameters), **run))
-        env = _checked_env(run.get("env", "")) if env is None else env
-        return algorithm, dataclasses.replace(config, env=env), run, hyperparameters
-
-
-def _algorithm(kind: Any, hyperparameters: Mapping[str, Any]) -> Any:
-    """Returns the config of an algorithm with stored hyperparameters.
-
-    Raises:
-      ConfigError: one is unknown, or has a wrong type.
-    """
-    _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
-    return plain(kind(**hyperparameters))
+        _check_known(hyperparameters, marked(kind))
+        config = plain(Train(plain(kind(**hyperparameters)), **run))
+        values = {name: getattr(config, name) for name in run}
+        values |= {name: getattr(config.algorithm, name) for name in hyperparameters}
+        return algorithm, {**values, "env": _checked_env(run.get("env", "")) if env is None else env}
 
 
 def file_of(path: pathlib.Path) -> pathlib.Path:

@@ -15,13 +15,12 @@ from typing import IO, Any
 from jaxrl_dist import plans
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
+from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning, first_line
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
@@ -266,9 +265,7 @@ def open_files(
     with run_files.freeing(directory):
         others = []
         if not is_population(config):  # its members send their own
-            others = trackers.start(config, directory, kept, done.get("env_steps"))
-        for tracker in others:
-            stack.callback(trackers.close, tracker)
+            others = trackers.start(stack, config, directory, kept, done.get("env_steps"))
         files = run_files.RunFiles(directory, file, kept, done.get("iteration"), others)
     return stack.enter_context(contextlib.closing(files))
 
