@@ -15,7 +15,6 @@ complete. The checkpoint that it replaces gets a third name until then, under wh
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pathlib
 import warnings
@@ -26,7 +25,7 @@ import jax
 
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning, first_line
 from jaxrl_dist.run import arrays, manifest
-from jaxrl_dist.run.atomic_files import read_json
+from jaxrl_dist.run.atomic_files import finite, read_json
 from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL, members_of
 from jaxrl_dist.types import Checkpoint, PyTree
@@ -172,11 +171,6 @@ def episode_return(path: pathlib.Path) -> float | None:
     with contextlib.suppress(ConfigError, LookupError, TypeError, OverflowError):
         return finite(read_json(path / RUN)["episode_return"])
     return None
-
-
-def finite(value: Any) -> float | None:
-    """Returns a finite number as it is, None for anything else: others may have written the file."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def best_of(returns: Mapping[int, float | None]) -> int | None:

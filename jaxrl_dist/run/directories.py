@@ -156,7 +156,7 @@ def plain_files(path: pathlib.Path) -> list[pathlib.Path]:
                 elif entry.is_file(follow_symlinks=False):
                     files.append(pathlib.Path(entry))
                 else:
-                    raise DamageError(f"{entry.path} is damaged: it is no plain file")
+                    raise DamageError(f"{entry.path} is damaged: it is not a plain file")
                 if len(files) + len(folders) > _MAX_FILES:
                     raise DamageError(f"{path} is damaged: it has more than {_MAX_FILES} files")
     return files

@@ -20,7 +20,8 @@ from typing import Any
 from jaxrl_dist.errors import FileWarning, ProcessError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import arrays, directories, manifest
-from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, finite, number_of, saved
+from jaxrl_dist.run.atomic_files import finite
+from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, number_of, saved
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
@@ -90,7 +91,7 @@ class Saver:
         if peers.first():
             content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}
             self._writing = self._thread.submit(self._save, checkpoint.env_steps, state, content, post)
-        else:
+        elif post is not None:
             path = _named(self._folder, checkpoint.env_steps)
             self._writing = self._thread.submit(_write_pieces, path, state, post)
         self._thread.submit(_give_back_memory)
