@@ -20,7 +20,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from latex2mathml.converter import convert as to_mathml
@@ -137,7 +137,7 @@ def flag_table(
     hints = hints or get_type_hints(kind, include_extras=True)
     rows = []
     for name, text in texts.items():
-        if name == "algorithm":  # not a flag; its fields are
+        if isinstance(hints[name], TypeVar):  # the algorithm is not a flag; its fields are
             continue
         choices = help.choices_of(hints[name])
         listed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
@@ -266,7 +266,11 @@ def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
         case: dict[str, Any] = {}
         for mark, values in zip(marks, chosen, strict=True):
             names = [name.strip() for name in mark.args[0].split(",")]
-            case |= zip(names, values if len(names) > 1 else [values], strict=True)
+            if hasattr(values, "marks"):  # of pytest.param
+                values = values.values
+            elif len(names) == 1:
+                values = [values]
+            case |= zip(names, values, strict=True)
         yield case
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import pytest
 import runs
 
 import jaxrl_dist
@@ -22,7 +23,7 @@ def _rooms() -> dict[str, str]:
     return {room.strip("`"): low.replace("ground", _GROUND).strip("-") for room, _, low in rows}
 
 
-_GROUND = "errors checks config spaces types rng"
+_GROUND = "errors checks config spaces types protocols rng"
 ALLOWED = _rooms()
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
 
@@ -62,6 +63,10 @@ def test_the_table_names_every_module_and_lower_ones_only() -> None:
     rows = list(ALLOWED)
     upward = [(row, low) for i, row in enumerate(rows) for low in ALLOWED[row].split() if low not in rows[:i]]
     assert not upward, f"CONTRIBUTING.md names a room that does not lie below: {upward}"
+
+
+def test_folders_of_tests_are_rooms() -> None:
+    assert {path.parent.name for path in (runs.ROOT / "tests").glob("*/test_*.py")} <= ALLOWED.keys()
 
 
 def test_imports_flow_down() -> None:
@@ -173,6 +178,7 @@ def test_importing_the_package_is_light() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.case
 def test_an_environment_of_gymnax_is_made_without_its_plotting_libraries_which_work_when_used() -> None:
     code = """if True:
         import sys

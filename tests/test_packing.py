@@ -96,6 +96,7 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
     assert_close(everything(), plain, 1e-6)
 
 
+@pytest.mark.case  # test_what_a_gpu_computes_together_is_equal
 @pytest.mark.parametrize("name", ["ppo", "dqn", "rainbow"])
 def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acting, learning and counting, on several devices, up to the rounding of sums."""

@@ -16,6 +16,8 @@ from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import UnusedError
+from jaxrl_dist.protocols import Traits
+from jaxrl_dist.settings.policies import Policies
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -39,7 +41,7 @@ class Given(NamedTuple):
 
 def several(algorithm: Any) -> bool:
     """Returns whether the ``algorithm`` of a ``Train`` holds those of several policies."""
-    return isinstance(algorithm, Mapping) or (not isinstance(algorithm, type) and hasattr(algorithm, "parts"))
+    return isinstance(algorithm, Mapping | Policies)
 
 
 def kind_of(algorithm: Any) -> Any:
@@ -125,9 +127,10 @@ def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]
 def _of_presets(asked: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the values of fields and hyperparameters that nobody needs to give, and the sources of both."""
     spec, kind = source.spec, kind_of(asked.config.algorithm)
-    preset = kind.preset(spec) if hasattr(kind, "preset") else {}
-    if asked.own.get("core", "none") != "none" and hasattr(kind, "recurrent_preset"):
-        preset = kind.recurrent_preset(preset)
+    traits = Traits.of(kind)
+    preset = traits.preset(spec)
+    if asked.own.get("core", "none") != "none":
+        preset = traits.recurrent_preset(preset)
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {
         "default": {**RUN_DEFAULTS, "plan": default_plan(is_pure=source.is_pure)},
@@ -154,7 +157,7 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
     """
     algorithm, rows, sizes = config.algorithm, config.num_envs * spec.num_agents, dict[str, int]()
     for name in ("replay_capacity", "num_minibatches"):
-        size = getattr(algorithm, name, None)
+        size = getattr(Traits.of(algorithm), name)
         if not isinstance(size, int) or sources.get(name, "default") not in NOBODY:
             continue
         if name == "replay_capacity" and size > rows:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from flax import struct
 from gymnax.environments import environment, spaces
 from probes import assert_close, learner_of, make_job, make_mesh, random_rollout, spec, with_sgd
@@ -102,7 +103,7 @@ def summed(weights: Any, trees: list[Any]) -> Any:
     return jax.tree.map(np.float32, total)
 
 
-@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.case), 8])
 def test_es_is_equation_1(num_devices: int) -> None:
     """Salimans et al. (2017): ``1 / (n sigma) sum_i F_i epsilon_i``, with ranks for F, one perturbation at a time."""
     std = 0.05
@@ -224,10 +225,10 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.parametrize("config", OPTIMISERS.values(), ids=OPTIMISERS)
-def test_it_finds_the_optimum(config: ES) -> None:
+@pytest.mark.parametrize("name", runs.cases(OPTIMISERS, "es"))
+def test_it_finds_the_optimum(name: str) -> None:
     source = find(Quadratic())
-    algorithm = config.make(source.spec)
+    algorithm = OPTIMISERS[name].make(source.spec)
     sizes = {"num_envs": 16, "rollout_length": 1, "report_interval": 10**9, "total_env_steps": 16 * 150}
     *_, last = on_device(make_job(algorithm, source, num_devices=2, **sizes))
     action, _, _ = algorithm.policy(last.variables(), jnp.ones((1, 1)), (), Context())
@@ -237,6 +238,7 @@ def test_it_finds_the_optimum(config: ES) -> None:
 # --- Memory -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case  # test_es_is_equation_1
 def test_the_noise_of_all_is_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What XLA sets aside for an iteration grows by less than a copy of the parameters for each environment."""
     source = find("CartPole-v1")
@@ -282,6 +284,7 @@ def test_scaled_rewards_are_refused() -> None:
         train(preset("es", "CartPole-v1", scale_rewards=True, **SMALL))
 
 
+@pytest.mark.case  # test_it_finds_the_optimum
 @pytest.mark.parametrize("env", ["envpool:CartPole-v1", "gymnasium:Pendulum-v1"])
 def test_on_the_host(env: str) -> None:
     """Each rollout starts episodes that differ from those before it."""

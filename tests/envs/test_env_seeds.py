@@ -74,9 +74,9 @@ def synchronous_observations(env: str) -> np.ndarray:
 @pytest.mark.parametrize(
     "env, num_actors",
     [
-        ("envpool:CartPole-v1", 2),
+        pytest.param("envpool:CartPole-v1", 2, marks=pytest.mark.case),
         ("gymnasium:CartPole-v1", 1),
-        ("gymnasium:CartPole-v1", 2),
+        pytest.param("gymnasium:CartPole-v1", 2, marks=pytest.mark.case),
         ("gymnasium:CartPole-v1", 4),
     ],
 )
@@ -125,6 +125,7 @@ def test_a_restart_meets_others() -> None:
 # --- Evaluation ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.case  # test_a_share_is_a_part_of_the_whole
 def test_evaluation_makes_no_more_environments_than_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that live on the host; each plays its part of the episodes."""
     made: list[int] = []

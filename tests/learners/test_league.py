@@ -23,7 +23,7 @@ def rollout(reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, v
     return Rollout((), (), *parts, jnp.ones(reward.shape, bool), extras, (), ())
 
 
-@pytest.mark.parametrize("agents", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("agents", [pytest.param((1, 1), marks=pytest.mark.case), (2, 3)])
 def test_ratings_are_those_of_a_loop_over_games(agents: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     shapes = [(STEPS, ENVS, rows) for rows in agents]

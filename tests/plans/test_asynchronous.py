@@ -18,12 +18,13 @@ import faulty
 import jax
 import numpy as np
 import pytest
+import runs
 from probes import assert_close, learner_of, make_job, make_mesh, perturbed, random_rollout, with_sgd
 
 from jaxrl_dist import flow, returns
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device, host
-from jaxrl_dist.actors.pool import ActorPool, ParamStore, PoolOptions, RestartingEnv, Sample
+from jaxrl_dist.actors.pool import ParamStore, PoolOptions, RestartingEnv, Sample
 from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
@@ -36,11 +37,9 @@ from jaxrl_dist.learners.gradients import _extended
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
 from jaxrl_dist.memory import ring
-from jaxrl_dist.plans import asynchronous as asynchronous_module
-from jaxrl_dist.plans import gradients as gradients_module
 from jaxrl_dist.plans.asynchronous import asynchronous, rounds
 from jaxrl_dist.plans.gradients import gradients
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.plans.threaded import Tally, homes, joiner, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
@@ -91,60 +90,46 @@ class Hooked(NamedTuple):
 
 
 @functools.cache
-def base(name: str, num_devices: int) -> Job:
-    """Made once, so that its programs are compiled once."""
-    source = find("envpool:CartPole-v1")
+def base(name: str, num_devices: int, env_id: str = "envpool:CartPole-v1", num_actors: int = ACTORS) -> Job:
+    """A job whose runs share their programs, as those of one process do."""
+    source = find(env_id)
     algorithm = CONFIGS[name].make(source.spec)
-    return make_job(algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices)
+    job = make_job(algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices)
+    return job._replace(kept=ProgramCache(), pool=PoolOptions(num_actors, (make_mesh(1),)))
 
 
 def make(
     name: str = "impala",
     *,
-    env: EnvSource | None = None,
+    env: EnvSource | str = "envpool:CartPole-v1",
     hook: Callable[[str, int], None] | None = None,
     iterations: int = 10**6,
     interval: int = 1,
     learners: int = 1,
+    num_actors: int = ACTORS,
     **options: Any,
 ) -> Job:
-    """A job of at least so many iterations, with a report after each ``interval``."""
-    job = base(name, learners)
-    source: Any = env or job.source
+    """A job of at least so many iterations, with a report after each ``interval``; ``env`` is like CartPole."""
+    job = base(name, learners, *([env] if isinstance(env, str) else []), num_actors=num_actors)
+    source: Any = job.source if isinstance(env, str) else env
     steps = {"total_env_steps": iterations * STEPS, "report_interval": interval * STEPS}
     return job._replace(
         config=dataclasses.replace(job.config, **steps),
         source=source if hook is None else Hooked(source, hook),
-        pool=PoolOptions(**{"num_actors": ACTORS, "meshes": (make_mesh(1),), **options}),
+        pool=job.pool._replace(**options),
     )
 
 
-@pytest.fixture(autouse=True)
-def compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of equal jobs share their programs."""
-    if "compile" in request.node.name:
-        return
-    for module, name in (
-        (asynchronous_module, "compile_update"),
-        (gradients_module, "compile_apply"),
-        (gradients_module, "compile_gradient"),
-    ):
-        monkeypatch.setattr(module, name, _cached(getattr(module, name)))
-    acting = ActorPool._compile
+class Calling(ProgramCache):
+    """The programs of another cache; those of one name call ``before`` with the number of the call."""
 
-    def compile_acting(self: ActorPool, on: jax.sharding.Mesh) -> Any:
-        job = self._job
-        backend = job.source.spec.id if job.source.spec.backend == "gymnax" else ""
-        key = job.algorithm[""], job.rollout_length, job.seed, job.num_envs // self._options.num_actors, backend, on
-        if key not in _ACTING:
-            _ACTING[key] = acting(self, on)
-        return _ACTING[key]
+    def __init__(self, programs: ProgramCache | None, name: str, before: Callable[[int], None]) -> None:
+        assert programs is not None
+        self._programs, self._name, self._before = programs, name, before
 
-    monkeypatch.setattr(ActorPool, "_compile", compile_acting)
-
-
-_ACTING: dict[Any, Any] = {}
-_cached = functools.cache(lambda function: functools.cache(function))
+    def once(self, name: Any, make: Callable[[], Any]) -> Any:
+        program = self._programs.once(name, make)
+        return Wrapped(program, self._before) if name[0] == self._name else program
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +227,9 @@ def test_waiting_for_a_version_ends_with_it_or_with_the_stop(monkeypatch: pytest
 # --- Lag and counts -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, lag", [("impala", 0), ("impala", 1), ("impala", 3), ("dqn", 1)])
+@pytest.mark.parametrize(
+    "name, lag", [("impala", 0), ("impala", 1), ("impala", 3), pytest.param("dqn", 1, marks=pytest.mark.case)]
+)
 def test_lockstep_keeps_the_lag_exactly(name: str, lag: int) -> None:
     """As soon as there are so many versions, whichever thread is slow."""
     rng = random_sleeps(0.003)
@@ -251,7 +238,7 @@ def test_lockstep_keeps_the_lag_exactly(name: str, lag: int) -> None:
         assert report.metrics["async/lag"] == report.metrics["async/lag_max"] == min(iteration, lag)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", runs.cases(PLANS, "asynchronous"))
 def test_older_experience_than_allowed_is_dropped(plan: str) -> None:
     """And all that was sent is accounted for in every report; in the last one, nothing is left."""
     slow = {"actor-0": 0.01}
@@ -311,15 +298,10 @@ def test_the_last_report_comes_after_the_actors() -> None:
             assert set(threading.enumerate()) <= before
 
 
-def test_a_slow_learner_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_learner_is_not_flooded() -> None:
     made: list[int] = []
-    compiled = asynchronous_module.compile_update
-
-    def slowed(*args: Any, **kinds: Any) -> Any:
-        return Wrapped(compiled(*args, **kinds), lambda call: time.sleep(0.05))
-
-    monkeypatch.setattr(asynchronous_module, "compile_update", slowed)
-    run = asynchronous(make(hook=lambda thread, steps: made.append(steps)))
+    job = make(hook=lambda thread, steps: made.append(steps))
+    run = asynchronous(job._replace(kept=Calling(job.kept, "update", lambda call: time.sleep(0.05))))
     queues = []
     for report in itertools.islice(run, 8):
         queues.append(report.metrics["async/queue"])
@@ -355,7 +337,7 @@ def random_sleeps(most: float) -> Callable[[str, int], None]:
         ("impala", "envpool:CartPole-v1"),
         ("impala", "gymnasium:CartPole-v1"),
         ("impala", "gymnax:CartPole-v1"),
-        ("dqn", "envpool:CartPole-v1"),
+        pytest.param("dqn", "envpool:CartPole-v1", marks=pytest.mark.case),
     ],
 )
 def test_lockstep_repeats_bit_for_bit(name: str, env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +353,7 @@ def test_lockstep_repeats_bit_for_bit(name: str, env_id: str, monkeypatch: pytes
     options = {"num_actors": 2} if env_id.startswith("gymnax") else {}  # each actor's reset is a program
     results = []
     for _ in range(2):
-        job = make(name, env=find(env_id), hook=hook, iterations=6, interval=2, lag=1, **options)
+        job = make(name, env=env_id, hook=hook, iterations=6, interval=2, lag=1, **options)
         *reports, last = asynchronous(job)
         results.append(([numbers(report) for report in [*reports, last]], last.variables()))
     assert results[0][0] == results[1][0]
@@ -383,6 +365,7 @@ def placed(tree: Any) -> set[jax.Device]:
     return {on for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) for on in x.devices()}
 
 
+@pytest.mark.case  # the other ways to learn the same
 def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two acting and six learning devices as one for both, and each array where it belongs."""
     devices = jax.devices()
@@ -440,7 +423,7 @@ def test_the_stages_of_a_thread_sum_to_its_time_and_nothing_compiles_late(caplog
         broken(thread, steps)
 
     job = make(hook=hook, iterations=12, learners=2, interval=2, gather=2, gather_deadline=0.001, max_restarts=9)
-    run: Any = asynchronous(job)
+    run: Any = asynchronous(job._replace(kept=None))
     next(run)
     lags = []
     jax.config.update("jax_log_compiles", True)
@@ -466,7 +449,14 @@ def test_the_stages_of_a_thread_sum_to_its_time_and_nothing_compiles_late(caplog
 # --- What is left behind ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, times", [("impala", 20), ("impala", 100), ("a2c", 100)])
+@pytest.mark.parametrize(
+    "name, times",
+    [
+        ("impala", 20),
+        pytest.param("impala", 100, marks=pytest.mark.case),
+        pytest.param("a2c", 100, marks=pytest.mark.case),
+    ],
+)
 def test_leaving_the_loop_leaves_nothing(name: str, times: int) -> None:
     """No thread (EnvPool's own C++ threads included) and no array, however often."""
     job = make(name)
@@ -497,6 +487,7 @@ def rate(slow: float, **options: Any) -> tuple[float, list[Report]]:
     return 1 / statistics.median(b - a for a, b in itertools.pairwise(times[2:])), reports
 
 
+@pytest.mark.case  # test_leaving_the_loop_leaves_nothing, and the tests of flow.py
 def test_gather_does_not_wait_for_a_slow_actor() -> None:
     """Whose rollouts are learnt from late, or dropped if they are then too old."""
     even, _ = rate(1, gather=3, gather_deadline=1.0)
@@ -510,7 +501,7 @@ def test_gather_does_not_wait_for_a_slow_actor() -> None:
     assert all(max(lags(report)) <= 2 for report in reports)
 
 
-@pytest.mark.parametrize("name", ["impala", "a2c"])
+@pytest.mark.parametrize("name", ["impala", pytest.param("a2c", marks=pytest.mark.case)])
 def test_a_rollout_that_did_not_come_changes_nothing(name: str) -> None:
     """The update is that of a batch without it."""
     job = base(name, 1)
@@ -593,7 +584,7 @@ def breaks(*when: tuple[str, int]) -> Callable[[str, int], None]:
 @pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_environments_that_fail_are_made_anew(env_id: str) -> None:
     hook = breaks(("actor-0", 3), ("actor-2", 5), ("actor-0", 11))
-    job = make(env=find(env_id), hook=hook, iterations=6, max_restarts=2)
+    job = make(env=env_id, hook=hook, iterations=6, max_restarts=2)
     restarts = [report.metrics["async/restarts"] for report in asynchronous(job)]
     assert restarts == sorted(restarts) and restarts[-1] == 3
 
@@ -752,7 +743,12 @@ def compile_first(plan: str, name: str = "a2c") -> None:
     take(PLANS[plan](make(name)), 2)
 
 
-def fails_in_an_actor(plan: str, seed: int) -> None:
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_error_in_an_actor_ends_the_run(plan: str, seed: int) -> None:
     rng, at = np.random.default_rng(seed), []
     where = f"actor-{rng.integers(ACTORS)}", int(rng.integers(60))
 
@@ -766,7 +762,9 @@ def fails_in_an_actor(plan: str, seed: int) -> None:
     surfaces(PLANS[plan](make("a2c", hook=broken_step, **options)), at, "broken_step")
 
 
-def fails_in_the_learner(plan: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int) -> None:
     fatal, at = int(np.random.default_rng(seed).integers(12)), []
 
     def broken_update(call: int) -> None:
@@ -774,34 +772,20 @@ def fails_in_the_learner(plan: str, seed: int, monkeypatch: pytest.MonkeyPatch) 
             at.append(time.perf_counter())
             raise ZeroDivisionError("injected")
 
-    module, name = {
-        "asynchronous": (asynchronous_module, "compile_update"),
-        "gradients": (gradients_module, "compile_apply"),
-    }[plan]
     compile_first(plan)
-    compiled = getattr(module, name)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, lambda *args, **kinds: Wrapped(compiled(*args, **kinds), broken_update))
-        surfaces(PLANS[plan](make("a2c")), at, "broken_update")
+    job = make("a2c")
+    kept = Calling(job.kept, {"asynchronous": "update", "gradients": "apply"}[plan], broken_update)
+    surfaces(PLANS[plan](job._replace(kept=kept)), at, "broken_update")
 
 
-SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("plan", PLANS)
-def test_an_error_in_an_actor_ends_the_run(plan: str, seed: int) -> None:
-    fails_in_an_actor(plan, seed)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("plan", PLANS)
-def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    fails_in_the_learner(plan, seed, monkeypatch)
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
-@pytest.mark.parametrize("lag", [None, 1])
+@pytest.mark.parametrize(
+    "lag, seed",
+    [
+        (1, 0),
+        pytest.param(None, 0, marks=pytest.mark.case),
+        *(pytest.param(lag, seed, marks=pytest.mark.slow) for lag in (None, 1) for seed in range(1, 20)),
+    ],
+)
 def test_an_environment_that_hangs_ends_the_run(lag: int | None, seed: int) -> None:
     """Within the time-out, and a few seconds for what else there is to close."""
     after = int(np.random.default_rng(seed).integers(50))
@@ -838,15 +822,10 @@ def test_one_gradient_is_one_update() -> None:
     assert any(jax.tree.leaves(moved))
 
 
-def test_gradients_are_no_older_than_there_are_other_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_no_older_than_there_are_other_actors() -> None:
     """As no actor goes on before its gradient has been applied, however slow the learner."""
-    compiled = gradients_module.compile_apply
-
-    def slowed(*args: Any) -> Any:
-        return Wrapped(compiled(*args), lambda call: time.sleep(0.03))
-
-    monkeypatch.setattr(gradients_module, "compile_apply", slowed)
-    *_, last = take(gradients(make("a2c")), 4)
+    job = make("a2c")
+    *_, last = take(gradients(job._replace(kept=Calling(job.kept, "apply", lambda call: time.sleep(0.03)))), 4)
     assert last.metrics["async/lag"] <= ACTORS - 1
 
 
@@ -937,6 +916,7 @@ def test_a_new_window_without_a_finite_priority_gets_the_smallest() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.case  # test_lockstep_repeats_bit_for_bit
 def test_a_learner_that_runs_freely_does_not_wait_for_slow_actors() -> None:
     """It makes more updates than the ratio asks for, from the first on, and still sees what goes wrong."""
 

@@ -54,6 +54,7 @@ def job(**options: Any) -> Job:
     return make_job(algorithm, source, num_envs=4, rollout_length=8, **options)
 
 
+@pytest.mark.case  # test_actor_threads_step_them_too
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_environments_may_branch_and_loop_as_they_like(num_devices: int) -> None:
     reports: list[Report] = list(on_device.on_device(job(num_devices=num_devices, total_env_steps=56)))
@@ -62,6 +63,7 @@ def test_environments_may_branch_and_loop_as_they_like(num_devices: int) -> None
     assert last.metrics["episode/length"] == 7 and last.metrics["episode/return"] == sum(range(7))
 
 
+@pytest.mark.case  # test_local_sgd_is_the_mean_of_members_that_learn_alone
 def test_minibatches_in_parts_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts' sums vary over all axes of the mesh over which the parameters do."""
 
@@ -80,13 +82,16 @@ def test_actor_threads_step_them_too() -> None:
     assert last.env_steps >= 56
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize(
+    "rows, columns", [pytest.param(1, 1, marks=pytest.mark.case), pytest.param(2, 1, marks=pytest.mark.case), (2, 2)]
+)
+@pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.case)])
 def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, columns: int) -> None:
     """Two members that differ in seed and step size, on meshes of members and of their shards."""
     check_members(name, 2, rows, columns)
 
 
+@pytest.mark.case  # test_rng_mesh.py::test_members_may_be_computed_in_groups
 def test_members_that_learn_in_groups_are_their_lone_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "LEARN_TOGETHER", 2)
     check_members("ppo", 4, 1, 1)
@@ -172,7 +177,15 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
     assert 0 < max(difference) < 0.1, "they learn alone again"
 
 
-@pytest.mark.parametrize("members, priority_exponent", [(1, None), (2, None), (1, 0.6), (2, 0.6)])
+@pytest.mark.parametrize(
+    "members, priority_exponent",
+    [
+        pytest.param(1, None, marks=pytest.mark.case),
+        pytest.param(2, None, marks=pytest.mark.case),
+        pytest.param(1, 0.6, marks=pytest.mark.case),
+        (2, 0.6),
+    ],
+)
 def test_a_replay_memory_is_not_copied(members: int, priority_exponent: float | None) -> None:
     """Rollouts and priorities are written where it lies: the program needs no room for a second table of them."""
     source = find("CartPole-v1")

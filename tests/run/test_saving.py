@@ -296,8 +296,8 @@ def test_reports_that_nobody_takes_leave_the_directory_free(fake: Fake) -> None:
     "plan, options",
     [
         ("on_device", {}),
-        ("synchronous", {}),
-        ("asynchronous", {"num_actors": 2, "lockstep": True, "lag": 0}),
+        pytest.param("synchronous", {}, marks=pytest.mark.case),
+        pytest.param("asynchronous", {"num_actors": 2, "lockstep": True, "lag": 0}, marks=pytest.mark.case),
         pytest.param("gradients", {"num_actors": 1}, marks=pytest.mark.slow),
     ],
 )
@@ -352,6 +352,7 @@ print(next(reports).env_steps)
 """
 
 
+@pytest.mark.case  # test_a_run_that_its_environment_ends_can_go_on
 def test_reports_that_are_held_when_python_ends_are_closed(tmp_path: Path) -> None:
     """Python starts no thread then, as saving needs: a warning says that the newest steps are lost."""
     command = [sys.executable, "-c", HELD, str(tmp_path / "run")]
@@ -415,6 +416,7 @@ def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.case  # test_resume.py::test_a_signal_saves_and_ends_the_run
 def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
     """SIGHUP comes then, and nothing can be shown any more."""
     program = f"{HEARS}from jaxrl_dist import cli; raise SystemExit(cli.main())"
