@@ -111,7 +111,7 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
     **dict.fromkeys(("use_sde", "sde_sample_freq", "gsde"), _STATE_DEPENDENT),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
-    **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` goes on with a run"),
+    **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` continues a run"),
     "policy": "--torso chooses a network; several policies are --policy NAME=ALGO:AGENTS, in the algorithm's place",
     "torch_deterministic": "a seed gives the same numbers without it",
 }

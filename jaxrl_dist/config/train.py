@@ -197,7 +197,7 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
         if not self.env:
             raise ConfigError("--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1")
         if self.run_dir == "":
-            raise ConfigError("--run-dir is empty; leave it out for one under runs/")
+            raise ConfigError("--run-dir is empty; remove it for one under runs/")
         check_declared(self)
         if self.num_envs is not None and self.rollout_length is not None:
             steps = self.num_envs * self.rollout_length
@@ -207,7 +207,7 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
         for name in ("evolve", "average_every"):
             check_used(self, name, there=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
         if self.average_every is not None and self.evolve is not None:
-            raise ConfigError("--average-every makes all members one, and --evolve selects among them: leave one out")
+            raise ConfigError("--average-every makes all members one, and --evolve selects among them: remove one")
         parse_bounds("clip_rewards", self.clip_rewards)
         for name in ("actor_devices", "learner_devices"):
             parse_devices(name, getattr(self, name))

@@ -241,7 +241,7 @@ def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise ConfigError(f"{flag(name)}: {text!r} is no key=value pair")
+            raise ConfigError(f"{flag(name)}: {text!r} is not a key=value pair")
         if key in pairs:
             raise ConfigError(f"{flag(name)}: {key} is given twice")
         pairs[key] = value
@@ -262,7 +262,7 @@ def from_text(name: str, text: str, hint: Any) -> Any:
             return _choice(name, text, (*get_args(kind), *(["None"] if optional else [])))
         with contextlib.suppress(ValueError, OverflowError, KeyError):
             return _FROM_TEXT[kind](text)
-    words = {bool: "neither True nor False", int: "no whole number", float: "no number"}
+    words = {bool: "neither True nor False", int: "not a whole number", float: "not a number"}
     words |= {int: "neither a whole number nor None", float: "neither a number nor None"} if optional else {}
     raise ConfigError(
         f"{flag(name)}: {shown(text)} is {words.get(kinds[-1], 'more than a flag of one value can hold')}"

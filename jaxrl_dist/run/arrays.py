@@ -96,7 +96,7 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
     leaves, tree = jax.tree.flatten(like)
     shapes = {(prefix or "") + name: _shape(leaf) for name, leaf in zip(names(like), leaves, strict=True)}
     if (size := nbytes(like)) > (room := memory_size()):
-        raise ConfigError(f"{path} needs {size / 1e9:.1f} GB, and {room / 1e9:.1f} GB are there")
+        raise ConfigError(f"{path} needs {size / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available")
     try:
         arrays = _arrays(path.resolve(), shapes, others=prefix is not None)
     except ConfigError:

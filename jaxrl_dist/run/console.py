@@ -141,7 +141,7 @@ class Display:
             self.console.print(visible(text))
         except OSError as error:
             discard_output()
-            text = f"the output cannot be written ({error.strerror}); this goes on without showing more"
+            text = f"the output cannot be written ({error.strerror}); this continues without showing more"
             warnings.warn(text, FileWarning, stacklevel=2)
 
     def watch(self, reports: Iterable[Report], total_env_steps: int) -> Iterator[Report]:

@@ -29,10 +29,10 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
       ConfigError: it is not.
     """
     if not run_dir.is_dir():
-        what = "is no directory" if run_dir.exists() else "does not exist"
-        raise ConfigError(f"{run_dir} is no run directory: it {what}")
+        what = "is not a directory" if run_dir.exists() else "does not exist"
+        raise ConfigError(f"{run_dir} is not a run directory: it {what}")
     if not (run_dir / CONFIG_FILE).exists():
-        raise ConfigError(f"{run_dir} is no run directory: it has no {CONFIG_FILE}")
+        raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
 
 
 def check_no_link(path: pathlib.Path) -> None:
@@ -148,7 +148,7 @@ def plain_files(path: pathlib.Path) -> list[pathlib.Path]:
     files, folders = [], [path]
     with reading(path):
         if not stat.S_ISDIR(path.lstat().st_mode):
-            raise DamageError(f"{path} is damaged: it is no directory")
+            raise DamageError(f"{path} is damaged: it is not a directory")
         while folders:
             for entry in list(os.scandir(folders.pop())):
                 if entry.is_dir(follow_symlinks=False):

@@ -50,7 +50,7 @@ def claim(run_dir: str) -> None:
                 raise FileExistsError
         (path / METRICS).touch(exist_ok=False)  # fails for all but one of several processes
     except FileExistsError:
-        again = f"holds a run already; `jaxrl-dist resume {run_dir}` goes on with it, or"
+        again = f"holds a run already; `jaxrl-dist resume {run_dir}` continues it, or"
         holds = again if path.is_dir() else "is a file;"
         if (path / CHECKPOINTS).is_symlink():
             holds = f"has a link in the place of {CHECKPOINTS};"
@@ -243,7 +243,9 @@ class RunFiles:
             except FileNotFoundError:
                 self._in_place = False
             if not self._in_place:
-                warnings.warn(f"{self._gone()}; the run goes on, and nothing of it is saved", FileWarning, stacklevel=2)
+                warnings.warn(
+                    f"{self._gone()}; the run continues, and nothing of it is saved", FileWarning, stacklevel=2
+                )
         return self._in_place
 
     def check_place(self) -> None:

@@ -79,7 +79,7 @@ class Saver:
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None
             if (error := writing.exception()) is not None:
-                warnings.warn(f"the run goes on without a checkpoint: {error}", FileWarning, stacklevel=2)
+                warnings.warn(f"the run continues without a checkpoint: {error}", FileWarning, stacklevel=2)
         return self._writing is not None
 
     def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:

@@ -64,15 +64,16 @@ def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str,
     algorithm, by_name = config.algorithm, isinstance(config.algorithm, str | type)
     base = {name: value for name, value in _of_name(algorithm).items() if name not in RUN_FIELDS}
     base = base if by_name else vars(algorithm)
-    used = [name for name in (own if by_name or own else base) if sources.get(name) != "stored"]
+    fixed = own if by_name else {**base, **own}
+    used = [name for name in own or fixed if sources.get(name) != "stored"]
     config = checked(dataclasses.replace(config, algorithm=kind_of(algorithm)(**{**base, **own})), used)
-    hyperparameters = {name: getattr(config.algorithm, name) for name in (own if by_name else base)}
     yours = changed(config)
     if not by_name:  # a run that was filled in before, such as a stored one, gives all hyperparameters
         before = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
-        yours += hyperparameters if before else changed(config.algorithm)
+        yours += fixed if before else changed(config.algorithm)
+    fixed = {name: getattr(config.algorithm, name) for name in fixed}
     config = dataclasses.replace(config, algorithm=algorithm)
-    return Given(config, hyperparameters, dict.fromkeys(yours, "yours") | dict(sources))
+    return Given(config, fixed, dict.fromkeys(yours, "yours") | dict(sources))
 
 
 def changed(config: Any) -> list[str]:
@@ -155,17 +156,17 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
       sources: as ``filled`` returns them.
       spec: the environment's; of one of several policies, that of its agents.
     """
-    algorithm, rows, sizes = config.algorithm, config.num_envs * spec.num_agents, dict[str, int]()
-    for name in ("replay_capacity", "num_minibatches"):
-        size = getattr(Traits.of(algorithm), name)
-        if not isinstance(size, int) or sources.get(name, "default") not in NOBODY:
-            continue
-        if name == "replay_capacity" and size > rows:
-            sizes[name] = size - size % rows
-        elif name == "num_minibatches" and rows % size:  # else any number of examples of each row divides
-            window = algorithm.make(spec).window or config.rollout_length
-            sizes[name] = divisor_below(size, rows * (config.rollout_length // window))
-    actors = config.num_actors
-    if actors is not None and sources["num_actors"] in NOBODY:
+
+    def by_nobody(name: str) -> bool:
+        return sources.get(name, "default") in NOBODY
+
+    rows, traits, actors = config.num_envs * spec.num_agents, Traits.of(config.algorithm), config.num_actors
+    capacity, minibatches, sizes = traits.replay_capacity, traits.num_minibatches, dict[str, int]()
+    if isinstance(capacity, int) and capacity > rows and by_nobody("replay_capacity"):
+        sizes["replay_capacity"] = capacity - capacity % rows
+    if isinstance(minibatches, int) and rows % minibatches and by_nobody("num_minibatches"):
+        window = config.algorithm.make(spec).window or config.rollout_length
+        sizes["num_minibatches"] = divisor_below(minibatches, rows * (config.rollout_length // window))
+    if actors is not None and by_nobody("num_actors"):
         actors = divisor_below(actors, config.num_envs)
-    return dataclasses.replace(config, algorithm=dataclasses.replace(algorithm, **sizes), num_actors=actors)
+    return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **sizes), num_actors=actors)

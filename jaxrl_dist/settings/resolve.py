@@ -57,11 +57,9 @@ def settled(
     if not isinstance(config, Train):
         raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
     if several(config.algorithm):
-        if config.published:
-            raise ConfigError("--published is for runs with one policy; set hyperparameters by the policy's name")
         return (*_policies(config, changes), {})
     own = _check_changes(config, changes, stored)
-    fields = {"env": named_env(config.env)} | {name: changes[name] for name in changes if name in RUN_FIELDS}
+    fields = {"env": named_env(config.env)} | {name: changes[name] for name in RUN_FIELDS & changes.keys()}
     if "evolve_interval" in stored and changes.get("evolve", config.evolve) is None:
         fields["evolve_interval"] = None
     config = dataclasses.replace(config, **fields)
@@ -183,6 +181,8 @@ def _sizes(config: Train[Any], parts: Iterable[Train[Any]]) -> dict[str, Any]:
 
 def _given_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], dict[str, Given]]:
     """Returns the config of the run, without algorithms, and what the user gives each policy."""
+    if config.published:
+        raise ConfigError("--published is for runs with one policy; set hyperparameters by the policy's name")
     given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
     for name in changes:
         if name not in RUN_FIELDS:
@@ -220,7 +220,7 @@ def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:
     """
     for name in given:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
-            raise ConfigError(f"{shown(name)} is no name of a policy: letters, digits, _ and - work, a letter first")
+            raise ConfigError(f"{shown(name)} is not a name of a policy: letters, digits, _ and - work, a letter first")
         if name not in config.policies:
             near = did_you_mean(name, config.policies)
             raise ConfigError(f"policy {name} has no agents{near}; --policies {name}=AGENTS names them")
@@ -244,12 +244,9 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
     own = {name: value for name, value in fields.items() if name not in OWN}
-    seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
-    if isinstance(algorithm, Still):
-        seen = {name: RUN_DEFAULTS.get(name) for name in OWN}
-    return given(
-        dataclasses.replace(config, algorithm=algorithm, policies={}, **seen), own, dict.fromkeys(own, "yours")
-    )
+    values = RUN_DEFAULTS if isinstance(algorithm, Still) else {**vars(config), **fields}
+    config = dataclasses.replace(config, algorithm=algorithm, policies={}, **{name: values.get(name) for name in OWN})
+    return given(config, own, dict.fromkeys(own, "yours"))
 
 
 def _own_fields(part: Train[Any]) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def check_clock(content: Mapping[str, Any], spec: EnvSpec, path: pathlib.Path, i
       ConfigError: it counts the steps of each agent; the message ends with what to do ``instead``.
     """
     if spec.num_agents > 1 and content.get("clock") != CLOCK:
-        raise ConfigError(f"{path} is of a version that counted each agent's steps as env steps: {instead}")
+        raise ConfigError(f"{path} was written by a version that counted each agent's steps as env steps: {instead}")
 
 
 def _interval_by_total(run: Mapping[str, Any]) -> int:
