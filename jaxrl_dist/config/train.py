@@ -6,19 +6,13 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
+import pathlib
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from jaxrl_dist.checks import (
-    MAX_SIZE,
-    MAX_STEPS,
-    check_bounds,
-    check_used,
-    did_you_mean,
-    parse_bounds,
-    parse_devices,
-)
+from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_bounds, check_used, did_you_mean, parse_bounds, parse_devices
 from jaxrl_dist.config.groups import Actors, Checkpoints, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.launch import Processes
 from jaxrl_dist.config.plans import PLANS
@@ -84,6 +78,26 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
             return backend, module, name
     unknown = f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], [*BACKENDS, *LIBRARIES])}; "
     raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME works")
+
+
+def module_of_user(env: str) -> str | None:
+    """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
+
+    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library counts as the user's
+    module if Python would take it from the current directory.
+    """
+    backend, module, name = split_env(env)
+    library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
+    if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
+        library = "pettingzoo"
+    return module if library is None else library if is_here(library) else None
+
+
+def is_here(name: str) -> bool:
+    """Returns whether Python finds a module, or package, in the current directory: its files may be anyone's."""
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    return pathlib.Path.cwd() in [pathlib.Path(place).resolve().parent for place in places]
 
 
 Config = TypeVar("Config")

@@ -112,10 +112,7 @@ def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
 
 
 def load(
-    run_dir: pathlib.Path,
-    like: Checkpoint,
-    check: Callable[[dict[str, Any]], bool],
-    iteration: int | None = None,
+    run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any]], bool], iteration: int | None = None
 ) -> Checkpoint:
     """Reads a run's newest intact checkpoint, and warns of each newer one that is damaged.
 

@@ -145,20 +145,18 @@ def reading(path: pathlib.Path) -> Iterator[None]:
 
 def plain_files(path: pathlib.Path) -> list[pathlib.Path]:
     """Returns all files below a directory; refuses links, pipes and devices."""
-    files, folders = [], [path]
+    files = []
     with reading(path):
         if not stat.S_ISDIR(path.lstat().st_mode):
             raise DamageError(f"{path} is damaged: it is not a directory")
-        while folders:
-            for entry in list(os.scandir(folders.pop())):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(pathlib.Path(entry))
-                elif entry.is_file(follow_symlinks=False):
-                    files.append(pathlib.Path(entry))
-                else:
-                    raise DamageError(f"{entry.path} is damaged: it is not a plain file")
-                if len(files) + len(folders) > _MAX_FILES:
-                    raise DamageError(f"{path} is damaged: it has more than {_MAX_FILES} files")
+        for count, entry in enumerate(path.rglob("*")):
+            mode = entry.lstat().st_mode
+            if count == _MAX_FILES:
+                raise DamageError(f"{path} is damaged: it has more than {_MAX_FILES} files")
+            if stat.S_ISREG(mode):
+                files.append(entry)
+            elif not stat.S_ISDIR(mode):
+                raise DamageError(f"{entry} is damaged: it is not a plain file")
     return files
 
 

@@ -245,7 +245,8 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
         raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
     own = {name: value for name, value in fields.items() if name not in OWN}
     values = RUN_DEFAULTS if isinstance(algorithm, Still) else {**vars(config), **fields}
-    config = dataclasses.replace(config, algorithm=algorithm, policies={}, **{name: values.get(name) for name in OWN})
+    of_policy: dict[str, Any] = {name: values.get(name) for name in OWN}
+    config = dataclasses.replace(config, algorithm=algorithm, policies={}, **of_policy)
     return given(config, own, dict.fromkeys(own, "yours"))
 
 

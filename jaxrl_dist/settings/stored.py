@@ -6,7 +6,6 @@ Imports nothing heavy, so that a directory without a run is refused fast.
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
 import json
 import math
 import os
@@ -16,17 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
-from jaxrl_dist.config.train import (
-    CONFIG_FILE,
-    LIBRARIES,
-    OBJECT,
-    OWN,
-    RUN_DEFAULTS,
-    Train,
-    env_name,
-    named_env,
-    split_env,
-)
+from jaxrl_dist.config.train import CONFIG_FILE, OBJECT, OWN, RUN_DEFAULTS, Train, env_name, module_of_user, named_env
 from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.atomic_files import read_json
@@ -247,26 +236,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tupl
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
                 yield name, before.get(name), now.get(name)
-
-
-def module_of_user(env: str) -> str | None:
-    """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
-
-    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library counts as the user's
-    module if Python would take it from the current directory.
-    """
-    backend, module, name = split_env(env)
-    library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
-    if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
-        library = "pettingzoo"
-    return module if library is None else library if is_here(library) else None
-
-
-def is_here(name: str) -> bool:
-    """Returns whether Python finds a module, or package, in the current directory: its files may be anyone's."""
-    spec = importlib.machinery.PathFinder.find_spec(name)
-    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
-    return pathlib.Path.cwd() in [pathlib.Path(place).resolve().parent for place in places]
 
 
 def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
