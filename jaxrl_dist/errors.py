@@ -45,9 +45,9 @@ class _Message:
         return _COMMANDS_OR_FLAGS.sub(_field, self.with_flags)
 
 
-def _field(found: re.Match[str]) -> str:
+def _field(match: re.Match[str]) -> str:
     """Returns a flag's field, such as ``double=False`` for ``--no-double``; a command line stays as it is."""
-    command, negated, policy, name = found.groups()
+    command, negated, policy, name = match.groups()
     return command or (policy or "") + name.replace("-", "_") + ("=False" if negated else "")
 
 

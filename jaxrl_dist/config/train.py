@@ -54,8 +54,8 @@ def named_env(env: Any) -> Any:
     Other processes and resumed runs find it by this name. Lambdas and nested functions have no such name.
     """
     module, name = (str(getattr(env, field, "")) for field in ("__module__", "__name__"))
-    found = callable(env) and getattr(sys.modules.get(module), name, None) is env
-    return f"{module}:{name}" if found else env
+    has_name = callable(env) and getattr(sys.modules.get(module), name, None) is env
+    return f"{module}:{name}" if has_name else env
 
 
 def split_env(env: str) -> tuple[str | None, str | None, str]:

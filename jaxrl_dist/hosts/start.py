@@ -241,10 +241,10 @@ def _join(launch: Processes) -> None:
     from jaxrl_dist.hosts import arrays
 
     global _watch
-    here, count, client = jax.process_index(), jax.process_count(), global_state.client
-    _watch = found = Watch(client, here, count, launch.lost_process_timeout)
-    found.gone = lambda: _listens(str(global_state.coordinator_address)) is False
-    peers.join(peers.World(client, here, count, launch.lost_process_timeout, lambda: found.problem))
+    number, count, client = jax.process_index(), jax.process_count(), global_state.client
+    _watch = watch = Watch(client, number, count, launch.lost_process_timeout)
+    watch.gone = lambda: _listens(str(global_state.coordinator_address)) is False
+    peers.join(peers.World(client, number, count, launch.lost_process_timeout, lambda: watch.problem))
     atexit.register(_part)
     peers.all_gather(None, "the start")
     with no_stdout():
@@ -255,13 +255,13 @@ def _join(launch: Processes) -> None:
 def no_stdout() -> Iterator[None]:
     """Discards what C++ prints to stdout, where gloo logs each of its connections."""
     sys.stdout.flush()
-    kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 1)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
         os.close(null)
 
 

@@ -186,7 +186,7 @@ def on_terminate(function: Callable[[], None]) -> Any:
     jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end the process. So do
     threads of gloo once a process is lost. If the C++ library cannot be found, the process ends with its own message.
     """
-    kept = ctypes.CFUNCTYPE(None)(function)
+    callback = ctypes.CFUNCTYPE(None)(function)
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"](kept)
-    return kept
+        ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"](callback)
+    return callback

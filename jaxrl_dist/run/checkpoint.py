@@ -35,22 +35,22 @@ REPLAY_LIMIT = 2 * 10**9
 """Bytes below which checkpoints hold the replay memory by default."""
 
 
-def keeps_replay(asked: bool | None, memory: PyTree) -> bool:
+def keeps_replay(chosen: bool | None, memory: PyTree) -> bool:
     """Returns True if checkpoints hold the replay memory.
 
     Args:
-      asked: ``Train.checkpoint_replay``.
+      chosen: ``Train.checkpoint_replay``.
       memory: a train state's replay memory, or its shapes and dtypes; no arrays: the algorithm replays nothing.
 
     Raises:
-      ConfigError: ``asked`` is False, and the run has no replay memory.
+      ConfigError: ``chosen`` is False, and the run has no replay memory.
     """
     leaves = jax.tree.leaves(memory)
-    if asked is None:
+    if chosen is None:
         return arrays.nbytes(leaves) < REPLAY_LIMIT
-    if not (asked or leaves):
+    if not (chosen or leaves):
         raise ConfigError("--no-checkpoint-replay does nothing without a replay memory")
-    return asked
+    return chosen
 
 
 def load_variables(
@@ -182,16 +182,16 @@ def _chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
     Raises:
       ConfigError: there is none.
     """
-    there: dict[str | float, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
-    if (best := best_of({number_of(path): episode_return(path) for path in there.values()})) is not None:
-        there["best"] = there[best]
+    paths: dict[str | float, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
+    if (best := best_of({number_of(path): episode_return(path) for path in paths.values()})) is not None:
+        paths["best"] = paths[best]
     chosen: str | float = which
-    with contextlib.suppress(ValueError, OverflowError):  # "best" is no number
+    with contextlib.suppress(ValueError, OverflowError):  # "best" is not a number
         chosen = float(which)
-    if chosen not in there:
-        known = f"it has {', '.join(map(str, there))}" if there else "it has none"
+    if chosen not in paths:
+        known = f"it has {', '.join(map(str, paths))}" if paths else "it has none"
         raise ConfigError(f"{run_dir} has no checkpoint {which}; {known}")
-    return there[chosen]
+    return paths[chosen]
 
 
 def number_of(path: pathlib.Path) -> int:

@@ -106,43 +106,43 @@ def checked(config: Train[Any], kept: Container[str]) -> Train[Any]:
             config = dataclasses.replace(config, algorithm=algorithm)
 
 
-def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
+def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
     """Fills in what the user leaves out, and returns the config with the source of each value as in ``settled``.
 
     Raises:
       ConfigError: a value is out of range.
     """
-    config, spec = asked.config, source.spec
-    values, sources = _of_presets(asked, source)
+    config, spec = user.config, source.spec
+    values, sources = _of_presets(user, source)
     run = {name: values.pop(name) for name in RUN_FIELDS & values.keys()}
     run = {name: value for name, value in run.items() if getattr(config, name) is None}
     if not PLANS[run.get("plan", config.plan)].threaded:
         run.pop("num_actors", None)
-    algorithm = kind_of(config.algorithm)(**{**values, **asked.own})
+    algorithm = kind_of(config.algorithm)(**{**values, **user.own})
     env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
     config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
-    sources |= asked.sources
-    return checked(config, [name for name in asked.own if sources.get(name) != "stored"]), sources
+    sources |= user.sources
+    return checked(config, [name for name in user.own if sources.get(name) != "stored"]), sources
 
 
-def _of_presets(asked: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
+def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the values of fields and hyperparameters that nobody needs to give, and the sources of both."""
-    spec, kind = source.spec, kind_of(asked.config.algorithm)
+    spec, kind = source.spec, kind_of(user.config.algorithm)
     traits = Traits.of(kind)
     preset = traits.preset(spec)
-    if asked.own.get("core", "none") != "none":
+    if user.own.get("core", "none") != "none":
         preset = traits.recurrent_preset(preset)
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {
         "default": {**RUN_DEFAULTS, "plan": default_plan(is_pure=source.is_pure)},
-        "preset": {"atari_preset": "baselines", **preset, **_of_name(asked.config.algorithm)},
-        "paper": published.row(algorithms.name_of(kind), spec) if asked.config.published else {},
+        "preset": {"atari_preset": "baselines", **preset, **_of_name(user.config.algorithm)},
+        "paper": published.row(algorithms.name_of(kind), spec) if user.config.published else {},
     }
     values, sources = dict[str, Any](), dict[str, str]()
-    for layer, given in layers.items():
-        given = {name: value for name, value in given.items() if name != "atari_preset" or is_atari}
-        values |= given
-        sources |= dict.fromkeys(given, layer)
+    for layer, fields in layers.items():
+        fields = {name: value for name, value in fields.items() if name != "atari_preset" or is_atari}
+        values |= fields
+        sources |= dict.fromkeys(fields, layer)
     return values, sources
 
 

@@ -104,7 +104,7 @@ def _named(policy: str, field: str) -> str:
 def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
     if name == "seed":
         return "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
-    if several(algorithm) and (owners := [each for each in known if each.partition(".")[2] == name]):
+    if several(algorithm) and (owners := [field for field in known if field.partition(".")[2] == name]):
         return f"--vary {name} belongs to a policy, and there are several: --vary {owners[0]}=..."
     if name in marked(Train):
         return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"

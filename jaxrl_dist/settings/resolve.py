@@ -64,7 +64,7 @@ def settled(
         fields["evolve_interval"] = None
     config = dataclasses.replace(config, **fields)
     try:
-        asked = given(config, own, dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"))
+        user = given(config, own, dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"))
     except UnusedError as error:
         if config.vary and error.field in own:
             name = flag(error.field)[2:]
@@ -72,8 +72,8 @@ def settled(
                 f"{error.with_flags}; for some of the members, it goes into --vary, as {name}=..."
             ) from None
         raise
-    source = find_env(asked.config)
-    config, sources = filled(asked, source)
+    source = find_env(user.config)
+    config, sources = filled(user, source)
     if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
         source = find_env(config)
     return rounded(config, sources, source.spec), source, sources
@@ -183,20 +183,20 @@ def _given_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Tra
     """Returns the config of the run, without algorithms, and what the user gives each policy."""
     if config.published:
         raise ConfigError("--published is for runs with one policy; set hyperparameters by the policy's name")
-    given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
+    parts = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
     for name in changes:
         if name not in RUN_FIELDS:
-            example = f"--{next(iter(given), 'prey')}.{flag(name)[2:]}"
+            example = f"--{next(iter(parts), 'prey')}.{flag(name)[2:]}"
             raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
     config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
-    _check_names(config, given)
-    config, asked = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
-    for name, value in given.items():
+    _check_names(config, parts)
+    config, policies = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
+    for name, value in parts.items():
         with naming(name):
-            asked[name] = _given_policy(config, value)
-    if all(isinstance(part.config.algorithm, Still) for part in asked.values()):
+            policies[name] = _given_policy(config, value)
+    if all(isinstance(policy.config.algorithm, Still) for policy in policies.values()):
         raise ConfigError("no policy trains; one or more must")
-    return config, asked
+    return config, policies
 
 
 def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
@@ -212,20 +212,20 @@ def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
     return plan
 
 
-def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:
+def _check_names(config: Train[Any], parts: Mapping[str, Any]) -> None:
     """Checks that each policy has agents and an algorithm.
 
     Raises:
       ConfigError: a policy lacks agents or an algorithm, or its name is invalid.
     """
-    for name in given:
+    for name in parts:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
             raise ConfigError(f"{shown(name)} is not a name of a policy: letters, digits, _ and - work, a letter first")
         if name not in config.policies:
             near = did_you_mean(name, config.policies)
             raise ConfigError(f"policy {name} has no agents{near}; --policies {name}=AGENTS names them")
-    if left := [name for name in config.policies if name not in given]:
-        raise ConfigError(f"policy {left[0]} has no algorithm{did_you_mean(left[0], given)}; each policy needs one")
+    if left := [name for name in config.policies if name not in parts]:
+        raise ConfigError(f"policy {left[0]} has no algorithm{did_you_mean(left[0], parts)}; each policy needs one")
 
 
 def _given_policy(config: Train[Any], value: Any) -> Given:

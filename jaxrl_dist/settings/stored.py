@@ -162,14 +162,14 @@ def _without_objects(hyperparameters: Mapping[str, Any], objects: Collection[str
     Raises:
       ConfigError: another one needs an object.
     """
-    kept = {name: value for name, value in hyperparameters.items() if name not in objects}
-    for name, value in kept.items():
+    values = {name: value for name, value in hyperparameters.items() if name not in objects}
+    for name, value in values.items():
         if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
             raise ConfigError(
                 f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
                 f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
             )
-    return {name: value for name, value in kept.items() if not (name in RETIRED and value == RETIRED[name])}
+    return {name: value for name, value in values.items() if not (name in RETIRED and value == RETIRED[name])}
 
 
 def _checked_env(env: Any) -> str:
@@ -271,8 +271,8 @@ def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any
     """
     known, name = by_policy(config), policy or ""
     if name not in known:
-        there = "it has one policy, which needs no name" if "" in known else f"it has the policies {', '.join(known)}"
-        raise ConfigError(f"{run_dir}: {f'no policy {name}' if name else 'which policy?'}; {there}")
+        names = "it has one policy, which needs no name" if "" in known else f"it has the policies {', '.join(known)}"
+        raise ConfigError(f"{run_dir}: {f'no policy {name}' if name else 'which policy?'}; {names}")
     kind = known[name].algorithm
     if isinstance(kind, Copy) and kind.size > 1:
         raise ConfigError(f"{run_dir}: {name} is a pool of copies of {kind.policy}; {kind.policy} can be loaded")
