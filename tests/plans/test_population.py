@@ -476,12 +476,12 @@ def test_an_error_of_the_program_loses_no_member(
 @pytest.mark.parametrize(
     "asked, message",
     [
-        ({"vary": {"learning_rate": "1e-3,x"}}, "learning_rate: 'x' is no number"),
+        ({"vary": {"learning_rate": "1e-3,x"}}, "learning_rate: 'x' is not a number"),
         ({"vary": {"learning_rate": "1e-3,-1"}}, "learning_rate must be"),
         ({"vary": {"lerning_rate": "1"}}, "vary lerning_rate: ppo has no such hyperparameter (did you mean 'learn"),
         ({"vary": {"seed": "1,2"}}, "vary seed: the seeds of members are seed and those after it; seeds says"),
         ({"vary": {"env": "a,b"}}, "vary env: all members have the same env; run the command once for each"),
-        ({"vary": {"num_epochs": "1,2.5"}}, "num_epochs: '2.5' is no whole number"),
+        ({"vary": {"num_epochs": "1,2.5"}}, "num_epochs: '2.5' is not a whole number"),
         ({"vary": {"hidden_sizes": "1,2"}}, "hidden_sizes: '1' is more than a flag of one value can hold"),
         ({"seeds": 0}, "seeds must be >= 1"),
         ({"seed": 2**31 - 2, "seeds": 3}, "seed must be"),

@@ -302,7 +302,7 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
     "args, message",
     [
         ("", "which run? Such as: jaxrl-dist profile ppo --env CartPole-v1"),
-        ("ppo --env CartPole-v1 --seconds soon", "--seconds: 'soon' is no number"),
+        ("ppo --env CartPole-v1 --seconds soon", "--seconds: 'soon' is not a number"),
         ("ppo --env CartPole-v1 --seconds 0", "--seconds must be > 0 and <= 1000000, not 0.0"),
         ("ppo --env CartPole-v1 --json no/x.json", "no/x.json cannot be written: there is no directory no"),
         ("ppo --env CartPole-v1 --picture x.txt", "--picture x.txt needs the extension .png or .svg or .pdf"),
@@ -316,7 +316,7 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
             "ppo --env CartPole-v1 --coordinator 127.0.0.1:9876 --processes 2 --process 0",
             "a profile is of one process; leave out --coordinator",
         ),
-        (".", ". is no run directory: it has no config.json"),
+        (".", ". is not a run directory: it has no config.json"),
     ],
 )
 def test_what_cannot_be_profiled_is_said_in_one_line(
