@@ -18,7 +18,8 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
-from jaxrl_dist.types import Algorithms, Array, Checkpoint, Learner, Report, TrainState, Variables
+from jaxrl_dist.learners.sgd import Learner
+from jaxrl_dist.types import Algorithms, Array, Checkpoint, Report, TrainState, Variables
 
 T = TypeVar("T")
 
