@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from gymnasium import spaces
 from test_envs import check_contract, random_actions, run_gymnax, unstack
 
@@ -303,7 +304,7 @@ NUM_STEPS, NUM_ENVS = 40, 3
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", runs.cases(LOOPS, "jumanji:Tetris-v0", "pgx:2048"))
 def test_a_library_is_stepped_as_its_own_loop_steps_it(name: str) -> None:
     needs(name.split(":")[0])
     make, options, ends = LOOPS[name]
