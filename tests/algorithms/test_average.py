@@ -40,11 +40,12 @@ def variables(name: str, num_devices: int, ema_steps: int, **more: Any) -> list[
         pytest.param("pg", 1, STEPS, {"scale_rewards": True}, marks=pytest.mark.case),
         ("pg", 8, STEPS, {"scale_rewards": False}),
         pytest.param("pg", 1, 100, {"scale_rewards": False}, marks=pytest.mark.case),  # less than a rollout
-        (
+        pytest.param(
             "dqn",
             1,
             200,
             {"learning_starts": 64, "batch_size": 8, "replay_capacity": 800, "normalize_observations": True},
+            marks=pytest.mark.case,
         ),
     ],
 )

@@ -223,7 +223,7 @@ def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
     np.testing.assert_array_equal(kept, np.where([[True], [False], [True], [False]], noise_of(core), 0.0))
 
 
-@pytest.mark.parametrize("name", ["impala", "ppo", pytest.param("ppo with a core", marks=pytest.mark.case)])
+@pytest.mark.parametrize("name", runs.cases(["impala", "ppo", "ppo with a core"], "impala"))
 def test_losses_do_not_see_the_noise_that_a_policy_keeps(name: str) -> None:
     config = CORRELATED[name]
     plain = dataclasses.replace(config, noise_correlation=None).make(CONTINUOUS)

@@ -405,6 +405,7 @@ def test_xland_has_no_task_without_a_ruleset() -> None:
         find("xminigrid:XLand-MiniGrid-R1-9x9")
 
 
+@pytest.mark.case  # test_the_time_limit_of_a_game_in_rounds_is_a_truncation
 def test_maps_and_the_options_of_the_game_below_are_those_of_smax() -> None:
     pytest.importorskip("jaxmarl")
     with jax.numpy_rank_promotion("allow"):
@@ -416,6 +417,7 @@ def test_maps_and_the_options_of_the_game_below_are_those_of_smax() -> None:
         find("jaxmarl:MPE_simple_spread_v3", {"scenario": "3m"})
 
 
+@pytest.mark.case  # test_the_time_limit_of_a_game_in_rounds_is_a_truncation
 def test_the_time_limit_of_brax_s_teams_is_a_truncation() -> None:
     pytest.importorskip("brax")
     pytest.importorskip("jaxmarl")
