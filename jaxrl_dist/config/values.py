@@ -1,4 +1,4 @@
-"""Fields of configs: converts Python values to what flags and files can hold, and overrides inherited defaults.
+"""Fields of configs: what holds for them, and converting Python values to what flags and files can hold.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -15,7 +15,6 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from jaxrl_dist.checks import check_range, check_used, did_you_mean, flag, shown
-from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.errors import ConfigError
 
 OR_OBJECT = "or an object from Python"
@@ -50,6 +49,12 @@ class Marks(NamedTuple):
     """Whether it names devices of this machine."""
     needs_actors: bool = False
     """Whether it does nothing under plans without actor threads."""
+    timed: bool = False
+    """Whether it lets a run depend on the threads' timing, which ``--lockstep`` rules out."""
+    skips: bool = False
+    """Whether it leaves experience out, of which a replay memory must have all."""
+    needs_rollouts: bool = False
+    """Whether it does not work where actors send gradients."""
     group: str | None = None
     """The group that help shows it in; None: that of its class."""
 
@@ -104,34 +109,28 @@ def plain(config: Fields) -> Fields:
     Raises:
       ConfigError: a value has the wrong type; the message names the field's flag and the type that works.
     """
-    fields = [field for field in dataclasses.fields(config) if field.init]  # type: ignore[arg-type]
     hints: Mapping[str, Any] = {}
     with contextlib.suppress(NameError):  # names that only type checkers import
         hints = get_type_hints(type(config), include_extras=True)
-    changes = {}
-    for field in fields:
-        before = getattr(config, field.name)
-        value = before if before is field.default else _plain(field.name, before, hints.get(field.name, Any))
-        if value is not before:
-            changes[field.name] = value
-    return dataclasses.replace(config, **changes) if changes else config  # type: ignore[type-var]
+    values = {}
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if value is not field.default:
+            values[field.name] = _plain(field.name, value, hints.get(field.name, Any))
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
 def _plain(name: str, value: Any, hint: Any) -> Any:
     """Converts ``value`` to the type ``hint``."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return value if OR_OBJECT in args and not isinstance(value, _NO_OBJECT) else _plain(name, value, args[0])
-    if origin in (Union, types.UnionType):
-        kinds, optional = alternatives(hint)
-        return value if (optional and value is None) or len(kinds) > 1 else _plain(name, value, kinds[0])
-    if origin is tuple:
-        return _plain_tuple(name, value, args)
-    if hint == dict[str, str]:
-        return _plain_texts(name, value)
-    if origin is Literal:
-        return _choice(name, value, args)
-    read = _READERS.get(hint)
+    (kind, *others), optional = alternatives(hint)
+    is_object = OR_OBJECT in get_args(hint) and not isinstance(value, _NO_OBJECT)
+    if others or is_object or (optional and value is None):
+        return value
+    if get_origin(kind) is tuple:
+        return _plain_tuple(name, value, get_args(kind))
+    if get_origin(kind) is Literal:
+        return _choice(name, value, get_args(kind))
+    read = _READERS.get(kind)
     return value if read is None else read(name, _scalar(value))
 
 
@@ -180,9 +179,6 @@ def _text(name: str, value: Any, part: str = "") -> str:
     raise ConfigError(f"{flag(name)}{part} must be text or a number, not {shown(value)}")
 
 
-_READERS: Mapping[Any, Callable[[str, Any], Any]] = {bool: _truth, int: _whole, float: _number, str: _text}
-
-
 def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     if not (isinstance(value, str) and value in choices):
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
@@ -195,17 +191,15 @@ def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
         value = value.tolist()
     if not isinstance(value, tuple | list | range):
         raise ConfigError(f"{flag(name)} must be a tuple, not {shown(value)}")
-    parts = tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
-    same = isinstance(value, tuple) and all(x is y for x, y in zip(parts, value, strict=True))
-    return value if same else parts
+    return tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
 
 
 def _with_kinds(name: str, parts: Sequence[Any], kinds: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
     """Pairs the values of a tuple with their types, given the arguments of the tuple's type."""
-    each = kinds[:1] * len(parts) if kinds[1:] == (...,) else kinds
-    if len(each) != len(parts):
-        raise ConfigError(f"{flag(name)} must be a tuple of {len(each)} values, not {shown(parts)}")
-    return zip(parts, each, strict=True)
+    kinds = kinds[:1] * len(parts) if kinds[1:] == (...,) else kinds
+    if len(kinds) != len(parts):
+        raise ConfigError(f"{flag(name)} must be a tuple of {len(kinds)} values, not {shown(parts)}")
+    return zip(parts, kinds, strict=True)
 
 
 def _plain_texts(name: str, value: Any) -> Any:
@@ -213,8 +207,13 @@ def _plain_texts(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{flag(name)} must be a dictionary of names and values, not {shown(value)}")
     scalars = {key: _scalar(x) for key, x in value.items()}
-    texts = {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
-    return texts if texts or not isinstance(value, dict) else value
+    return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
+
+
+_READERS: Mapping[Any, Callable[[str, Any], Any]] = {
+    **{bool: _truth, int: _whole, float: _number, str: _text},
+    dict[str, str]: _plain_texts,
+}
 
 
 def alternatives(hint: Any) -> tuple[list[Any], bool]:
@@ -239,7 +238,7 @@ def from_texts(name: str, texts: Sequence[str], hint: Any) -> Any:
     kinds = get_args(kind)
     numbers = {*kinds} <= {int, float, ...}  # which commas may divide, too
     parts = [part for text in texts for part in text.split(",")] if numbers else texts
-    return tuple(from_text(name, part, each) for part, each in _with_kinds(name, parts, kinds))
+    return tuple(from_text(name, part, kind) for part, kind in _with_kinds(name, parts, kinds))
 
 
 def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
@@ -247,7 +246,7 @@ def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise ConfigError(f"{flag(name)}: {text!r} is no key=value pair")
+            raise ConfigError(f"{flag(name)}: {text!r} is not a key=value pair")
         if key in pairs:
             raise ConfigError(f"{flag(name)}: {key} is given twice")
         pairs[key] = value
@@ -268,7 +267,7 @@ def from_text(name: str, text: str, hint: Any) -> Any:
             return _choice(name, text, (*get_args(kind), *(["None"] if optional else [])))
         with contextlib.suppress(ValueError, OverflowError, KeyError):
             return _FROM_TEXT[kind](text)
-    words = {bool: "neither True nor False", int: "no whole number", float: "no number"}
+    words = {bool: "neither True nor False", int: "not a whole number", float: "not a number"}
     words |= {int: "neither a whole number nor None", float: "neither a number nor None"} if optional else {}
     raise ConfigError(
         f"{flag(name)}: {shown(text)} is {words.get(kinds[-1], 'more than a flag of one value can hold')}"
@@ -286,51 +285,6 @@ _FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
     float: float,
     bool: lambda text: {"true": True, "false": False}[text.lower()],
 }
-
-
-class Named:
-    """A dataclass that refuses unknown fields with a ``ConfigError`` that suggests what to use instead."""
-
-    def __new__(cls, *values: Any, **fields: Any) -> Any:
-        known = getattr(cls, "__dataclass_fields__", fields)
-        for name in fields:
-            if name not in known:
-                raise ConfigError(f"{cls.__name__} has no field {name!r}{cls.unknown(name, list(known))}")
-        return super().__new__(cls)
-
-    @classmethod
-    def unknown(cls, name: str, known: list[str]) -> str:
-        """Returns what to use instead of an unknown field, to be appended to a message."""
-        return hint(name, known, lambda field: "" if field == name else "other algorithms have")
-
-
-class Inherits(Named):
-    """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
-
-    Such a field keeps the type and docstring of the class that declares it. Values need names, since the order of
-    fields is that of the bases.
-    """
-
-    def __new__(cls, *values: Any, **fields: Any) -> Any:
-        if values:
-            raise ConfigError(f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none")
-        return super().__new__(cls, **fields)
-
-    def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range; subclasses check their fields and call this."""
-
-    def __init_subclass__(cls, **defaults: Any) -> None:
-        """Raises ``TypeError`` if a default names no inherited field."""
-        super().__init_subclass__()
-        hints: dict[str, Any] = {}  # those of the bases: the class's own fields are added later
-        for base in reversed(cls.__bases__) if defaults else ():
-            hints |= get_type_hints(base, include_extras=True)
-        for name, default in defaults.items():
-            if name not in hints:
-                raise TypeError(f"{cls.__name__} inherits no field {name!r}")
-            # As a type: the annotation's text may use names that the subclass's module does not import.
-            cls.__annotations__[name] = hints[name]
-            setattr(cls, name, default)
 
 
 def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:

@@ -16,6 +16,7 @@ import jax
 
 from jaxrl_dist.checks import check_divides, flag
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.sgd import Learner
@@ -39,7 +40,7 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
     threaded.check(config, (num_devices, "devices"))
     check_divides("num_actors", config.num_actors or 1, (peers.count(), "processes"))
     if algorithm.replay is not None:
-        for field in ("gather", "max_lag"):
+        for field in marked(config, skips=True):
             if getattr(config, field) is not None:
                 raise ConfigError(f"{flag(field)} leaves experience out, and what {name} replays must be without gaps")
     elif 0 not in (config.lag if config.lockstep else None, config.max_lag) and not algorithm.corrects_lag:

@@ -131,7 +131,7 @@ class Tally(reports.HostInterval):
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore, length: int) -> None:
         super().__init__(job, length)
         self._steps = np.array(job.steps)  # of samples learned from or dropped as too old
-        self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
+        self._pool, self._store, self._max_lag = pool, store, job.config.max_lag
         self._trained = 0
         self._restarts_before = job.progress.get("restarts", 0)
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from

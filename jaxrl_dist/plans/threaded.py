@@ -17,6 +17,7 @@ from jaxrl_dist.actors.pool import Deliver, PoolOptions, Sample, Snapshot
 from jaxrl_dist.actors.step import Rollouts, keys_of
 from jaxrl_dist.checks import check_divides, flag, parse_devices
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import state_of
@@ -45,7 +46,7 @@ def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
     check_divides("num_envs", config.num_envs, *divisors, (config.num_actors, "actors (--num-actors)"))
     if config.gather is not None and config.gather > config.num_actors:
         raise ConfigError(f"--gather {config.gather} is more than --num-actors {config.num_actors}")
-    for name in ("gather", "max_lag", "free_running"):
+    for name in marked(config, timed=True):
         value = getattr(config, name)
         if config.lockstep and value is not None and value is not False:  # 0 is a lag
             raise ConfigError(f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out")
@@ -73,7 +74,6 @@ def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOpti
         all_actors=config.num_actors,
         meshes=tuple(meshes.make_mesh([device]) for device in arrays.own_devices(acting)[:num_actors]),
         lag=config.lag if config.lockstep else None,
-        max_lag=config.max_lag,
         gather=config.gather,
         gather_deadline=config.gather_deadline,
         free_running=config.free_running,

@@ -15,14 +15,13 @@ from typing import IO, Any
 from jaxrl_dist import plans
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
+from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning, first_line
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run.arrays import first_line
-from jaxrl_dist.run.saving import PieceSaver, Saver
+from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.reports import Evaluations, StopState, saving, with_final_report, writing
@@ -67,7 +66,7 @@ class Member:
     place: int = 0  # its place in the program
     newest: Report | None = None  # of this session or an earlier one
     files: run_files.RunFiles | None = None  # None: without a run directory, or another process writes them
-    saver: Saver | PieceSaver | None = None  # None: without a run directory
+    saver: Saver | None = None  # None: without a run directory
 
     @property
     def config(self) -> Train[Any]:
@@ -149,12 +148,11 @@ class Member:
             warnings.warn(text, FileWarning, stacklevel=2)
             return None
 
-    def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver | PieceSaver]:
+    def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver]:
         """Opens the files, and what saves this process's part of checkpoints; ``stack`` closes them."""
-        if not peers.first():
-            return None, stack.enter_context(contextlib.closing(PieceSaver(self.folder)))
-        stored = to_json(self.config, self.job.source.spec)
-        files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
+        stored, files = to_json(self.config, self.job.source.spec), None
+        if peers.first():
+            files = open_files(stack, self.config, stored, self.file, self.job.progress.get("reported", {}))
         saver = Saver(self.folder, self.config.keep_checkpoints, {"config": stored, "versions": machine.versions()})
         return files, stack.enter_context(contextlib.closing(saver))
 
@@ -258,8 +256,6 @@ def open_files(
     with run_files.freeing(directory):
         others = []
         if not is_population(config):  # its members send their own
-            others = trackers.start(config, directory, stored, done.get("env_steps"))
-        for tracker in others:
-            stack.callback(trackers.close, tracker)
+            others = trackers.start(stack, config, directory, stored, done.get("env_steps"))
         files = run_files.RunFiles(directory, file, stored, done.get("iteration"), others)
     return stack.enter_context(contextlib.closing(files))
