@@ -66,11 +66,10 @@ def learner_devices(config: Train[Any]) -> list[jax.Device]:
     numbers = parse_devices("learner_devices", config.learner_devices)
     if numbers is None:
         devices = first_devices(config.num_devices)
-        check_evenly(devices, "that learn")
-        return devices
-    if config.num_devices not in (None, len(numbers)):
+    elif config.num_devices in (None, len(numbers)):
+        devices = numbered("learner_devices", numbers)
+    else:
         raise ConfigError(f"--learner-devices {config.learner_devices} contradicts --num-devices {config.num_devices}")
-    devices = numbered("learner_devices", numbers)
     check_evenly(devices, "that learn")
     return devices
 

@@ -36,6 +36,9 @@ from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.types import Checkpoint, EnvSpec
 
 
+ALLOWS = "--change-env-options allows it"
+
+
 def prepare_resume(
     config: Train[Any], run_dir: pathlib.Path, changes: Mapping[str, Any], *, change_env_options: bool = False
 ) -> Run:
@@ -43,7 +46,8 @@ def prepare_resume(
     allowed = (*RESUMABLE, "env_options") if change_env_options else RESUMABLE
     for name in changes:
         if name not in allowed:
-            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {can_change(name)}")
+            instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
     with contextlib.ExitStack() as files:
         file = None
         if peers.first():  # of the processes of this run; another run might resume it, too
@@ -71,13 +75,6 @@ def prepare_resume(
         _check_going(run)
         files.pop_all()
         return run
-
-
-def can_change(name: str) -> str:
-    """Returns which fields may change instead of this one, or how this one may."""
-    if name == "env_options":
-        return "--change-env-options allows it"
-    return f"{', '.join(RESUMABLE)} can"
 
 
 class Saved(NamedTuple):
@@ -324,7 +321,7 @@ def _check_config(config: Train[Any], spec: EnvSpec, stored: Mapping[str, Any], 
     filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}  # of an older version
     for name, old, new in differences({**stored, **filled}, current):
         if name not in allowed:
-            hint = can_change(name) if name == "env_options" else "it cannot change"
+            hint = ALLOWS if name == "env_options" else "it cannot change"
             raise ConfigError(f"{flag(name)} is {new}, and the run to be resumed has {old}; {hint}")
     spaces = stored.get("spaces")
     for name in SPACES:
