@@ -35,7 +35,6 @@ from jaxrl_dist.training.run import Run
 from jaxrl_dist.training.setup import init_variables, make_algorithm, prepare
 from jaxrl_dist.types import Checkpoint, EnvSpec
 
-
 ALLOWS = "--change-env-options allows it"
 
 
