@@ -642,7 +642,7 @@ def test_an_error_in_an_actor_is_one_line_after_its_traceback(
     assert cli.main(command.split()) == 1
     out, err = capsys.readouterr()
     *before, line = err.splitlines()
-    assert line.startswith("jaxrl-dist: error: gymnasium:faulty:make: environment")
+    assert line.startswith("jaxrl-dist: error: faulty:make: environment")
     assert line.endswith("in step: RuntimeError: simulated crash")
     assert before[0].startswith("Traceback") and before[-2] == "RuntimeError: simulated crash"
     if before[-1].startswith("the run is saved: `jaxrl-dist resume "):  # it had learnt something

@@ -90,7 +90,12 @@ def several(policies: str, plan: str) -> str:
             {"environment", "policy", "a/shuffle", "b/replay"},
             marks=pytest.mark.case,
         ),
-        ("on_device", "--policy a=ppo:pole_0 --policy b=random:pole_1", {"environment", "policy", "a/shuffle"}),
+        pytest.param(
+            "on_device",
+            "--policy a=ppo:pole_0 --policy b=random:pole_1",
+            {"environment", "policy", "a/shuffle"},
+            marks=pytest.mark.case,
+        ),
         pytest.param(
             "synchronous",
             "--policy a=ppo:pole_0 --policy b=dqn:pole_1",
@@ -104,7 +109,7 @@ def test_stages_of_several_policies_belong_to_one_each(
     plan: str, policies: str, stages: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "profile.json"
-    assert cli.main(f"profile {several(policies, plan)} --seconds 0.2 --json {file}".split()) == 0
+    assert cli.main(f"profile {several(policies, plan)} --seconds 0.02 --json {file}".split()) == 0
     found = runs.read_json(file)
     (spent,) = found["threads"].values()
     trained = {stage.partition("/")[0] for stage in stages if "/" in stage}

@@ -285,7 +285,7 @@ def test_self_play_is_resumed_and_loaded(copies: str, episodes: int, tmp_path: P
     assert copied(np.zeros((3, 4), np.float32), key=jax.random.key(0))[0].shape == (3,)
 
 
-@pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ppo_and_dqn_learn_side_by_side(seed: int) -> None:
     config = Train(
