@@ -56,33 +56,32 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     played = player.play(SEEDS[0], STEPS)
     check.steps = len(played) - 1
     check.ends(player.lengths, player.both)
-    _check_seeds(check, player, _Player(check, make(), mask), played)
+    twin = _Player(check, make(), mask)
+    _check_seeds(check, player, twin, played)
+    for each in (player, twin):
+        check.call("close", each.env.close)
 
 
 def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Step]) -> None:
     """Checks that seeds decide what happens: ``twin`` plays what ``player`` has ``played``."""
-    begun = player.reset(SEEDS[0])
+    first = player.reset(SEEDS[0])
     again = twin.play(SEEDS[0], min(len(played) - 1, 200))
     if not _same(played[0].obs, again[0].obs):
-        check.fault("seed", "two environments with the same seed begin differently: reset ignores its seed")
-    elif not _same(played[0].obs, begun):
+        return check.fault("seed", "two environments with the same seed begin differently: reset ignores its seed")
+    if not _same(played[0].obs, first):
         text = "reset with the seed of before begins differently after some episodes: it keeps something of them"
-        check.fault("fresh", text)
-    elif (step := next((t for t, (x, y) in enumerate(zip(played, again, strict=False)) if not _same(x, y)), 0)) > 0:
-        elsewhere = "the same seed and actions lead elsewhere the second time"
-        if player.lengths and step > player.lengths[0]:
-            told = "after a reset without a seed: it has to go on with the generator of the last seed"
-            check.fault("unseeded", f"{elsewhere}, {told}")
-        else:
-            check.fault("deterministic", f"{elsewhere}: its steps are random, and not by the seed")
-    else:
-        other = twin.play(SEEDS[1], len(again) - 1)
-        differ = any(not _same(x, player.firsts[0]) for x in player.firsts)
-        if differ and all(_same(x, y) for x, y in zip(again, other, strict=False)):
-            text = "every seed gives the same episodes, which differ from each other: reset ignores its seed"
-            check.fault("seed", text)
-    for each in (player, twin):
-        check.call("close", each.env.close)
+        return check.fault("fresh", text)
+    for step, (now, then) in enumerate(zip(again, played, strict=False)):
+        if not _same(now, then):
+            text = "the same seed and actions lead elsewhere the second time"
+            if not player.lengths or step <= player.lengths[0]:
+                return check.fault("deterministic", f"{text}: its steps are random, and not by the seed")
+            text += ", after a reset without a seed: it has to continue with the generator of the last seed"
+            return check.fault("unseeded", text)
+    other = twin.play(SEEDS[1], len(again) - 1)
+    differ = any(not _same(obs, player.firsts[0]) for obs in player.firsts)
+    if differ and all(map(_same, again, other)):
+        check.fault("seed", "every seed gives the same episodes, which differ from each other: reset ignores its seed")
 
 
 def _same(x: PyTree, y: PyTree) -> bool:
