@@ -82,7 +82,7 @@ BAD = {
     "train": "which algorithm?",
     "train --env CartPole-v1": "which algorithm?",
     "train pppo --env CartPole-v1": "unknown algorithm 'pppo' (did you mean 'ppo'?)",
-    "train ppo a2c --env CartPole-v1": "'a2c' is no flag",
+    "train ppo a2c --env CartPole-v1": "unknown argument 'a2c'",
     # environments
     "train ppo": "--env is missing",
     "train ppo --env": "--env needs a value",
@@ -265,7 +265,7 @@ BAD = {
     "train --config /dev/zero": "/dev/zero is no plain file",
     "resume {runs}/pipe": "is no plain file",
     "evaluate {runs}/pipe": "is no plain file",
-    "train a2c --config {runs}/done": "is of ppo, not of a2c",
+    "train a2c --config {runs}/done": "was made by ppo, not by a2c",
     "train --config {runs}/done --config {runs}/done": "--config is given twice",
     "train --config {runs}/done --num-devices 3": "--num-envs 8 does not divide over 3 devices",
     CARTPOLE + "--init-from {runs}/nowhere": "there is no run directory {runs}/nowhere",

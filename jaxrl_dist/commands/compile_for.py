@@ -48,7 +48,6 @@ def run(args: Sequence[str]) -> int:
     if not args:
         raise ConfigError(f"which run? Such as: jaxrl-dist doctor {FLAG} {options.compile_for} ppo --env CartPole-v1")
     train = request.parse(args)
-    assert train is not None, "help has been printed"
     request.output_flags(train.fields)
     program = report(options.compile_for, train)
     print(json.dumps(program, indent=2) if options.json else visible("\n".join(lines(program))))

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from typing import Any, NamedTuple, NoReturn, get_origin, get_type_hints
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class
@@ -15,7 +15,7 @@ from jaxrl_dist.commands import help
 from jaxrl_dist.config import synonyms
 from jaxrl_dist.config.train import RUN_DEFAULTS, Config, Train
 from jaxrl_dist.config.values import alternatives, check_declared, from_texts, setting
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.settings.policies import Policies
 
 HELP = ("-h", "--help", "--help-all")
@@ -80,8 +80,7 @@ def parse(target: Any, args: Sequence[str], prog: str) -> Any:
       SystemExit: with code 0, after ``--help``.
     """
     if wants_help(args):
-        print(help.page(target, prog), end="")
-        raise SystemExit(0)
+        show(help.page(target, prog))
     options = target(**read(args, _types(target)))
     check_declared(options)
     return options
@@ -107,6 +106,12 @@ def _types(kind: Any) -> dict[str, Any]:
     """Returns the type of each field of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def show(page: str) -> NoReturn:
+    """Prints a page of help, and ends the command by ``SystemExit(0)``."""
+    print(visible(page), end="")
+    raise SystemExit(0)
 
 
 def wants_help(args: Sequence[str]) -> bool:

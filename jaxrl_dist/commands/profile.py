@@ -66,7 +66,6 @@ def run(args: Sequence[str]) -> int:
         check_run_dir(pathlib.Path(args[0]))
         args = ["--config", str(pathlib.Path(args[0], CONFIG_FILE)), *args[1:]]
     train = request.parse(args)
-    assert train is not None, "help has been printed"
     request.output_flags(train.fields)
     config, source = train.resolved()
 

@@ -45,7 +45,6 @@ def run(args: Sequence[str]) -> int:
     """Runs ``sweep ALGO --env ID [FLAGS]``."""
     sweep, args = flags.split(Sweep, args or ["--help"], USAGE)
     population = request.parse(args)
-    assert population is not None, "help has been printed"
     output = request.output_flags(population.fields)
     if output["verbose"]:
         raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
