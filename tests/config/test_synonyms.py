@@ -47,7 +47,7 @@ CALLS = {
     PPO_ON + "--lr 3e-4": "unknown flag --lr; it is --learning-rate here",
     PPO_ON + "--gamma 0.9": "it is --discount here",
     PPO_ON + "--n-steps 128": "it is --rollout-length here",
-    "train ppo MlpPolicy --env CartPole-v1": "unknown argument 'MlpPolicy'; --torso and --hidden-sizes choose the network",
+    "train ppo MlpPolicy --env CartPole-v1": "--torso and --hidden-sizes choose the network",
     "train ppo CartPole-v1": "unknown argument 'CartPole-v1'; an environment is named by --env CartPole-v1",
     PPO_ON + "--seeds 0,1,2": "whole number; --seeds 3 runs three seeds, and --seed 7 the one",
     PPO_ON + "--use-sde": "unknown flag --use-sde; --noise-correlation 0.6 makes noise last",
