@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
@@ -12,7 +12,20 @@ from jaxrl_dist.checks import check_range
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
-from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
+from jaxrl_dist.types import (
+    Acted,
+    Aux,
+    Context,
+    EnvSpec,
+    Loss,
+    Policy,
+    Postprocess,
+    PyTree,
+    Rollout,
+    Timestep,
+    Variables,
+    swap_axes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,21 +64,27 @@ class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig, NoiseConfi
         return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optimizer)
 
 
+class Examples(Protocol):
+    """Makes a batch of ``fields [T, B, ...]``, and of the rollout's ``obs``, ``action``, ``valid`` and ``core``.
+
+    It is environment-major: transitions ``[B * T, ...]``, or with a recurrent core sequences ``[B, T, ...]``.
+    """
+
+    def __call__(self, rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]: ...
+
+
 class ActorCritic(NamedTuple):
     """A policy and a value function over one network, feed-forward or recurrent."""
 
     init: Callable[[jax.Array], Variables]
-    policy: Callable[..., Acted]
-    """As ``Algorithm.policy``, with ``noise`` of the action as a further argument; its extras are ``log_prob`` and
-    ``value``, both ``[B]`` float32, and ``core_inputs`` if the core reads any."""
+    policy: Policy
+    """Its extras are ``log_prob`` and ``value``, both ``[B]`` float32, and ``core_inputs`` if the core reads any."""
     initial_core: Callable[[int], PyTree]
     window: int | None
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
     values: Callable[[Variables, Rollout], jax.Array]
     """``(variables, rollout) -> [T + 1, B]``: the values computed while acting, then that of the last observation."""
-    examples: Callable[..., dict[str, PyTree]]
-    """``(rollout, **fields [T, B, ...]) -> batch``, environment-major: transitions ``[B * T, ...]``, or with a
-    recurrent core sequences ``[B, T, ...]``. It also holds ``obs``, ``action``, ``valid`` and ``core``."""
+    examples: Examples
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree]
     """As ``Algorithm.feedback``."""
     evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]
@@ -151,17 +170,22 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         unroll=unroll,
     )
     size = config.noise_size(head.log_std_size)
-    return _correlated(net, config.noise_correlation, size) if size else net
+    return _correlated(net, policy, config.noise_correlation, size) if size else net
 
 
-def _correlated(net: ActorCritic, correlation: Any, size: int) -> ActorCritic:
+def _correlated(
+    net: ActorCritic,
+    act: Callable[[Variables, PyTree, PyTree, Context, jax.Array], Acted],
+    correlation: Any,
+    size: int,
+) -> ActorCritic:
     """Lets consecutive actions have correlated noise ``[B, size]``, which the policy's state carries to the next."""
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         noise, rest = core
         if context.keys is not None:
             noise = exploration.correlated(noise, context.keys, correlation)
-        action, rest, extras = net.policy(variables, obs, rest, context, noise)
+        action, rest, extras = act(variables, obs, rest, context, noise)
         return action, (noise, rest), extras
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
@@ -179,7 +203,7 @@ def _correlated(net: ActorCritic, correlation: Any, size: int) -> ActorCritic:
 
 def policy_gradient(
     net: ActorCritic, config: ActorCriticConfig, gae_lambda: float | jax.Array
-) -> tuple[Callable[..., PyTree], Callable[..., tuple[jax.Array, jax.Array, Aux]]]:
+) -> tuple[Postprocess, Loss]:
     """Returns the postprocessor and the loss: ``-log pi(a|s) A``, a squared value error and an entropy bonus.
 
     Sources: Williams (1992), REINFORCE with a baseline; Mnih et al. (2016), section 4.3.

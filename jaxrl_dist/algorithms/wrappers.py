@@ -19,7 +19,7 @@ import optax
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import DATA, global_sum
-from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 CLIP = 10.0
 """Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
@@ -88,7 +88,7 @@ def _with_stats(algorithm: Algorithm, initial: Callable[[PyTree], PyTree]) -> Al
         variables = algorithm.init(key)
         return variables._replace(stats=(initial(variables.params), variables.stats))
 
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         return algorithm.policy(inner(variables), obs, core, context)
 
     def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
@@ -101,7 +101,7 @@ def _with_stats(algorithm: Algorithm, initial: Callable[[PyTree], PyTree]) -> Al
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return variables.stats[0], algorithm.updated_stats(inner(variables), rollout, context)
 
-    def loss(variables: Variables, batch: PyTree, context: Context) -> Any:
+    def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
         return algorithm.loss(inner(variables), batch, context)
 
     changes: dict[str, Any] = {"init": init, "policy": policy, "postprocess": postprocess, "loss": loss}
@@ -160,7 +160,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         parts = spaces.leaves(rollout.obs_before)
         return {path: own.merge(parts[path], rollout.valid) for path, own in stats.items()}
 
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         return inner.policy(variables, scale(variables, obs), core, context)
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
@@ -181,7 +181,7 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
     """
     inner = _with_stats(algorithm, lambda params: _zeros(()))
 
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         action, inner_core, extras = inner.policy(variables, obs, core[1], context)
         return action, (core[0], inner_core), extras
 
@@ -257,7 +257,7 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) ->
     """
     inner = _with_stats(algorithm, partial(jax.tree.map, jnp.copy))
 
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         if context.keys is None:
             variables = variables._replace(params=variables.stats[0])
         return inner.policy(variables, obs, core, context)

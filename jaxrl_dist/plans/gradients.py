@@ -19,6 +19,7 @@ from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Snapshot
 from jaxrl_dist.actors.step import Rollouts, Stages
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.gradients import check_sizes
@@ -39,11 +40,9 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
     threaded.check(config)
     if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
         raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")
-    for field in ("normalize_observations", "scale_rewards", "ema_steps", "lockstep"):
+    for field in marked(config, needs_rollouts=True):
         if getattr(config, field):
             raise ConfigError(f"{flag(field)} does not work with --plan gradients; --plan asynchronous does")
-    if config.gather is not None:
-        raise ConfigError("--gather does not work with --plan gradients, which takes each gradient as it comes")
     check_sizes(algorithm, config.rollout_length)
 
 
@@ -54,7 +53,8 @@ def gradients(job: Job) -> Iterator[Report]:
     options = job.pool._replace(in_flight=0)
     steps = job.steps_per_iteration // options.num_actors
     (algorithm,) = job.algorithm.values()
-    apply, state = compile_apply(algorithm, job.mesh, steps), job.initial_state()
+    apply = job.once("apply", lambda job: compile_apply(algorithm, job.mesh, steps))
+    state = job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)
     by_device = [differentiate(job, on) for on in options.meshes]
@@ -94,7 +94,7 @@ def gradients(job: Job) -> Iterator[Report]:
 def differentiate(job: Job, on: Mesh) -> Deliver:
     """Returns a function from an actor's rollout to its gradient and metrics, placed on the learner's devices."""
     (algorithm,) = job.algorithm.values()
-    gradient = compile_gradient(algorithm, on)
+    gradient = job.once(("gradient", on), lambda _: compile_gradient(algorithm, on))
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
     def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
