@@ -765,10 +765,10 @@ def test_jax_without_a_device_is_one_line(
         (
             "cuda",
             "",
-            f"JAX_PLATFORMS=cuda, and JAX has no such device: no NVIDIA GPU is seen here; install its plugin "
-            f"by: {pip} 'jax[cuda12]==1.0'; unset it to use what there is",
+            f"JAX_PLATFORMS=cuda, and JAX has no such device: an NVIDIA GPU is not seen here; install its plugin "
+            f"by: {pip} 'jax[cuda12]==1.0'; unset it to use what is available",
         ),
-        ("tpu,cpu", "", f"no TPU is seen here; install its plugin by: {pip} 'jax[tpu]==1.0'; unset it"),
+        ("tpu,cpu", "", f"a TPU is not seen here; install its plugin by: {pip} 'jax[tpu]==1.0'; unset it"),
         ("moon", "", f"JAX_PLATFORMS=moon, and JAX has no such device: {type(error).__name__}"),
         ("", "0", "JAX_NUM_CPU_DEVICES=0 leaves JAX without a device; 1 or more works"),
         ("", "two", "JAX_NUM_CPU_DEVICES=two leaves JAX without a device; 1 or more works"),

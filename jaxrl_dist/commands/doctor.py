@@ -154,10 +154,7 @@ def _devices(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "error" in answer:
         yield PROBLEM, f"JAX does not work: {answer['error']}"
     platforms, chosen = {device["platform"] for device in devices}, os.environ.get("JAX_PLATFORMS")
-    for name, exists, reason, same in (
-        ("an NVIDIA GPU", accelerators.nvidia, accelerators.without_gpu, {"gpu", "cuda"}),
-        ("a TPU", accelerators.tpu, accelerators.without_tpu, {"tpu"}),
-    ):
+    for name, exists, reason, same in accelerators.ACCELERATORS:
         if not platforms & same and exists():
             hidden = chosen and not set(chosen.split(",")) & same
             why = f"JAX_PLATFORMS={chosen} hides it" if hidden else reason(answer.get("said", ""))

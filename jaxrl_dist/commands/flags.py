@@ -66,8 +66,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     Raises:
       ConfigError: the algorithm or a flag is unknown, or a value cannot be read; the message is one line.
     """
-    own = {} if algorithm is Policies else _types(config_class(algorithm))
-    hints = {**_types(Command), **own}
+    hints = {**_types(Command), **({} if algorithm is Policies else _types(config_class(algorithm)))}
     del hints["algorithm"]
     return read(args, hints, algorithm if isinstance(algorithm, str) else algorithms.name_of(algorithm))
 
@@ -92,8 +91,8 @@ def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
     own, others = list[str](), list[str]()
     for arg in args:
         if _LIKE_A_FLAG.match(arg):
-            given, equals, _ = arg.partition("=")
-            left = 0 if given not in known else 1 if equals else 1 + known[given].most
+            name, equals, _ = arg.replace("_", "-").partition("=")
+            left = 0 if name not in known else 1 if equals else 1 + known[name].most
         if left > 0:
             own.append(arg.removesuffix("="))  # which is no value
         else:
@@ -163,12 +162,6 @@ class _Flag(NamedTuple):
     again: bool = False
     """Whether it may be repeated, with further values."""
 
-    def texts(self, given: str, values: list[str]) -> list[str]:
-        """Returns what it says with the values behind it, of which it leaves those that are too many."""
-        if not values and self.without is None:
-            raise ConfigError(f"{given} needs a value")
-        return values[: self.most] or self.without or []
-
 
 def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
     """Reads arguments, and returns the given values by field, in the order of ``hints``.
@@ -185,13 +178,15 @@ def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = 
     typed: dict[str, str] = {}
     loose: list[tuple[str, str, int]] = []
     for given, values in _groups(args, known):
-        spelling, each = _flag_of(given, known, algorithm)
-        earlier = typed.setdefault(each.field, spelling)
-        if each.field in texts and not each.again:
+        spelling, taken = _flag_of(given, known, algorithm)
+        earlier = typed.setdefault(taken.field, spelling)
+        if taken.field in texts and not taken.again:
             raise ConfigError(f"{given} is given twice" if earlier == spelling else f"{given} contradicts {earlier}")
-        texts[each.field] = [*texts.get(each.field, []), *each.texts(given, values)]
-        loose += [(value, given, each.most) for value in values[each.most :]]
-    texts |= _by_place(loose, [each for spelling, each in known.items() if not spelling.startswith("-")])
+        if not values and taken.without is None:
+            raise ConfigError(f"{given} needs a value")
+        texts.setdefault(taken.field, []).extend(values[: taken.most] or taken.without or [])
+        loose += [(value, given, taken.most) for value in values[taken.most :]]
+    texts |= _by_place(loose, [argument for spelling, argument in known.items() if not spelling.startswith("-")])
     return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}
 
 
@@ -237,7 +232,7 @@ def _flag_of(given: str, known: Mapping[str, _Flag], algorithm: str | None) -> t
         return spelling, known.get(spelling, _Flag("", 0, []))
     if not given.startswith("--"):
         raise ConfigError(f"{shown(given)} is neither a flag nor the value of one; --help lists all")
-    names = [each[2:].replace("-", "_") for each in ("--help", *known) if each.startswith("--")]
+    names = [known_flag[2:].replace("-", "_") for known_flag in ("--help", *known) if known_flag.startswith("--")]
     others = algorithms.having if algorithm else lambda field: ""
     instead = synonyms.hint(spelling[2:], names, others) or "; --help lists all"
     of_others = others(spelling[2:].removeprefix("no-").replace("-", "_"))

@@ -59,11 +59,11 @@ def inherited_docstrings(kind: type) -> dict[str, str]:
 
 def defaults_of(kind: Any) -> dict[str, Any]:
     """Returns the default of each field; for fields that presets fill in, the default without a preset."""
-    found = {}
+    defaults = {}
     for field in dataclasses.fields(kind):
-        given = field.default_factory() if callable(field.default_factory) else field.default
-        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is None else given
-    return found
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        defaults[field.name] = RUN_DEFAULTS.get(field.name) if default is None else default
+    return defaults
 
 
 def choices_of(hint: Any) -> list[str]:

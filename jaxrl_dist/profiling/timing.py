@@ -132,21 +132,16 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     timed = _timed(run.reports(), made, seconds, in_turn=not PLANS[config.plan].threaded)
     if trace is not None:
         _trace(made, trace)
-    iterations = timed.last.iteration - timed.first.iteration
-    whole = timed.seconds / iterations
-    threads = {
-        thread: {stage: spent / iterations for stage, spent in stages.items()}
-        for thread, stages in _of_threads(timed.first, timed.last).items()
-    } or {"device": {UPDATE: whole}}
+    whole = timed.seconds / (timed.last.iteration - timed.first.iteration)
+    threads = _of_threads(timed.first, timed.last) or {"device": {UPDATE: whole}}
+    products = {name: part.layers for name, part in made.items() if part.layers}
     return Profile(
         run=described(config, list(run.job.mesh.devices.flat)),
         env_steps_per_second=(timed.last.env_steps - timed.first.env_steps) / timed.seconds,
         iteration_seconds=whole,
         threads={thread: _divided(stages, timed.alone, whole) for thread, stages in threads.items()},
-        matmul_rates={
-            name: sum(part.layers.values()) / timed.alone[name] for name, part in made.items() if part.layers
-        },
-        layers={name: _shares(part.layers) for name, part in made.items() if part.layers},
+        matmul_rates={name: sum(layers.values()) / timed.alone[name] for name, layers in products.items()},
+        layers={name: _shares(layers) for name, layers in products.items()},
         matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
         memory_rates={name: part.moved / timed.alone[name] for name, part in made.items()},
         memory_ceiling=memory_ceiling() * run.job.mesh.size,
@@ -235,13 +230,14 @@ def _trace(made: Mapping[str, parts.Part], out: pathlib.Path) -> None:
 
 
 def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:
-    """Returns the seconds between two reports that host threads spent on each stage, by thread; {}: none is timed."""
+    """Returns the seconds of an iteration that host threads spent on each stage, by thread; {}: none is timed."""
     threads: dict[str, dict[str, float]] = {}
     for name, value in last.metrics.items():
         if (timer := re.fullmatch("time/(?!compile_s$)(?:(.+)/)?(.+)_s", name)) and value is not None:
             thread, stage = timer.groups()
             spent = value - (first.metrics.get(name) or 0.0)
-            threads.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = spent
+            iterations = last.iteration - first.iteration
+            threads.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = spent / iterations
     return threads
 
 

@@ -39,11 +39,11 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
             check.fault(what, f"its {what}_space {missing}")
             continue
         try:
-            found = space_of(plain(space), f"gymnasium:{name}", f"{what}s")
+            parts = leaves(space_of(plain(space), f"gymnasium:{name}", f"{what}s"))
         except ConfigError as error:
             check.fault(what, error.with_flags)
             continue
-        for part in leaves(found).values():
+        for part in parts.values():
             if what == "action" and isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
                 check.fault(what, f"its action_space is a Box of {part.dtype}; a Box of floats works")
     check.halt()
@@ -58,8 +58,8 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     check.ends(player.lengths, player.both)
     twin = _Player(check, make(), mask)
     _check_seeds(check, player, twin, played)
-    for each in (player, twin):
-        check.call("close", each.env.close)
+    for env in (player.env, twin.env):
+        check.call("close", env.close)
 
 
 def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Step]) -> None:
@@ -137,15 +137,15 @@ class _Player:
 
     def _read_mask(self, where: str, obs: Any, info: Any, *, ended: bool) -> None:
         """Reads which actions are legal now."""
-        name = self._mask.name
         if not self._mask.where:
             return
-        values: dict[str, Callable[[], Any]] = {
-            "part": lambda: obs[name],
-            "info": lambda: info[name],
-            "method": lambda: self.env.get_wrapper_attr(name)(),
-        }
-        mask = self._check.call(f"the action mask of {where}", values[self._mask.where])
+
+        def read() -> Any:
+            if self._mask.where == "method":
+                return self.env.get_wrapper_attr(self._mask.name)()
+            return (obs if self._mask.where == "part" else info)[self._mask.name]
+
+        mask = self._check.call(f"the action mask of {where}", read)
         wanted = plain(self.env.action_space).num_choices
         if masks.size_of(mask) != wanted:
             raise self._check.stop("mask", f"the action mask of {where} is {mask!r:.80}, not {wanted} zeros and ones")
@@ -155,40 +155,35 @@ class _Player:
 
     def reset(self, seed: int | None) -> Any:
         """Resets the environment and returns its first observation."""
-        check = self._check
         keywords = {} if seed is None else {"seed": seed}
-        out = check.call(f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords)
-        obs, info = check.returned("reset", out, RESET)
-        check.info("reset", info)
-        seen = self._seen("reset", obs)
-        self._read_mask("reset", obs, info, ended=False)
-        return seen
+        out = self._check.call(f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords)
+        obs, info = self._check.returned("reset", out, RESET)
+        return self._received("reset", obs, info, ended=False)
 
     def _step(self, action: Any) -> _Step:
         check = self._check
-        given = copy.deepcopy(action)
+        before = copy.deepcopy(action)
         out = check.call("step", self.env.step, action)
-        if not _same(action, given):
+        if not _same(action, before):
             check.fault("action", "step writes into the action that it is given")
         obs, reward, terminated, truncated, info = check.returned("step", out, STEP)
         check.number("the reward", reward)
         check.flag("terminated", terminated)
         check.flag("truncated", truncated)
-        check.info("step", info)
         self.both += bool(np.all(terminated)) and bool(np.all(truncated))
         number = float(np.asarray(reward, float).sum()) if "reward" not in check.faults else 0.0
         ended = bool(np.any(terminated)) or bool(np.any(truncated))
-        seen = self._seen("step", obs)
-        self._read_mask("step", obs, info, ended=ended)
-        return _Step(seen, number, ended)
+        return _Step(self._received("step", obs, info, ended=ended), number, ended)
 
-    def _seen(self, where: str, obs: Any) -> Any:
-        """Checks an observation, and that the previous one has not changed since; returns a copy."""
+    def _received(self, where: str, obs: Any, info: Any, *, ended: bool) -> Any:
+        """Checks an observation and its info, and that the previous one has not changed since; returns a copy."""
         check = self._check
+        check.info(where, info)
         if self._last is not None:
-            before, content, whose = self._last
-            if before.tobytes() != content:
-                check.fault("alias", f"the observation of {whose} changes with the next call: return a copy of it")
+            last, content, call = self._last
+            if last.tobytes() != content:
+                check.fault("alias", f"the observation of {call} changes with the next call: return a copy of it")
         self._last = (obs, obs.tobytes(), where) if isinstance(obs, np.ndarray) and obs.dtype != object else None
         check.observation(where, obs, self.env.observation_space)
+        self._read_mask(where, obs, info, ended=ended)
         return copy.deepcopy(obs)

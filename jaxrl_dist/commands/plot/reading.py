@@ -250,9 +250,9 @@ def middle(curves: Sequence[Curve]) -> Middle:
     for index, seeds in enumerate(sets.T):
         if seeds.any():
             chosen = points == index
-            there = [values[seeds][:, chosen].T]
-            y[chosen] = statistics.iqm(there)
-            low[chosen], high[chosen] = statistics.interval(there, statistics.iqm)
+            strata = [values[seeds][:, chosen].T]
+            y[chosen] = statistics.iqm(strata)
+            low[chosen], high[chosen] = statistics.interval(strata, statistics.iqm)
     for line in (y, low, high):
         line[1:][np.diff(points) != 0] = np.nan
     return Middle(x, y, low, high, reached.sum(axis=0))
