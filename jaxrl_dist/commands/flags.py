@@ -126,19 +126,6 @@ def value_of(args: Sequence[str], name: str) -> str | None:
     return None
 
 
-def taken(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """Returns the flag's value as ``value_of``, and the arguments without that flag.
-
-    Raises:
-      ConfigError: the flag has no value.
-    """
-    value = value_of(args, name)
-    at = next((at for at, arg in enumerate(args) if arg.split("=", 1)[0] == name), len(args))
-    if at < len(args) and (not value or value.startswith("--")):
-        raise ConfigError(f"{name} needs a value")
-    return value, [*args[:at], *args[at + (2 if name in args[at : at + 1] else 1) :]]
-
-
 def written(name: str, value: Any) -> list[str]:
     """Returns a field's value as arguments of the command line."""
     if isinstance(value, bool):
@@ -199,7 +186,7 @@ def _known(hints: Mapping[str, Any]) -> dict[str, _Flag]:
         most = _MANY if many else 1 if optional or not switch else 0
         without = ["True"] if switch else [] if many else None
         for spelling in help.spellings_of(name, hint):
-            known[spelling] = _Flag(name, most, without, again=get_origin(kind) is dict)
+            known[spelling] = _Flag(name, most, without, again=get_origin(kind) is dict or help.repeats(hint))
         if switch:
             known["--no-" + flag(name)[2:]] = _Flag(name, 0, ["False"])
     return known

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from jaxrl_dist.algorithms import from_file, having
 from jaxrl_dist.checks import did_you_mean, flag
-from jaxrl_dist.commands import flags
+from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import placements
@@ -18,24 +19,25 @@ from jaxrl_dist.settings.policies import Policies, naming
 
 FLAG = "--policy"
 _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")
-HELP = """\
-usage: jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV [FLAGS]
-       jaxrl-dist train --config RUN_DIR [FLAGS]
-
-Trains several policies in one environment. AGENTS are names of agents, separated by commas; * and ? match as in the
-shell. ALGO is an algorithm, or a policy that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) for a run
-with several policies; copy(POLICY,UPDATES), the variables of another policy, copied again after every UPDATES of its
-updates; copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies.
-
-  --NAME.FLAG VALUE                  a hyperparameter of one policy, or its {own}
-
-All other flags are the run's. `jaxrl-dist train ALGO --help` lists the flags.
-"""
 
 
-def help_text() -> str:
-    """Returns the help of several policies."""
-    return HELP.format(own=", ".join(map(flag, OWN)))
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """Trains several policies in one environment; with --config, those of a stored run.
+
+    --NAME.FLAG VALUE sets a hyperparameter of one policy, or its {own}. All other flags are the run's; `jaxrl-dist
+    train ALGO --help` lists the flags.
+    """
+
+    policy: Annotated[tuple[str, ...], help.Values("NAME=ALGO:AGENTS")] = ()
+    """AGENTS are names of agents, separated by commas; * and ? match as in the shell. ALGO is an algorithm, or a policy
+    that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) for a run with several policies;
+    copy(POLICY,UPDATES), the variables of another policy, copied again after every UPDATES of its updates;
+    copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies."""
+
+
+Several.__doc__ = str(Several.__doc__).format(own=", ".join(map(flag, OWN)))
+PROG = "jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV"
 
 
 def names_policies(args: Sequence[str]) -> bool:
@@ -49,12 +51,15 @@ def parse(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises:
       ConfigError: a policy is named twice, has no algorithm or no agents, or a flag is wrong.
+      SystemExit: with code 0, after printing help.
     """
+    options, args = flags.split(Several, args, PROG)
+    if args and not args[0].startswith("-"):
+        raise ConfigError(f"{args[0]!r} is too much beside {FLAG}, which names each policy's algorithm")
     algorithms: dict[str, Any] = {}
     agents: dict[str, str] = {}
-    while any(arg.split("=", 1)[0] == FLAG for arg in args):
-        text, args = flags.taken(args, FLAG)
-        match = _FORM.fullmatch(str(text))
+    for text in options.policy:
+        match = _FORM.fullmatch(text)
         if match is None:
             raise ConfigError(f"{FLAG} {text} is not a NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
         name, algorithm, agents_of = match.groups()

@@ -66,13 +66,15 @@ def parse(args: Sequence[str]) -> Request:
       SystemExit: with code 0, after printing help.
     """
     if policies.names_policies(args):
-        return _several(args)
+        parts, fields = policies.parse(args)
+        names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm, _ in parts.values())
+        return Request("+".join(names), parts, fields)
     first, args = _algorithm(args)
     wants_help, everything = flags.wants_help(args), "--help-all" in args
     args = [arg for arg in args if arg not in flags.HELP]
     algorithm, stored = _stored(first, args)
     if wants_help and (algorithm is None or isinstance(algorithm, Policies)):
-        flags.show(help_text() if algorithm is None else policies.help_text())
+        flags.show(help_text() if algorithm is None else help.page(policies.Several, policies.PROG))
     if algorithm is None:
         raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
     request = _changed(algorithm, stored, args)
@@ -127,17 +129,6 @@ def _changed(algorithm: str | type | Policies, stored: dict[str, Any], args: Seq
     if (word := fields.pop("placement", None)) is not None:
         fields = {**placements.fields(word, config_class(trained), fields), **fields}
     return Request(_name(algorithm), trained, {**stored, **fields}, stored.keys() - fields.keys(), config_file)
-
-
-def _several(args: Sequence[str]) -> Request:
-    """As ``parse``, for ``--policy NAME=ALGO:AGENTS ... --env ID [FLAGS]``."""
-    if flags.wants_help(args):
-        flags.show(policies.help_text())
-    if not args[0].startswith("-"):
-        raise ConfigError(f"{args[0]!r} is too much beside --policy, which names each policy's algorithm")
-    parts, fields = policies.parse(args)
-    names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm, _ in parts.values())
-    return Request("+".join(names), parts, fields)
 
 
 def _help(request: Request, *, everything: bool) -> str:
