@@ -98,7 +98,7 @@ def no_devices() -> str | None:
                 why = f"{'' if exists() else f'{name} is not seen here; '}{reason(why)}"
                 break
         else:
-            if count and not (count.isdecimal() and int(count) > 0):
+            if count and not re.fullmatch("0*[1-9][0-9]*", count):
                 return f"JAX_NUM_CPU_DEVICES={count} leaves JAX without a device; 1 or more works"
         if chosen:
             return f"JAX_PLATFORMS={chosen}, and JAX has no such device: {why}; unset it to use what is available"

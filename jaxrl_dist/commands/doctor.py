@@ -102,8 +102,7 @@ def _software() -> Iterator[tuple[str, str]]:
     for package in dict.fromkeys(extras[""]):
         yield package, accelerators.version(package) or "missing"
     if packages := missing.pop(""):
-        are = "are" if packages[1:] else "is"
-        yield PROBLEM, f"{', '.join(packages)} {are} missing: {accelerators.install(*packages)}"
+        yield PROBLEM, f"{', '.join(packages)} must be installed: {accelerators.install(*packages)}"
     for extra, packages in missing.items():
         yield f"extra {extra}", f"without {', '.join(packages)}" if packages else "installed"
 
@@ -153,11 +152,16 @@ def _devices(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield PROBLEM, f"{name} cannot run a jitted computation: {device['error']}"
     if "error" in answer:
         yield PROBLEM, f"JAX does not work: {answer['error']}"
-    platforms, chosen = {device["platform"] for device in devices}, os.environ.get("JAX_PLATFORMS")
+    yield from _unused({device["platform"] for device in devices}, answer.get("said", ""))
+
+
+def _unused(platforms: set[str], said: str) -> Iterator[tuple[str, str]]:
+    """Yields the accelerators that JAX does not use, and why."""
+    chosen = os.environ.get("JAX_PLATFORMS")
     for name, exists, reason, same in accelerators.ACCELERATORS:
         if not platforms & same and exists():
             hidden = chosen and not set(chosen.split(",")) & same
-            why = f"JAX_PLATFORMS={chosen} hides it" if hidden else reason(answer.get("said", ""))
+            why = f"JAX_PLATFORMS={chosen} hides it" if hidden else reason(said)
             yield NOTE, f"there is {name}, and JAX does not use it: {why}"
 
 

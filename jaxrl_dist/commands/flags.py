@@ -149,6 +149,12 @@ class _Flag(NamedTuple):
     again: bool = False
     """Whether it may be repeated, with further values."""
 
+    def texts(self, given: str, values: list[str]) -> list[str]:
+        """Returns what it says with the values behind it, of which it leaves those that are too many."""
+        if not values and self.without is None:
+            raise ConfigError(f"{given} needs a value")
+        return values[: self.most] or self.without or []
+
 
 def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
     """Reads arguments, and returns the given values by field, in the order of ``hints``.
@@ -169,9 +175,7 @@ def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = 
         earlier = typed.setdefault(taken.field, spelling)
         if taken.field in texts and not taken.again:
             raise ConfigError(f"{given} is given twice" if earlier == spelling else f"{given} contradicts {earlier}")
-        if not values and taken.without is None:
-            raise ConfigError(f"{given} needs a value")
-        texts.setdefault(taken.field, []).extend(values[: taken.most] or taken.without or [])
+        texts.setdefault(taken.field, []).extend(taken.texts(given, values))
         loose += [(value, given, taken.most) for value in values[taken.most :]]
     texts |= _by_place(loose, [argument for spelling, argument in known.items() if not spelling.startswith("-")])
     return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}

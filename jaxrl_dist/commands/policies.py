@@ -46,8 +46,8 @@ def names_policies(args: Sequence[str]) -> bool:
     return (value is not None or FLAG in args) and (args[0].startswith("-") or "=" in (value or ""))
 
 
-def parse(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the algorithms by policy, as ``Train`` takes them, and the values of its other fields.
+def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Returns the algorithms' names, the algorithms by policy as ``Train`` takes them, and the values of other fields.
 
     Raises:
       ConfigError: a policy is named twice, has no algorithm or no agents, or a flag is wrong.
@@ -72,11 +72,12 @@ def parse(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     fields = _of_run(rest, algorithms)
     if "config" in fields:
         raise ConfigError(f"--config {fields['config']} names the algorithms, and so does {FLAG}: remove one of them")
-    return parts, {**fields, "policies": agents}
+    names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm in algorithms.values())
+    return "+".join(names), parts, {**fields, "policies": agents}
 
 
 def changed(parts: Mapping[str, Train[Any]], args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As ``parse``, for the policies of a stored run.
+    """Returns the algorithms by policy, and the values of other fields, of a stored run with changes.
 
     Raises:
       ConfigError: a flag is wrong.

@@ -66,9 +66,7 @@ def parse(args: Sequence[str]) -> Request:
       SystemExit: with code 0, after printing help.
     """
     if policies.names_policies(args):
-        parts, fields = policies.parse(args)
-        names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm, _ in parts.values())
-        return Request("+".join(names), parts, fields)
+        return Request(*policies.parse(args))
     first, args = _algorithm(args)
     wants_help, everything = flags.wants_help(args), "--help-all" in args
     args = [arg for arg in args if arg not in flags.HELP]

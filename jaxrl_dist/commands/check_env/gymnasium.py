@@ -58,8 +58,8 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     check.ends(player.lengths, player.both)
     twin = _Player(check, make(), mask)
     _check_seeds(check, player, twin, played)
-    for env in (player.env, twin.env):
-        check.call("close", env.close)
+    check.call("close", player.env.close)
+    check.call("close", twin.env.close)
 
 
 def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Step]) -> None:

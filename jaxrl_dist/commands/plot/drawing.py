@@ -60,14 +60,15 @@ def curves(groups: Sequence[Group], lines: Mapping[str, Curve], metric: str, axi
     names = env_names(groups)
     fig, axes = figure(width, len(names))
     panels = dict(zip(names, axes, strict=True))
+    seeds = dict.fromkeys(style, 0)
     for group in groups:
         band(panels[group.env], [lines[run] for run in group.runs], **style[group.label])
+        seeds[group.label] = max(seeds[group.label], len(group.runs))
     for env, ax in panels.items():
         ax.set_xlabel(axis)
         if len(names) > 1:
             ax.set_title(names[env], fontsize=9, parse_math=False)
     axes[0].set_ylabel(metric, parse_math=False)
-    seeds = {label: max(len(group.runs) for group in groups if group.label == label) for label in style}
     _legend(fig, style, width, {label: f" ({count} seeds)" for label, count in seeds.items() if count > 1})
     return fig
 

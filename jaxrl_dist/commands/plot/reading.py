@@ -105,6 +105,11 @@ class Group(NamedTuple):
     runs: list[str]
     """Their directories."""
 
+    def ends(self, curves: Mapping[str, Curve]) -> tuple[float, float]:
+        """Returns where the first and the last of its curves end."""
+        ends = [float(curves[name].x[-1]) for name in self.runs]
+        return min(ends), max(ends)
+
 
 class NoValueError(ConfigError):
     """A run has no value of the metric, or none yet."""
