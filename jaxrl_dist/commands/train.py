@@ -148,7 +148,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
 def _left(run: Run, last: Report) -> str:
     """Says how to do what a stopped run has left undone; "": nothing is."""
     if last.ended_by is None:
-        return f"`{run.resume_command()}` goes on from {last.env_steps} env steps"
+        return f"`{run.resume_command()}` continues from {last.env_steps} env steps"
     if run.config.evaluation_episodes and not last.evaluation:
         return f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}` works"
     return ""
@@ -189,5 +189,5 @@ def _goes_on(run: Run) -> str:
     thread.start()
     thread.join(1.0)  # its disk may hang, and must not keep the process
     if newest:
-        return f"nothing after {max(newest)} env steps is saved, and `{run.resume_command()}` goes on from there"
+        return f"nothing after {max(newest)} env steps is saved, and `{run.resume_command()}` continues from there"
     return "" if thread.is_alive() else "the run has saved no checkpoint"

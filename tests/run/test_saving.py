@@ -412,7 +412,7 @@ def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
     for env_steps in (20, 60):
         (tmp_path / "checkpoints" / f"{env_steps:012d}").mkdir()
     assert train._goes_on(run) == (
-        f"nothing after 60 env steps is saved, and `jaxrl-dist resume {tmp_path}` goes on from there"
+        f"nothing after 60 env steps is saved, and `jaxrl-dist resume {tmp_path}` continues from there"
     )
 
 
