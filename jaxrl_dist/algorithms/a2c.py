@@ -7,7 +7,8 @@ from typing import Any
 
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
-from jaxrl_dist.checks import check_range, check_used
+from jaxrl_dist.checks import check_used
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.types import Algorithm, EnvSpec
 
 
@@ -15,17 +16,15 @@ from jaxrl_dist.types import Algorithm, EnvSpec
 class A2C(ActorCriticConfig, learning_rate=7e-4):
     """Advantage actor-critic (Mnih et al. 2016): one RMSProp update per rollout."""
 
-    rms_decay: float = 0.99
+    rms_decay: float = setting(0.99, low=0, high=1)
     """Decay of RMSProp's running mean of squared gradients (section 8 of the supplement)."""
-    rms_epsilon: float = 1e-5
+    rms_epsilon: float = setting(1e-5, above=0)
     """Added to the mean of squared gradients, under the root (section 4.5)."""
-    gae_lambda: float = 1.0
+    gae_lambda: float = setting(1.0, low=0, high=1)
     """Decay of generalised advantage estimation: 1 is the paper's n-step return to the end of the rollout."""
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "rms_epsilon", above=0)
-        check_range(self, "gae_lambda", "rms_decay", low=0, high=1)
         own = self.optimizer is None
         check_used(self, "rms_decay", "rms_epsilon", there=own, needed="A2C's own RMSProp, which --optimizer replaces")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
@@ -19,22 +19,16 @@ from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Time
 class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig, NoiseConfig):
     """Flags of actor-critic learning."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = setting(1e-3, above=0)
     """Step size of the optimiser."""
-    discount: float = 0.99
+    discount: float = setting(0.99, low=0, high=1)
     """Discount factor of future rewards."""
-    value_coefficient: float = 0.5
+    value_coefficient: float = setting(0.5, low=0)
     """Weight of the value loss."""
-    entropy_coefficient: float = 0.01
+    entropy_coefficient: float = setting(0.01, low=0)
     """Weight of the entropy bonus."""
-    max_gradient_norm: float = 0.5
+    max_gradient_norm: float = setting(0.5, above=0)
     """Largest global norm of a gradient; larger gradients are scaled down."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "learning_rate", "max_gradient_norm", above=0)
-        check_range(self, "discount", low=0, high=1)
-        check_range(self, "value_coefficient", "entropy_coefficient", low=0)
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.es import ES, horizon
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp
 from jaxrl_dist.types import EnvSpec
 
@@ -18,12 +18,8 @@ class ARS(ES, hidden_sizes=(), learning_rate=0.02, noise_std=0.03, weight_decay=
 
     own_optimizer: ClassVar[str] = "sgd"
 
-    top_fraction: float = 0.5
+    top_fraction: float = setting(0.5, above=0, high=1)
     """Fraction of the directions that an update uses, those with the largest returns (b / N in algorithm 2)."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "top_fraction", above=0, high=1)
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from jaxrl_dist.algorithms import exploration, presets, sequences
 from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
-from jaxrl_dist.checks import MAX_SIZE, check_range, check_used, flag
+from jaxrl_dist.checks import MAX_SIZE, check_used, flag
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
@@ -27,23 +28,23 @@ class DQN(
 ):
     """Deep Q-learning (Mnih et al. 2015); Rainbow's extensions (Hessel et al. 2018) are options."""
 
-    target_period: int = 250
+    target_period: int = setting(250, low=1)
     """Updates between copies of the parameters to the target network."""
-    epsilon_start: float = 1.0
+    epsilon_start: float = setting(1.0, low=0, high=1)
     """Probability of a random action at the start."""
-    epsilon_end: float = 0.01
+    epsilon_end: float = setting(0.01, low=0, high=1)
     """Probability of a random action after ``epsilon_steps``."""
-    epsilon_steps: int = 10_000
+    epsilon_steps: int = setting(10_000, low=0)
     """Env steps over which epsilon falls linearly."""
     epsilon_ladder: bool = False
     """Give each environment its own constant epsilon (Horgan et al. 2018, Ape-X)."""
-    epsilon_base: float = 0.4
+    epsilon_base: float = setting(0.4, low=0, high=1)
     """Largest epsilon of the ladder."""
-    epsilon_exponent: float = 7.0
+    epsilon_exponent: float = setting(7.0, low=0, high=MAX_SIZE)
     """The smallest epsilon of the ladder is ``epsilon_base ** (1 + epsilon_exponent)``, by default 0.00066."""
     ez_greedy: bool = False
     """Repeat each random action, mostly for a step or two and seldom for hundreds (Dabney et al. 2021)."""
-    max_gradient_norm: float = 10.0
+    max_gradient_norm: float = setting(10.0, above=0)
     """Largest global norm of a gradient; larger gradients are scaled down."""
     td_loss: Literal["huber", "squared"] = "squared"
     """Loss of the temporal-difference error: squared, or linear beyond 1 as for Atari's clipped rewards. With larger
@@ -55,11 +56,11 @@ class DQN(
     rescale_values: bool = False
     """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which compresses large values (Pohlen et al.
     2018; Kapturowski et al. 2019, section 2.3)."""
-    num_atoms: int = 1
+    num_atoms: int = setting(1, low=1)
     """Atoms of the return distribution (Bellemare et al. 2017, C51: 51); 1: only its mean."""
-    value_min: float = -10.0
+    value_min: float = setting(-10.0, low=-1e9, high=1e9)
     """Return of the lowest atom."""
-    value_max: float = 10.0
+    value_max: float = setting(10.0, low=-1e9, high=1e9)
     """Return of the highest atom."""
     noisy: bool = False
     """Explore with noisy layers (Fortunato et al. 2018), in addition to epsilon."""
@@ -71,12 +72,6 @@ class DQN(
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "max_gradient_norm", above=0)
-        check_range(self, "epsilon_start", "epsilon_end", "epsilon_base", low=0, high=1)
-        check_range(self, "epsilon_exponent", low=0, high=MAX_SIZE)
-        check_range(self, "target_period", "num_atoms", low=1)
-        check_range(self, "epsilon_steps", low=0)
-        check_range(self, "value_min", "value_max", low=-1e9, high=1e9)
         check_used(self, "td_loss", there=self.num_atoms == 1, needed="--num-atoms 1")
         check_used(self, "value_min", "value_max", there=self.num_atoms > 1, needed="--num-atoms above 1")
         annealed = not self.epsilon_ladder

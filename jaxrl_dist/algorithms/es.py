@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from jaxrl_dist.algorithms import presets
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, mesh, networks, observations, optax, perturbation, returns, rng
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
@@ -22,17 +22,13 @@ class ES(TorsoConfig, OptimizerConfig):
 
     own_optimizer: ClassVar[str] = "adam"
 
-    learning_rate: float = 0.01
+    learning_rate: float = setting(0.01, above=0)
     """Step size of the optimiser (the authors' code, configurations/humanoid.json)."""
-    noise_std: float = 0.02
+    noise_std: float = setting(0.02, above=0)
     """Standard deviation of the noise on the parameters (same source)."""
     weight_decay: float | None = 0.25
     """Multiple of the parameters that is added to the gradient before Adam: the source's 0.005 divided by its
     ``noise_std``, because its gradient is not divided by that."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "learning_rate", "noise_std", above=0)
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:

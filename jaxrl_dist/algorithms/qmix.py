@@ -9,7 +9,8 @@ from typing import ClassVar, Literal, NamedTuple
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
-from jaxrl_dist.checks import check_range, check_used, flag
+from jaxrl_dist.checks import check_used, flag
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, spaces
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
@@ -26,14 +27,13 @@ class QMIX(DQN, n_step=1):
 
     mixer: Literal["qmix", "vdn"] = "qmix"
     """How to combine agents' values into the team's: a mixing network, or their sum (VDN, Sunehag et al. 2017)."""
-    mixing_size: int = 32
+    mixing_size: int = setting(32, low=1, high=2**16)
     """Units of the mixing network (Rashid et al. 2018, appendix C)."""
 
     joint: ClassVar[bool] = True  # the agents of an environment act as one: see ``envs.groups``
 
     def validate(self) -> None:
         super().validate()
-        check_range(self, "mixing_size", low=1, high=2**16)
         check_used(self, "mixing_size", there=self.mixer == "qmix", needed="--mixer qmix")
         others = {"num_atoms": 1, "noisy": False, "parameter_noise": False, "core": "none"}
         for name, value in others.items():

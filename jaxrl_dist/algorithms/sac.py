@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms import exploration, presets, sequences
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
-from jaxrl_dist.checks import check_range
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
@@ -29,21 +29,15 @@ class SAC(
 
     learning_rate: float = 1e-3
     """Step size of the optimiser for the critics and the temperature."""
-    actor_learning_rate: float = 3e-4
+    actor_learning_rate: float = setting(3e-4, above=0)
     """Step size of the optimiser for the actor."""
-    target_rate: float = 0.005
+    target_rate: float = setting(0.005, above=0, high=1)
     """Fraction by which each update moves the target critics towards the critics (table 1)."""
-    temperature: float | None = None
+    temperature: float | None = setting(None, above=0)
     """Weight of the entropy; None: learned, so that the entropy approaches its target (section 5)."""
-    target_entropy: float | None = None
+    target_entropy: float | None = setting(None, low=-1e6, high=1e6)
     """Target entropy in nats; None: minus the number of action components, which are scaled to -1 .. 1 (table 1), or
     0.5 log n for n legal discrete actions."""
-
-    def validate(self) -> None:
-        super().validate()
-        check_range(self, "actor_learning_rate", "temperature", above=0)
-        check_range(self, "target_rate", above=0, high=1)
-        check_range(self, "target_entropy", low=-1e6, high=1e6)
 
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:

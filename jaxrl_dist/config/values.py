@@ -31,6 +31,7 @@ class Marks(NamedTuple):
     low: float | None = None
     high: float | None = None
     above: float | None = None
+    below: float | None = None
     """Bounds of a number, as for ``checks.check_range``."""
     needs: str | None = None
     """The field without which this one does nothing."""
@@ -55,7 +56,7 @@ class Marks(NamedTuple):
 
 
 def setting(default: Any = dataclasses.MISSING, **marks: Any) -> Any:
-    """Declares a field of a run, with its ``Marks``."""
+    """Declares a field of a run or a hyperparameter, with its ``Marks``."""
     own = Marks(**marks)
     metadata = {Marks: own}
     if default == {}:
@@ -76,20 +77,21 @@ def marked(kind: Any, **marks: Any) -> tuple[str, ...]:
 
 
 def check_declared(config: Any) -> None:
-    """Checks that numbers are within the bounds of their declarations, and that fields have what they need.
+    """Checks that numbers are within the bounds that any base class declares, and that fields have what they need.
 
     Raises:
       ConfigError: a number is out of range; the message names its flag.
       UnusedError: a field does nothing.
     """
-    fields = {field.name: (str(field.type), marks_of(field)) for field in dataclasses.fields(config)}
+    every = (x for base in type(config).__mro__[::-1] for x in vars(base).get("__dataclass_fields__", {}).values())
+    fields = {x.name: (str(x.type), marks_of(x)) for x in every if Marks in x.metadata}
     for name, (kind, own) in fields.items():
         if re.search(r"\b(int|float)\b", kind):
-            check_range(config, name, low=own.low, high=own.high, above=own.above)
+            check_range(config, name, low=own.low, high=own.high, above=own.above, below=own.below)
     for name, (_, own) in fields.items():
         if own.needs is not None:
             needed = getattr(config, own.needs)
-            unfilled = needed is None and fields[own.needs][1].without_preset is not None
+            unfilled = needed is None and own.needs in fields and fields[own.needs][1].without_preset is not None
             check_used(config, name, there=unfilled or bool(needed), needed=flag(own.needs))
 
 
@@ -317,14 +319,14 @@ class Inherits(Named):
         return super().__new__(cls, **fields)
 
     def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range; subclasses check their fields and call this."""
+        """Raises ``ConfigError`` as ``check_declared`` does; subclasses check what a declaration cannot say, too."""
+        check_declared(self)
 
     def __init_subclass__(cls, **defaults: Any) -> None:
         """Raises ``TypeError`` if a default names no inherited field."""
         super().__init_subclass__()
-        hints: dict[str, Any] = {}  # those of the bases: the class's own fields are added later
-        for base in reversed(cls.__bases__) if defaults else ():
-            hints |= get_type_hints(base, include_extras=True)
+        bases = reversed(cls.__bases__) if defaults else ()  # the class's own fields are added later
+        hints = dict(hint for base in bases for hint in get_type_hints(base, include_extras=True).items())
         for name, default in defaults.items():
             if name not in hints:
                 raise TypeError(f"{cls.__name__} inherits no field {name!r}")
