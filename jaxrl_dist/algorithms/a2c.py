@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config.values import setting
@@ -27,11 +25,6 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
         super().validate()
         own = self.optimizer is None
         check_used(self, "rms_decay", "rms_epsilon", there=own, needed="A2C's own RMSProp, which --optimizer replaces")
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("a2c", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)

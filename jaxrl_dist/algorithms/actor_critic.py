@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
+from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
@@ -16,7 +17,7 @@ from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Time
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticConfig(NetworkConfig, CriticConfig, OptimizerConfig, NoiseConfig):
+class ActorCriticConfig(TablePresets, NetworkConfig, CriticConfig, OptimizerConfig, NoiseConfig):
     """Flags of actor-critic learning."""
 
     learning_rate: float = setting(1e-3, above=0)

@@ -26,10 +26,10 @@ class APPO(PPO):
     clip_c: float = setting(1.0, above=0)
     """Largest importance weight along a trace (c-bar of V-trace)."""
 
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
+    @classmethod
+    def preset(cls, spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        return {**PPO.preset(spec), "plan": "asynchronous"}
+        return {**super().preset(spec), "plan": "asynchronous"}
 
     def estimate(self, net: ActorCritic, variables: Variables, rollout: Rollout) -> tuple[jax.Array, jax.Array]:
         distribution, values = net.unroll(variables.params, rollout)

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from jaxrl_dist.algorithms import exploration, presets, sequences
+from jaxrl_dist.algorithms import exploration, sequences
+from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_used, flag
 from jaxrl_dist.config.values import setting
@@ -18,6 +19,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 @dataclasses.dataclass(frozen=True)
 class DQN(
+    TablePresets,
     ReplayConfig,
     hidden_sizes=(128, 128),
     activation="relu",
@@ -100,11 +102,6 @@ class DQN(
         if not self.rescale_values:
             return reward + discount * value
         return returns.rescale(reward + discount * returns.unscale(value))
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("dqn", spec)
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:

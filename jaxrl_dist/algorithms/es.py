@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from jaxrl_dist.algorithms import presets
+from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, mesh, networks, observations, optax, perturbation, returns, rng
 from jaxrl_dist.nn.config import TorsoConfig
@@ -14,7 +14,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 @dataclasses.dataclass(frozen=True)
-class ES(TorsoConfig, OptimizerConfig):
+class ES(TablePresets, TorsoConfig, OptimizerConfig):
     """Evolution strategies (Salimans et al. 2017): antithetic pairs of perturbed policies, compared by their returns.
 
     Each environment acts with a separate policy, so ``num_envs`` is the population.
@@ -30,10 +30,10 @@ class ES(TorsoConfig, OptimizerConfig):
     """Multiple of the parameters that is added to the gradient before Adam: the source's 0.005 divided by its
     ``noise_std``, because its gradient is not divided by that."""
 
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
+    @classmethod
+    def preset(cls, spec: EnvSpec) -> dict[str, Any]:
         """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("es", spec) | {"rollout_length": horizon(spec)}
+        return super().preset(spec) | {"rollout_length": horizon(spec)}
 
     def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the weights ``[N]`` of the environments' noise, given their returns, and which count, ``[N]`` bool.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp, returns
@@ -27,11 +25,6 @@ class IMPALA(ActorCriticConfig):
     """Largest importance weight of a value error and of the policy's gradient (rho-bar of equation 1)."""
     clip_c: float = setting(1.0, above=0)
     """Largest importance weight along a trace (c-bar of equation 1)."""
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("impala", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         net = actor_critic(self, spec)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_dist.algorithms import presets
 from jaxrl_dist.algorithms.actor_critic import ActorCritic, ActorCriticConfig, actor_critic
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp, mesh, returns
@@ -37,11 +36,6 @@ class PPO(ActorCriticConfig):
     """Stop learning from a rollout once its approximate KL divergence exceeds 1.5 times this (Stable-Baselines3)."""
     normalize_advantages: bool = True
     """Shift the advantages of each rollout to mean 0 and divide them by their standard deviation (at least 0.01)."""
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("ppo", spec)
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from jaxrl_dist.algorithms import presets
+from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import num_actions
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
@@ -15,7 +14,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 @dataclasses.dataclass(frozen=True)
-class PQN(TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
+class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="relu", layer_norm=True):
     """Parallelised Q-network (Gallici et al. 2024): Q(lambda) without replay or target network.
 
     Layer normalisation keeps learning stable instead (section 3).
@@ -39,11 +38,6 @@ class PQN(TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), activation="rel
     """Env steps over which epsilon falls linearly."""
     max_gradient_norm: float = setting(10.0, above=0)
     """Largest global norm of a gradient; larger gradients are scaled down."""
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("pqn", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)

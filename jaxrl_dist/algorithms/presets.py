@@ -62,6 +62,19 @@ def row(algorithm: str, spec: EnvSpec) -> dict[str, Any]:
     return {flag: value for name in names for flag, value in TABLE[algorithm].get(name, {}).items()}
 
 
+class TablePresets:
+    """The presets of an algorithm of this package."""
+
+    @classmethod
+    def preset(cls, spec: EnvSpec) -> dict[str, Any]:
+        """Returns the flags that differ from the defaults for this kind of environment.
+
+        They are the rows of the algorithm's name in ``TABLE``; one that has none takes those of its base class.
+        """
+        names = (base.__name__.lower() for base in cls.__mro__ if base.__module__.rpartition(".")[0] == __package__)
+        return next((row(name, spec) for name in names if name in TABLE), {})
+
+
 # fmt: off
 TABLE: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {

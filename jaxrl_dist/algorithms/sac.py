@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_dist.algorithms import exploration, presets, sequences
+from jaxrl_dist.algorithms import exploration, sequences
+from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
@@ -18,6 +19,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 @dataclasses.dataclass(frozen=True)
 class SAC(
+    TablePresets,
     ReplayConfig,
     CriticConfig,
     NoiseConfig,
@@ -38,11 +40,6 @@ class SAC(
     target_entropy: float | None = setting(None, low=-1e6, high=1e6)
     """Target entropy in nats; None: minus the number of action components, which are scaled to -1 .. 1 (table 1), or
     0.5 log n for n legal discrete actions."""
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("sac", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         kind = _discrete(self, spec) if isinstance(spec.action, spaces.Discrete) else _continuous(self, spec)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
-from jaxrl_dist.algorithms import exploration, presets, sequences
+from jaxrl_dist.algorithms import exploration, sequences
+from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, replay_of, transitions
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
@@ -16,7 +17,9 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000):
+class TD3(
+    TablePresets, ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu", replay_capacity=1_000_000
+):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)."""
 
     learning_rate: float = 1e-3
@@ -44,11 +47,6 @@ class TD3(ReplayConfig, CriticConfig, hidden_sizes=(256, 256), activation="relu"
         super().validate()
         if self.noise == "parameter" and self.core != "none":
             raise ConfigError("--noise parameter does not work with --core: leave one of them out")
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return presets.row("td3", spec)
 
     def make(self, spec: EnvSpec) -> Algorithm:
         scale = ActionScale.of(self, spec)
