@@ -12,26 +12,9 @@ from typing import Any
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.errors import ConfigError
 
-ALGORITHMS = {
-    "ppo": "PPO",
-    "a2c": "A2C",
-    "pg": "PG",
-    "impala": "IMPALA",
-    "appo": "APPO",
-    "dqn": "DQN",
-    "rainbow": "Rainbow",
-    "pqn": "PQN",
-    "r2d2": "R2D2",
-    "qmix": "QMIX",
-    "ddpg": "DDPG",
-    "td3": "TD3",
-    "sac": "SAC",
-    "es": "ES",
-    "ars": "ARS",
-}
+_CLASSES = "PPO A2C PG IMPALA APPO DQN Rainbow PQN R2D2 QMIX DDPG TD3 SAC ES ARS"
+ALGORITHMS = {name.lower(): name for name in _CLASSES.split()}
 """The module and the config class of each algorithm."""
-
-
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "apex": (
         "dqn",  # Horgan et al. (2018), sections 4.1 and appendix C, at the size of one host
