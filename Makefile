@@ -18,7 +18,7 @@ train: .venv/installed  ## train PPO on CartPole; more flags in ARGS, as in: mak
 test: lint  ## lint, then the fast tests: the check of every change
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15
 
-cases: .venv/installed-test  ## the tests that take seconds and that `make test` leaves out, as tests/slow.py names them
+cases: .venv/installed-test  ## the tests that take seconds and that `make test` leaves out: those marked case
 	$(BIN)/python -m pytest -m case -n 2 --dist worksteal --durations=15
 
 slow: .venv/installed-test  ## all tests that `make test` leaves out, among them those that learn to published scores

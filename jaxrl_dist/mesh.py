@@ -214,7 +214,7 @@ class Program:
                     began = time.perf_counter()
                     self._compiled = self.lower(*args).compile()
                     if self._spans:  # other processes may compile for longer than its collectives would wait
-                        peers.gather(None, "a compiled program")
+                        peers.all_gather(None, "a compiled program")
                     self.compile_seconds = time.perf_counter() - began
         return self._compiled(*args)
 

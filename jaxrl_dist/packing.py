@@ -20,7 +20,7 @@ LARGEST = 2**20
 """Arrays of more bytes are not packed: their kernels run for longer than they take to start."""
 
 
-def pays_on(device: jax.Device) -> bool:
+def starts_kernel_per_array(device: jax.Device) -> bool:
     """Returns whether a device starts a kernel for each array: GPUs do."""
     return bool(device.platform == "gpu")
 

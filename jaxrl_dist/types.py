@@ -100,7 +100,7 @@ class Rollout(NamedTuple):
     final_core: PyTree  # [B, ...]     policy state after step T - 1, for the bootstrap
 
     @property
-    def seen(self) -> PyTree:
+    def obs_before(self) -> PyTree:
         """The observations ``[T, B, ...]`` that the actions respond to."""
         import jax
 
@@ -243,7 +243,7 @@ class Algorithm:
     """``(params, target, updates) -> target`` after each update: periodic copy, Polyak average; default: keep."""
     initial_target: Callable[[PyTree], PyTree] = lambda params: ()
     """``(params) -> target``; default: no target."""
-    observe: Callable[[Variables, Rollout, Context], PyTree] | None = None
+    update_stats: Callable[[Variables, Rollout, Context], PyTree] | None = None
     """``(variables, rollout, context) -> stats`` after each rollout; sums are ``mesh.global_sum``. None: keeps none."""
     initial_core: Callable[[int], PyTree] = lambda num_envs: ()
     """``(num_envs) -> core [num_envs, ...]`` at the start of an episode (recurrent state, per-env constants)."""
@@ -260,9 +260,9 @@ class Algorithm:
     trains: bool = True
     """Whether it learns; of one that does not, only the functions that act are called."""
 
-    def observed(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+    def updated_stats(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         """Returns the running statistics after a rollout."""
-        return variables.stats if self.observe is None else self.observe(variables, rollout, context)
+        return variables.stats if self.update_stats is None else self.update_stats(variables, rollout, context)
 
 
 class TrainState(NamedTuple):
@@ -294,7 +294,7 @@ class Learner(NamedTuple):
     """``(state, key) -> (state, metrics)``: an iteration's updates from what the memory holds; None without one."""
     cut: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
-    midway: Callable[[PyTree], PyTree] = lambda memory: memory
+    start_mid_episode: Callable[[PyTree], PyTree] = lambda memory: memory
     """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
     parts: tuple[tuple[str, Learner], ...] = ()
     """The name and learner of each policy; empty for the learner of one of them."""

@@ -266,7 +266,11 @@ def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
         case: dict[str, Any] = {}
         for mark, values in zip(marks, chosen, strict=True):
             names = [name.strip() for name in mark.args[0].split(",")]
-            case |= zip(names, values if len(names) > 1 else [values], strict=True)
+            if hasattr(values, "marks"):  # of pytest.param
+                values = values.values
+            elif len(names) == 1:
+                values = [values]
+            case |= zip(names, values, strict=True)
         yield case
 
 

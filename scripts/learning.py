@@ -447,8 +447,6 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         "  training episodes rise to 100 or 200 and fall again. SB3 2.9.2's A2C with RL Zoo's flags had greedy",
         "  returns of 43 and -40 on Gymnasium's LunarLander-v3 here, after 200,000 steps, where RL Zoo publishes 156.",
         "  `ppo` and `dqn` learn to land, and so does `appo`, one of whose three seeds ends at 192.",
-        "- **VDN on MPE_simple_spread**: in one of three seeds the values rise above 0 after 160,000 env steps, where",
-        "  no reward is. With `--layer-norm` that seed returned -16.2. The cause is not known.",
         "- **DQN on EnvPool's CartPole**: one of five seeds ends at 177. Its training episodes, with 5 % random",
         "  actions, return as much as those of the others.",
         "- **IMPALA on MinAtar's Breakout**: training episodes, which sample their actions, return 34; the greedy",

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import pytest
-import slow
 from jax._src import compilation_cache
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
@@ -88,19 +87,11 @@ def optimized() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the cases of ``slow.CASES``, each of which must be a test: ``make cases`` runs these, ``make slow`` too."""
-    names = [item.nodeid.removeprefix("tests/") for item in items]
-    whole_files = (
-        set() if any("::" in argument for argument in config.args) else {name.split("::")[0] for name in names}
-    )
-    for case in slow.CASES:
-        matches = [item for item, name in zip(items, names, strict=True) if name.startswith(case)]
-        if not matches and case.split("::")[0] in whole_files:
-            raise pytest.UsageError(f"tests/slow.py names {case}, which is no test")
-        for item in matches:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each case is slow, too."""
+    for item in items:
+        if item.get_closest_marker("case"):
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.case)
 
 
 # --- How long it takes ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.source import EnvSource, find
-from jaxrl_dist.learners.policies import together
+from jaxrl_dist.learners.policies import combined_learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.ring import Memory
 from jaxrl_dist.plans.job import Job
@@ -171,7 +171,7 @@ def make_job(
     return Job(
         config=Train(None, plan="on_device", **sizes, **steps, seed=seed),
         algorithm={"": algorithm},
-        learner=together({"": learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices)}),
+        learner=combined_learner({"": learner_of(algorithm, source.spec, num_envs, rollout_length, num_devices)}),
         source=source,
         mesh=make_mesh(num_devices),
         pool=pool or PoolOptions(),

@@ -8,8 +8,11 @@ import functools
 import io
 import json
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from jaxrl_dist import cli
 
@@ -28,6 +31,12 @@ ENVPOOL = f"a2c --env envpool:Pendulum-v1 {TINY} --normalize-observations"
 RECURRENT = (
     f"pg --env Pendulum-v1 {TINY} --plan synchronous --core gru --core-size 8 --normalize-observations --scale-rewards"
 )
+
+
+def cases(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Parameters of a test: ``make test`` runs those that are kept, and the others are cases."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.case) for value in values]
+
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="jaxrl-dist-tests-")
 atexit.register(_FOLDER.cleanup)

@@ -391,8 +391,8 @@ def run(*args: str, cwd: Path, script: str | None = None) -> subprocess.Complete
         ("train ppo --env CartPole-v1 --sed 3", None, 2),
         ("ppo --env CartPole-v1 --num-envs 0", "train.py", 2),
         ("evaluate nowhere", None, 2),
-        ("ppo --env CartPol-v1", "train.py", 5),
-        ("train ppo --env CartPole-v1 --num-minibatches 7", None, 5),
+        pytest.param("ppo --env CartPol-v1", "train.py", 5, marks=pytest.mark.case),
+        pytest.param("train ppo --env CartPole-v1 --num-minibatches 7", None, 5, marks=pytest.mark.case),
     ],
     ids=["flag", "script", "directory", "environment", "sizes"],
 )
@@ -589,6 +589,7 @@ def test_a_signal_before_anything_is_begun_leaves_nothing(stopped: Callable[[str
     assert code == 143 and lines[-1].startswith("jaxrl-dist: error: interrupted")
 
 
+@pytest.mark.case  # full; test_a_reader_that_has_enough_is_no_error
 @pytest.mark.parametrize("where", ["full", "closed"])
 def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jaxrl_dist.cli", "train", *runs.CARTPOLE.split(), "--run-dir", "x"]
@@ -650,6 +651,7 @@ def test_an_error_in_an_actor_is_one_line_after_its_traceback(
     assert err.count("Traceback") == 1 and "Traceback" not in out
 
 
+@pytest.mark.case  # test_ctrl_c_ends_a_run_cleanly; what hangs is in envs/test_gymnasium.py
 def test_ctrl_c_ends_a_run_whose_environments_hang(tmp_path: Path) -> None:
     command = f"{THREADS} --env faulty:hanging --env-options after=40 --run-dir {tmp_path}/x"
     process = subprocess.Popen([sys.executable, "-m", "jaxrl_dist.cli", *command.split()], **FAULTY)

@@ -58,6 +58,7 @@ def test_the_documented_algorithm_is_short() -> None:
     assert len(blocks("docs/adding-an-algorithm.md")[0].splitlines()) <= 60
 
 
+@pytest.mark.case  # algorithms/test_own_algorithm.py
 def test_the_documented_algorithm_can_be_tried_by_hand(example: types.ModuleType) -> None:
     algorithm = example.RWR(hidden_sizes=(4,)).make(spec())
     variables = algorithm.init(jax.random.key(0))
@@ -68,6 +69,7 @@ def test_the_documented_algorithm_can_be_tried_by_hand(example: types.ModuleType
     assert names["batch"]["weight"].shape == (15,)
 
 
+@pytest.mark.case  # test_the_readme_s_python_runs
 def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     module = types.ModuleType("documented_change")
     sys.modules[module.__name__] = module
@@ -87,6 +89,7 @@ def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     ).preset
 
 
+@pytest.mark.case  # test_the_documented_algorithm_can_be_tried_by_hand
 def test_the_documented_algorithm_learns_and_loads(example: types.ModuleType, tmp_path: Path) -> None:
     sizes = {"total_env_steps": 60_000, "evaluation_episodes": 20, "num_devices": 1, "run_dir": str(tmp_path / "run")}
     config = jaxrl_dist.Train(example.RWR(), env="CartPole-v1", **sizes)
@@ -107,6 +110,7 @@ def curious(folder: Path, **fields: Any) -> list[Report]:
     return list(jaxrl_dist.train(jaxrl_dist.preset(from_file(str(file)), "DeepSea-bsuite", num_devices=1, **fields)))
 
 
+@pytest.mark.case  # test_the_documented_change_of_ppo_adds_its_penalty
 def test_the_documented_bonus_falls_where_the_policy_has_been(tmp_path: Path) -> None:
     sizes = {"hidden_sizes": (16,), "evaluation_episodes": 0}
     reports = curious(tmp_path, total_env_steps=10_000, report_interval=1_000, **sizes)
@@ -146,6 +150,7 @@ def test_the_documented_bonus_finds_the_treasure(tmp_path: Path) -> None:
     assert last.evaluation is not None and last.evaluation["return_mean"] > 0.9
 
 
+@pytest.mark.case  # test_the_documented_algorithm_learns_and_loads
 def test_the_documented_algorithm_runs_everywhere(example: types.ModuleType) -> None:
     kinds = [
         {"env": "envpool:CartPole-v1"},
@@ -299,6 +304,7 @@ def test_the_page_of_what_was_learnt_is_that_of_the_results() -> None:
 # --- The tutorial -------------------------------------------------------------------------------------
 
 
+@pytest.mark.case  # test_the_readme_s_python_runs
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """From its first line to its last, with fewer steps on one device."""
     monkeypatch.chdir(tmp_path)
@@ -363,6 +369,7 @@ def rows(page: Path) -> list[list[str]]:
     return [[html.unescape(re.sub("<[^>]+>", "", cell)).strip() for cell in row] for row in cells]
 
 
+@pytest.mark.case  # `make docs` builds the site
 def test_the_site_needs_no_network(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
@@ -375,6 +382,7 @@ def test_the_site_needs_no_network(site: Path) -> None:
         assert not re.search(r"\{\{ \w", text), page
 
 
+@pytest.mark.case  # `make docs` builds the site
 def test_the_reference_has_every_field_of_every_record(site: Path) -> None:
     page = (site / "api" / "types.html").read_text(encoding="utf-8")
     for kind in (jaxrl_dist.types.Aux, jaxrl_dist.types.Variables, jaxrl_dist.types.TrainState):
@@ -384,6 +392,7 @@ def test_the_reference_has_every_field_of_every_record(site: Path) -> None:
     assert all(f'.{name}"' in public for name in ("train", "resume", "preset", "display", "Policy", "CheckpointError"))
 
 
+@pytest.mark.case  # `make docs` builds the site
 def test_each_notebook_is_a_page_with_its_pictures(site: Path) -> None:
     for notebook in (runs.ROOT / "notebooks").glob("*.ipynb"):
         page = site / "notebooks" / f"{notebook.stem}.html"
@@ -392,6 +401,7 @@ def test_each_notebook_is_a_page_with_its_pictures(site: Path) -> None:
         assert all((page.parent / name).read_bytes().startswith(b"\x89PNG") for name in shown)
 
 
+@pytest.mark.case  # `make docs` builds the site
 @pytest.mark.parametrize("name", [*ALGORITHMS, *PRESETS])
 def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
     """With all flags, their defaults, and the paper."""
@@ -409,6 +419,7 @@ def test_each_algorithm_has_a_page(site: Path, name: str) -> None:
         assert f'id="{heading}' in text, heading
 
 
+@pytest.mark.case  # `make docs` builds the site
 def test_presets_are_shown_by_an_environment_of_each_kind(site: Path) -> None:
     shown = {row[0]: row[1] for row in rows(site / "algorithms" / "ppo.html") if row[0] in KINDS.values()}
     assert list(shown) == list(KINDS.values())
@@ -417,6 +428,7 @@ def test_presets_are_shown_by_an_environment_of_each_kind(site: Path) -> None:
     assert [KINDS[kind_of(find(env).spec)] for env in shown.values()] == list(shown)
 
 
+@pytest.mark.case  # `make docs` builds the site
 def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
     """Read once more, from the text of the tests."""
     tree = ast.parse((runs.ROOT / "tests" / "plans" / "test_plans.py").read_text(encoding="utf-8"))
@@ -426,8 +438,9 @@ def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
     assert isinstance(table, ast.Dict)
     probed = {(ast.literal_eval(name), "on_device") for name in table.keys if name}
     (test,) = [node for node in tree.body if getattr(node, "name", "") == "test_probes_under_the_other_plans"]
-    assert isinstance(test, ast.FunctionDef) and isinstance(test.decorator_list[0], ast.Call)
-    probed |= set(ast.literal_eval(test.decorator_list[0].args[1]))
+    assert isinstance(test, ast.FunctionDef)
+    (parameters,) = [node.args[1] for node in test.decorator_list if isinstance(node, ast.Call)]
+    probed |= set(ast.literal_eval(parameters))
 
     head, *lines = [row for row in rows(site / "tested.html") if len(row) > 5]
     assert {line[0] for line in lines} == {*ALGORITHMS, *PRESETS}
@@ -438,13 +451,15 @@ def test_the_table_of_what_is_tested_is_that_of_the_tests(site: Path) -> None:
     assert cells["apex", "gradients", "gymnax"] == ""
 
 
+@pytest.mark.case  # `make docs` builds the site
 def test_each_command_has_its_place(site: Path) -> None:
     named = re.findall(r"^  (\w+) ", commands.HELP, re.MULTILINE)
     assert {"train", "plot"} <= set(named)
     described = " ".join(row[0] for row in rows(site / "commands.html"))
     assert not [command for command in named if f"jaxrl-dist {command}" not in described]
     for text in (commands.HELP, profile.HELP, resume.HELP, sweep.HELP):
-        missing = [each for each in re.findall(r"(?<!\w)--[a-z-]+", text) if each not in described]
+        flags = {flag.replace("--no-", "--") for flag in re.findall(r"(?<!\w)--[a-z-]+", text)}
+        missing = [flag for flag in flags if flag not in described]
         assert {*missing} <= {"--help", "--version"}
 
 

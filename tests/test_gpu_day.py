@@ -44,6 +44,7 @@ def test_later_calls_do_what_earlier_ones_have_not(tmp_path: Path, capsys: pytes
     assert "broken: OSError" in capsys.readouterr().out
 
 
+@pytest.mark.case  # the other tests of the file
 @pytest.mark.parametrize("name", ["ppo CartPole", "Pong to the end"])
 def test_a_task_measures(tmp_path: Path, name: str) -> None:
     tasks = [task for task in DAY["TASKS"] if task.name == name]

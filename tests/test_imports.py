@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import pytest
 import runs
 
 import jaxrl_dist
@@ -173,6 +174,7 @@ def test_importing_the_package_is_light() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.case
 def test_an_environment_of_gymnax_is_made_without_its_plotting_libraries_which_work_when_used() -> None:
     code = """if True:
         import sys

@@ -37,7 +37,10 @@ def test_ppo_learns_cartpole_a_little():
 BOUNDS = ([0.0, -0.01, -3.0], [100.0, 0.01, 1.0])
 
 
-@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("ppo", marks=pytest.mark.case), *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
+)
 def test_bounds_of_actions_do_not_matter(name):
     """The bounds differ by four orders of magnitude; the optimum is 0, and the middle of the bounds gets -0.2."""
     steps = {"sac": 4_000, "td3": 4_000, "ddpg": 4_000, "pg": 200_000, "impala": 200_000}.get(name, 60_000)

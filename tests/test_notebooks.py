@@ -67,7 +67,9 @@ def test_links_lead_somewhere(name: str) -> None:
             assert link.startswith("https://") or (path.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("name", [n if n == FAST else pytest.param(n, marks=pytest.mark.slow) for n in NOTEBOOKS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.case if n == FAST else pytest.mark.slow) for n in NOTEBOOKS]
+)
 def test_it_runs(name: str, tmp_path: Path) -> None:
     done = execute(NOTEBOOKS[name], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -96,6 +96,7 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
     assert_close(everything(), plain, 1e-6)
 
 
+@pytest.mark.case  # test_what_a_gpu_computes_together_is_equal
 @pytest.mark.parametrize("name", ["ppo", "dqn", "rainbow"])
 def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acting, learning and counting, on several devices, up to the rounding of sums."""
@@ -115,7 +116,7 @@ def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.Monk
         return last.variables().params, metrics, last.env_steps
 
     plain = run()
-    monkeypatch.setattr(packing, "pays_on", lambda device: True)
+    monkeypatch.setattr(packing, "starts_kernel_per_array", lambda device: True)
     monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
     monkeypatch.setattr(sgd, "SUMMED_AT_ONCE", 4)
     packed = run()

@@ -22,6 +22,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(runs.ROOT), "PYTHONUNBUFFERED": "
 SMALL: dict[str, Any] = {"num_envs": 8, "rollout_length": 8, "hidden_sizes": (8,), "num_epochs": 2}
 
 
+@pytest.mark.case  # the other tests of sweeps
 def test_ppo_es_is_short_and_learns() -> None:
     """The mean return of the probes is at first that of random actions, 0.4, and 0.8 of the right ones."""
     (function,) = (x for x in ast.parse((SCRIPTS / "ppo_es.py").read_text()).body if isinstance(x, ast.FunctionDef))

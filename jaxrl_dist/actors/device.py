@@ -30,7 +30,7 @@ from jaxrl_dist.actors.step import (
     rollout_context,
     step_numbers,
 )
-from jaxrl_dist.envs.base import DeviceEnv, Share, not_finite
+from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, not_finite
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import (
     Algorithm,
@@ -55,7 +55,7 @@ class ActorState(NamedTuple):
     initial_core: PyTree  # the value of ``core`` at the start of an episode
 
 
-def init(algorithm: Algorithms, env: DeviceEnv, share: Share, key: jax.Array) -> ActorState:
+def init(algorithm: Algorithms, env: DeviceEnv, share: EnvSlice, key: jax.Array) -> ActorState:
     """Starts the environments of a share; ``key`` is the key of the environment stream."""
     index = share.first + jnp.arange(share.size, dtype=jnp.int32)
     state, obs = env.reset(rng.per_index(jax.random.fold_in(key, rng.RESET), index))
@@ -220,7 +220,7 @@ def compile_rollout(
     The last three have an entry for each device, ``[devices]``; ``steps`` are from ``count_steps``, and ``fault`` is
     from ``find_fault``.
     """
-    rollout = make_rollout(algorithm, env, rollout_length, packed=packing.pays_on(on.devices.flat[0]))
+    rollout = make_rollout(algorithm, env, rollout_length, packed=packing.starts_kernel_per_array(on.devices.flat[0]))
 
     def run(
         variables: Variables, actor: ActorState, iteration: jax.Array, env_step: jax.Array, first: jax.Array
@@ -251,7 +251,7 @@ class DeviceActor:
         program: mesh.Program,
         rollout_length: int,
         env_key: jax.Array,
-        share: Share,
+        share: EnvSlice,
         stages: Stages,
     ) -> None:
         """``program`` is ``compile_rollout``'s for the same algorithm, environment, mesh and length."""

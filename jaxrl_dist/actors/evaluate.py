@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_dist import rng
 from jaxrl_dist.actors.played import ALL_FINITE, Episodes, Played, begin, go_on
 from jaxrl_dist.actors.step import after_step, blank_stacks, env_of, in_rows, indices, initial_core, keys_of, row_slices
-from jaxrl_dist.envs.base import DrawnEnv, Share, not_finite
+from jaxrl_dist.envs.base import DrawnEnv, EnvSlice, not_finite
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
@@ -162,7 +162,7 @@ class Evaluator:
             return acted
 
         @jax.jit
-        def learn_outcome(
+        def update_core(
             hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: PyTree
         ) -> PyTree:
             def seen(stacks: PyTree, step: Timestep) -> Timestep:
@@ -172,10 +172,10 @@ class Evaluator:
             step = over_policies(seen)(stacks, step)
             return over_policies(after_step)(variant(hyper), core, start, action, step)
 
-        self._act, self._learn_outcome = act, learn_outcome
+        self._act, self._update_core = act, update_core
         if source.pure is not None and episodes:
             self._begin = jax.jit(partial(begin, source.pure, self._quota))
-            self._go_on = jax.jit(partial(go_on, source.pure, self._quota, self._max_steps, act, learn_outcome))
+            self._go_on = jax.jit(partial(go_on, source.pure, self._quota, self._max_steps, act, update_core))
 
     def of_member(self, seed: int, hyper: Mapping[str, float]) -> Evaluator:
         """Returns an evaluator with another seed and hyperparameters; they share their programs."""
@@ -220,7 +220,7 @@ class Evaluator:
             return self._play_compiled(variables, progress, stop)
         num_envs, quota = self._num_envs, self._quota
         put = partial(jax.device_put, device=jax.local_devices()[0])
-        spec, share = self._source.spec, Share.all(num_envs)
+        spec, share = self._source.spec, EnvSlice.all(num_envs)
         variables, start, stacks = put(
             (variables, initial_core(self._algorithm, spec, share), blank_stacks(spec, num_envs))
         )
@@ -238,7 +238,7 @@ class Evaluator:
                 steps += 1
                 step, ended = map(spec.keyed, env.step(spec.bare(jax.tree.map(np.asarray, action))))
                 if jax.tree.leaves(start):
-                    core = self._learn_outcome(self._hyper, core, start, stacks, action, put(step))
+                    core = self._update_core(self._hyper, core, start, stacks, action, put(step))
                 if watch is not None:
                     watch(env, np.flatnonzero(episodes.done == 0))
                 obs, step, ended = in_rows(spec, step, ended)
@@ -266,7 +266,7 @@ class Evaluator:
     ) -> Evaluation | None:
         """Plays in one program, some steps per dispatch; as ``play``."""
         put = partial(jax.device_put, device=jax.local_devices()[0])
-        rows = Share.all(self._num_envs)
+        rows = EnvSlice.all(self._num_envs)
         variables, start = put((variables, initial_core(self._algorithm, self._source.spec, rows)))
         played: Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
         steps, done, key = _FIRST_STEPS, 0, rng.stream(self._seed, rng.Stream.ACT)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.programs import Programs
 from jaxrl_dist.actors.step import Rollouts, Stages, blank_stacks, count_steps, initial_core, row_slices
-from jaxrl_dist.envs.base import HostEnv, Share
+from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Timestep, Variables
 
@@ -33,7 +33,7 @@ class HostActor:
         mesh: Mesh,
         rollout_length: int,
         programs: Programs,
-        share: Share | None = None,
+        share: EnvSlice | None = None,
         stages: Stages | None = None,
         members: Sequence[Algorithms] = (),
     ) -> None:
@@ -52,7 +52,7 @@ class HostActor:
         self._programs = programs
         self._lead = (len(members),) if members else ()
         self._obs, self._action = env.spec.keyed(env.reset()), dict[str, PyTree]()
-        share = share or Share.all(env.num_envs // max(1, len(members)))
+        share = share or EnvSlice.all(env.num_envs // max(1, len(members)))
         rows = row_slices(env.spec, env.num_envs)
         self._outcome = {name: np.zeros((4, own.stop - own.start), np.float32) for name, own in rows.items()}
         self._rows: Any = None  # the environments' rows of the remaining members; None: all

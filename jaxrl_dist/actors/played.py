@@ -98,7 +98,7 @@ def go_on(
     quota: np.ndarray,
     max_steps: int,
     act: Callable[..., Any],
-    learn_outcome: Callable[..., Any],
+    update_core: Callable[..., Any],
     hyper: Any,
     variables: Variables,
     start: PyTree,
@@ -120,7 +120,7 @@ def go_on(
         state, *stepped = env.step(played.env, spec.bare(action), keys)
         step, ended = map(spec.keyed, stepped)
         if jax.tree.leaves(start):
-            core = learn_outcome(hyper, core, start, unstacked, action, step)
+            core = update_core(hyper, core, start, unstacked, action, step)
         obs, step, ended = in_rows(spec, step, ended)
         episodes = played.episodes.after(step, ended, quota, max_steps)
         return Played(state, obs, core, played.key, played.steps + 1, episodes, _fault(env, obs, step.reward))

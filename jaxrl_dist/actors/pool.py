@@ -21,7 +21,7 @@ from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.actors.step import Rollouts, Stages
 from jaxrl_dist.checks import counted
-from jaxrl_dist.envs.base import HostEnv, Share
+from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
@@ -164,7 +164,7 @@ class ActorPool:
         self._all_actors = options.all_actors or options.num_actors
         size = job.num_envs // self._all_actors
         firsts = ((options.first + index) * size for index in range(options.num_actors))
-        shares = [Share(first, size, job.num_envs) for first in firsts]
+        shares = [EnvSlice(first, size, job.num_envs) for first in firsts]
         samples = [self._samples(index, share, deliver[index]) for index, share in enumerate(shares)]
         self.streams: Parallel[Sample] = Parallel(samples, options.in_flight, self._stopping, "actor", job.stop)
 
@@ -189,7 +189,7 @@ class ActorPool:
             return device.compile_rollout(job.algorithm, env, on, job.rollout_length, act_key, env_key)
         return compile_acting(job.algorithm, job.source.spec, on, job.rollout_length, act_key)
 
-    def _make(self, index: int, share: Share) -> Actor:
+    def _make(self, index: int, share: EnvSlice) -> Actor:
         """Makes an actor; called in the thread that will run it."""
         slot, stages = index % len(self._options.meshes), self.stages[index]
         on, programs, job = self._options.meshes[slot], self._programs[slot], self._job
@@ -211,7 +211,7 @@ class ActorPool:
             restarting.close()
             raise
 
-    def _samples(self, index: int, share: Share, deliver: Deliver) -> Iterator[Sample]:
+    def _samples(self, index: int, share: EnvSlice, deliver: Deliver) -> Iterator[Sample]:
         """Yields the samples of one actor, without end."""
         stages, lag = self.stages[index], self._options.lag
         on = self._options.meshes[index % len(self._options.meshes)]

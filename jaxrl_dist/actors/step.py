@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_dist import rng
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.nn import perturbation
@@ -70,11 +70,11 @@ def by_parts(function: Callable[[PyTree], PyTree], parts: int, tree: PyTree) -> 
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, split))
 
 
-def initial_core(algorithm: Algorithms, spec: EnvSpec, share: Share) -> PyTree:
+def initial_core(algorithm: Algorithms, spec: EnvSpec, share: EnvSlice) -> PyTree:
     """The core at the start of an episode for a share's rows of each policy."""
 
     def of_policy(algorithm: Algorithm, own: EnvSpec) -> PyTree:
-        return Share._make(rows // spec.num_agents * own.num_agents for rows in share).initial_core(algorithm)
+        return EnvSlice._make(rows // spec.num_agents * own.num_agents for rows in share).initial_core(algorithm)
 
     return over_policies(of_policy)(algorithm, spec.by_policy)
 

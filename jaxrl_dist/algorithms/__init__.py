@@ -35,7 +35,11 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         "ddpg",  # section 4.2
         {"plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6},
     ),
-    "vdn": ("qmix", {"plan": "on_device", "mixer": "vdn"}),  # Sunehag et al. (2017)
+    "vdn": (
+        "qmix",  # Sunehag et al. (2017), who do not normalise layers
+        # Without it, values on MPE_simple_spread rose above 0, where no reward is, in one of three seeds.
+        {"plan": "on_device", "mixer": "vdn", "layer_norm": True},
+    ),
     "a3c": ("a2c", {"plan": "gradients", "num_actors": 4, "scale_rewards": False}),
     "async-dqn": (
         "dqn",  # Mnih et al. (2016), section 4

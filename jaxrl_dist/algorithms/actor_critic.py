@@ -109,7 +109,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         return jnp.concatenate([rollout.extras["value"], bootstrap[None]])
 
     def examples(rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]:
-        fields |= {"obs": rollout.seen, "action": rollout.action, "valid": rollout.valid}
+        fields |= {"obs": rollout.obs_before, "action": rollout.action, "valid": rollout.valid}
         if inputs.size:
             fields["core_inputs"] = rollout.extras["core_inputs"]
         batch: dict[str, Any] = swap_axes(fields)
@@ -132,7 +132,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
             read = jnp.concatenate([rollout.extras["core_inputs"], read[None]])
         memory = inputs.memory(rollout.core)
         outputs, values, _ = network.unroll(params, rollout.obs, memory, valid, core_inputs=read)
-        return choices(outputs[:-1], rollout.seen), values
+        return choices(outputs[:-1], rollout.obs_before), values
 
     net = ActorCritic(
         init=lambda key: Variables(network.init(key), ()),

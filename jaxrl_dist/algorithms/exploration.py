@@ -171,7 +171,7 @@ def parameter_noise(
         metrics = {**aux.metrics, "noise/std": jnp.full_like(losses, variables.stats[0])}
         return losses, mask, aux._replace(metrics=metrics)
 
-    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+    def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         std, _ = variables.stats
         plain = acting(variables.params)
 
@@ -184,7 +184,7 @@ def parameter_noise(
         at_once = min(perturbation.copies_at_once(plain), len(rows[0]))
         mean = mesh.global_mean(jax.lax.map(apart, rows, batch_size=at_once), rollout.valid[0])
         std = jnp.where(mean > limit(context.env_step), std / ADAPTATION, std * ADAPTATION)
-        return std, algorithm.observed(inner(variables), rollout.with_inner_core(), context)
+        return std, algorithm.updated_stats(inner(variables), rollout.with_inner_core(), context)
 
     return dataclasses.replace(
         algorithm,
@@ -192,7 +192,7 @@ def parameter_noise(
         policy=policy,
         postprocess=postprocess,
         loss=loss,
-        observe=observe,
+        update_stats=update_stats,
         initial_core=initial_core,
         feedback=feedback,
         behaviour=behaviour,

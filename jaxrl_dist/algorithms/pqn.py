@@ -61,7 +61,7 @@ class PQN(TablePresets, TorsoConfig, OptimizerConfig, hidden_sizes=(128, 128), a
             estimates = jnp.concatenate([rollout.extras["value"], bootstrap[None]])
             value_target = returns.lambda_returns(*rollout.outcomes, estimates, self.discount, self.q_lambda)
             fields = {
-                "obs": rollout.seen,
+                "obs": rollout.obs_before,
                 "action": rollout.action,
                 "valid": rollout.valid,
                 "value_target": value_target,

@@ -98,8 +98,8 @@ def _with_stats(algorithm: Algorithm, initial: Callable[[PyTree], PyTree]) -> Al
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return algorithm.postprocess(inner(variables), rollout, context)
 
-    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return variables.stats[0], algorithm.observed(inner(variables), rollout, context)
+    def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        return variables.stats[0], algorithm.updated_stats(inner(variables), rollout, context)
 
     def loss(variables: Variables, batch: PyTree, context: Context) -> Any:
         return algorithm.loss(inner(variables), batch, context)
@@ -107,7 +107,7 @@ def _with_stats(algorithm: Algorithm, initial: Callable[[PyTree], PyTree]) -> Al
     changes: dict[str, Any] = {"init": init, "policy": policy, "postprocess": postprocess, "loss": loss}
     if algorithm.behaviour is not None:
         changes["behaviour"] = behaviour
-    return dataclasses.replace(algorithm, observe=observe, **changes)
+    return dataclasses.replace(algorithm, update_stats=update_stats, **changes)
 
 
 def _zeros(shapes: PyTree) -> PyTree:
@@ -156,8 +156,8 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
 
     def merged(stats: PyTree, rollout: Rollout) -> PyTree:
         if isinstance(stats, RunningStats):
-            return stats.merge(rollout.seen, rollout.valid)
-        parts = spaces.leaves(rollout.seen)
+            return stats.merge(rollout.obs_before, rollout.valid)
+        parts = spaces.leaves(rollout.obs_before)
         return {path: own.merge(parts[path], rollout.valid) for path, own in stats.items()}
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
@@ -166,11 +166,11 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return inner.postprocess(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
 
-    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        stats, others = inner.observed(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
+    def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        stats, others = inner.updated_stats(variables, rollout._replace(obs=scale(variables, rollout.obs)), context)
         return merged(stats, rollout), others
 
-    return dataclasses.replace(inner, policy=policy, postprocess=postprocess, observe=observe)
+    return dataclasses.replace(inner, policy=policy, postprocess=postprocess, update_stats=update_stats)
 
 
 def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorithm:
@@ -200,21 +200,21 @@ def scale_rewards(algorithm: Algorithm, discount: float | jax.Array) -> Algorith
         reward = jnp.clip(rollout.reward / variables.stats[0].std(), -CLIP, CLIP)
         return inner.postprocess(variables, rollout.with_inner_core()._replace(reward=reward), context)
 
-    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+    def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         def step(total: jax.Array, outcome: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             reward, valid = outcome
             total = jnp.where(valid, discount * total + reward, 0.0)
             return total, total
 
         _, returns = jax.lax.scan(step, rollout.core[0], (rollout.reward, rollout.valid))
-        stats, others = inner.observed(variables, rollout.with_inner_core(), context)
+        stats, others = inner.updated_stats(variables, rollout.with_inner_core(), context)
         return stats.merge(returns, rollout.valid), others
 
     return dataclasses.replace(
         inner,
         policy=policy,
         postprocess=postprocess,
-        observe=observe,
+        update_stats=update_stats,
         initial_core=initial_core,
         feedback=feedback,
         behaviour=behaviour if inner.behaviour is not None else None,
@@ -234,15 +234,15 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return algorithm.postprocess(variables, clipped(rollout), context)
 
-    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        return algorithm.observed(variables, clipped(rollout), context)
+    def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        return algorithm.updated_stats(variables, clipped(rollout), context)
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
-    kept = None if algorithm.observe is None else observe
-    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, observe=kept)
+    kept = None if algorithm.update_stats is None else update_stats
+    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, update_stats=kept)
 
 
 def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) -> Algorithm:
@@ -262,10 +262,10 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) ->
             variables = variables._replace(params=variables.stats[0])
         return inner.policy(variables, obs, core, context)
 
-    def observe(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        average, others = inner.observed(variables, rollout, context)
+    def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
+        average, others = inner.updated_stats(variables, rollout, context)
         new = rollout.reward.size // num_agents * jax.lax.axis_size(DATA)
         rate = jnp.minimum(new / jnp.minimum(context.env_step + new, steps), 1.0)
         return optax.incremental_update(variables.params, average, rate), others
 
-    return dataclasses.replace(inner, policy=policy, observe=observe)
+    return dataclasses.replace(inner, policy=policy, update_stats=update_stats)

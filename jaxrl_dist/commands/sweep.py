@@ -20,7 +20,7 @@ from jaxrl_dist.run import atomic_files, machine, signals, subprocesses
 from jaxrl_dist.run import files as run_files
 
 if TYPE_CHECKING:
-    from jaxrl_dist.settings.members import Member
+    from jaxrl_dist.settings.members import MemberConfig
 
 HELP = """\
 usage: jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...] [--jobs K] [FLAGS]
@@ -149,7 +149,7 @@ def _wait_for(member: pathlib.Path, stop: Callable[[], bool]) -> None:
             time.sleep(0.2)
 
 
-def _command(args: Sequence[str], config: Train[Any], member: Member) -> list[str]:
+def _command(args: Sequence[str], config: Train[Any], member: MemberConfig) -> list[str]:
     """Returns the command that trains a member, goes on with it, or leaves it as it is if it has ended.
 
     Args:

@@ -61,7 +61,7 @@ def joined(command: str, fields: Mapping[str, Any], stop: signals.Stop) -> Itera
     if (watch := start.watch()) is not None:
         watch.asked = lambda: stop.number or 0
     with start.failing(), contextlib.nullcontext() if peers.first() else start.no_stdout():
-        for process, other in enumerate(peers.gather(command, "the command")):
+        for process, other in enumerate(peers.all_gather(command, "the command")):
             if other != command:
                 raise ConfigError(
                     f"all processes of a run need the same command, and it is `{command}` in process {peers.index()} "
@@ -105,9 +105,9 @@ def _resumed_or_started(config: Train[Any]) -> Run | None:
 
     path = pathlib.Path(str(config.run_dir))
     folders = [path, *files.members_of(path)]
-    if peers.told(any(map(checkpoint.saved, folders)), "whether a checkpoint is there"):
+    if peers.broadcast(any(map(checkpoint.saved, folders)), "whether a checkpoint is there"):
         return resuming.prepare_resume(config, path, {})
-    if peers.told(any(map(checkpoint.trained, folders)), "whether the run is trained"):
+    if peers.broadcast(any(map(checkpoint.trained, folders)), "whether the run is trained"):
         raise FinishedError(f"{path} is trained, but has no checkpoint to go on from; jaxrl-dist evaluate {path} works")
     if peers.first():
         files.abandon(path)
@@ -144,7 +144,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
         if not stop() or error.errno != errno.EIO or error.filename:
             raise
         raise stop.interrupted() from None  # SIGHUP: the terminal has closed, and the run is saved
-    stop.number = max(peers.gather(stop.number or 0, "signals")) or None
+    stop.number = max(peers.all_gather(stop.number or 0, "signals")) or None
     if stop() and (left := _left(run, last)):
         raise stop.interrupted(f"interrupted; {left}")
     display.print("\n".join(_summary(run, last)))

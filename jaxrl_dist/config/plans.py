@@ -35,9 +35,11 @@ class Plan(NamedTuple):
 
 PLANS = {
     "on_device": Plan(
-        "environment, acting and learning compiled into one program (gymnax)", compiled=True, members="Compiled"
+        "environment, acting and learning compiled into one program (gymnax)", compiled=True, members="DevicePopulation"
     ),
-    "synchronous": Plan("environments stepped from the host; act, update, act ... (any backend)", members="Hosted"),
+    "synchronous": Plan(
+        "environments stepped from the host; act, update, act ... (any backend)", members="HostPopulation"
+    ),
     "asynchronous": Plan(
         "actor threads send experience while the learner updates (any backend)", threaded=True, free_running=True
     ),

@@ -57,7 +57,7 @@ class Wrappers(NamedTuple):
 UNWRAPPED = Wrappers()
 
 
-class Share(NamedTuple):
+class EnvSlice(NamedTuple):
     """An actor's part of a run's environments: ``first .. first + size - 1`` of ``total``."""
 
     first: int
@@ -65,7 +65,7 @@ class Share(NamedTuple):
     total: int
 
     @classmethod
-    def all(cls, num_envs: int) -> Share:
+    def all(cls, num_envs: int) -> EnvSlice:
         """Returns the share of an actor that has all environments."""
         return cls(0, num_envs, num_envs)
 

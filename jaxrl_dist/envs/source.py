@@ -15,7 +15,7 @@ from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
 from jaxrl_dist.envs import hidden, stacks
 from jaxrl_dist.envs.agents import host as rows
 from jaxrl_dist.envs.agents.groups import Groups
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, HostEnv, Share, Wrappers
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, EnvSlice, HostEnv, Wrappers
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.host import envpool, gymnasium, vector
 from jaxrl_dist.envs.native import NO_MASK, Mask, is_gymnax
@@ -67,7 +67,7 @@ class EnvSource(NamedTuple):
         return self.pure
 
     def host(
-        self, share: Share | int, seed: int | Sequence[int], *, training: bool = True, drawn: bool = False
+        self, share: EnvSlice | int, seed: int | Sequence[int], *, training: bool = True, drawn: bool = False
     ) -> DrawnEnv:
         """Makes environments on the host.
 
@@ -83,13 +83,13 @@ class EnvSource(NamedTuple):
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
-        share = Share.all(share) if isinstance(share, int) else share
+        share = EnvSlice.all(share) if isinstance(share, int) else share
         runs = seed if isinstance(seed, Sequence) else [seed]
         if self.pure is not None:
             keys = jnp.stack([rng.stream(seed, rng.Stream.ENV) for seed in runs])
             return gymnax.HostGymnax(self.pure, share.size * len(runs), keys, share.first)
         env_id, wrappers = self.spec.id, self.wrappers
-        envs = Share._make(number // self.spec.num_agents for number in share)
+        envs = EnvSlice._make(number // self.spec.num_agents for number in share)
         seeds = [seed for run in runs for seed in envs.seeds(run)]
         if self.spec.backend == "gymnasium":
             keywords = gymnasium.options(env_id, self.options)

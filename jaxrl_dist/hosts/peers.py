@@ -67,7 +67,7 @@ def first() -> bool:
     return index() == 0
 
 
-def gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
+def all_gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
     """Returns the values of all processes, in their order.
 
     Args:
@@ -147,7 +147,7 @@ def _wait(here: World, key: str, until: float) -> str:
             raise TimeoutError(f"the other processes have not come to {key}")
 
 
-def attempt(function: Callable[[], Result], about: str) -> Result:
+def run_everywhere(function: Callable[[], Result], about: str) -> Result:
     """Calls a function in all processes, and returns its result here; fails in all processes if it fails in one.
 
     Raises:
@@ -159,7 +159,7 @@ def attempt(function: Callable[[], Result], about: str) -> Result:
         result = function()
     except Exception as error:
         failed = error
-    for process, message in enumerate(gather(failed and f"{type(failed).__name__}: {failed}", about)):
+    for process, message in enumerate(all_gather(failed and f"{type(failed).__name__}: {failed}", about)):
         if message is not None and failed is None:
             raise ProcessError(f"process {process} has failed: {' '.join(message.split())}")
     if failed is not None:
@@ -169,23 +169,23 @@ def attempt(function: Callable[[], Result], about: str) -> Result:
 
 def any_of(wish: bool, about: str) -> bool:
     """Returns whether ``wish`` is True in any process."""
-    return wish if _world is None else any(gather(bool(wish), about))
+    return wish if _world is None else any(all_gather(bool(wish), about))
 
 
-def least(number: int, about: str) -> int:
+def minimum(number: int, about: str) -> int:
     """Returns the smallest ``number`` of all processes."""
-    return number if _world is None else int(min(gather(number, about)))
+    return number if _world is None else int(min(all_gather(number, about)))
 
 
-def told(value: Any, about: str) -> Any:
+def broadcast(value: Any, about: str) -> Any:
     """Returns the value of process 0."""
-    return value if _world is None else gather(value, about)[0]
+    return value if _world is None else all_gather(value, about)[0]
 
 
 def fail_alike(message: str, within: float = 10.0) -> bool:
     """Returns whether all processes have failed at the same point, so that they can still save the run together."""
     try:
-        gather(message, FAILED, within)
+        all_gather(message, FAILED, within)
     except (ProcessError, TimeoutError):
         return False
     return True

@@ -31,7 +31,7 @@ QUIET_SECONDS = 5
 """Seconds after which a process says that it waits for the others."""
 
 _watch: Watch | None = None
-_kept: list[Any] = []
+_alive: list[Any] = []
 _joining: threading.Thread | None = None
 
 
@@ -153,7 +153,7 @@ def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[
     if getattr(config, "jax_cpu_collectives_implementation", None) in (None, "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
-    _kept.append(on_terminate(_ended))
+    _alive.append(on_terminate(_ended))
     library: Any = vars(distributed)["_jax"]
     original = library.get_distributed_runtime_client
     # Once process 0 is lost, jaxlib aborts the others with a page of stack trace, whatever the heartbeats' time-out and
@@ -247,7 +247,7 @@ def _join(launch: Processes) -> None:
     found.gone = lambda: _listens(str(global_state.coordinator_address)) is False
     peers.join(peers.World(client, here, count, launch.lost_process_timeout, lambda: found.problem))
     atexit.register(_part)
-    peers.gather(None, "the start")
+    peers.all_gather(None, "the start")
     with no_stdout():
         arrays.connect()
 
@@ -269,7 +269,7 @@ def no_stdout() -> Iterator[None]:
 def _part() -> None:
     """Ends the watch when the process ends; JAX then waits for the other processes and disconnects."""
     if _watch is not None:
-        _watch.part()
+        _watch.disconnect()
 
 
 def leave(code: int) -> None:
@@ -280,7 +280,7 @@ def leave(code: int) -> None:
     if _joining is not None and _joining.is_alive():
         end(code)
     if _watch is not None and (_watch.failed or _watch.problem is not None):
-        _watch.leave(code)
+        _watch.exit_now(code)
 
 
 def signalled() -> bool:

@@ -76,7 +76,7 @@ class Watch:
             time.sleep(SECONDS / 5)
         return self.problem
 
-    def leave(self, code: int) -> None:
+    def exit_now(self, code: int) -> None:
         """Ends this process after a failure; process 0 lets the others leave first."""
         self._left = True
         with contextlib.suppress(Exception):
@@ -87,7 +87,7 @@ class Watch:
         self._stopping.set()
         end(code)
 
-    def part(self) -> None:
+    def disconnect(self) -> None:
         """Tells the others that this process ends in order: they may go on with what each does alone."""
         self._left = True
         with contextlib.suppress(Exception):
@@ -154,7 +154,7 @@ class Watch:
                     self.lost(other)
             if self.problem is not None and self._answered - self._failed_at > GRACE_SECONDS:
                 say(f"error: {self.problem}")
-                self.leave(self.problem.exit_code)
+                self.exit_now(self.problem.exit_code)
 
     def _hear(self, process: int, state: Mapping[str, Any]) -> None:
         """Takes in the state that a process has told."""

@@ -77,7 +77,7 @@ def check_sizes(algorithm: Algorithm, rollout_length: int) -> None:
             f"--plan gradients makes one update of each rollout, and here --num-epochs times --num-minibatches is "
             f"{made}; 1 works, or an algorithm without them, such as a2c"
         )
-    if algorithm.observe is not None:
+    if algorithm.update_stats is not None:
         raise ConfigError("running statistics are not kept under --plan gradients; --plan asynchronous keeps them")
     if algorithm.replay is not None and algorithm.window is not None and algorithm.window > rollout_length:
         raise ConfigError(

@@ -39,13 +39,13 @@ class Pool(NamedTuple):
     stats: PyTree  # [P, ...], those of the versions
 
 
-def begin(variables: Variables, size: int) -> Variables:
+def init_pool(variables: Variables, size: int) -> Variables:
     """Returns a pool of ``size`` equal versions."""
     params, stats = jax.tree.map(lambda x: jnp.repeat(x[None], size, axis=0), tuple(variables))
     return Variables(params, Pool(jnp.full(size, START), jnp.float32(START), jnp.int32(0), stats))
 
 
-def renewed(pool: Variables, variables: Variables, due: jax.Array) -> Variables:
+def replace_oldest(pool: Variables, variables: Variables, due: jax.Array) -> Variables:
     """Replaces the oldest version by ``variables`` where ``due``, a bool scalar, is True."""
     ratings, rating, newest, stats = pool.stats
     oldest = (newest + 1) % len(ratings)
@@ -63,7 +63,7 @@ def expected(rating: jax.Array, other: jax.Array) -> jax.Array:
     return 1 / (1 + 10 ** ((other - rating) / 400))
 
 
-def rated(pool: Pool, mine: Rollout, theirs: Rollout, agents: tuple[int, int]) -> Pool:
+def update_ratings(pool: Pool, mine: Rollout, theirs: Rollout, agents: tuple[int, int]) -> Pool:
     """Returns the pool with the ratings after a rollout's games, of all devices.
 
     A game ends with an episode of a copy. The side with the larger reward in the last step wins, and equal rewards are
@@ -122,7 +122,7 @@ def drawn(algorithm: Algorithm, size: int) -> Algorithm:
 
     return dataclasses.replace(
         algorithm,
-        init=lambda key: begin(algorithm.init(key), size),
+        init=lambda key: init_pool(algorithm.init(key), size),
         policy=policy,
         feedback=feedback,
         initial_core=initial_core,

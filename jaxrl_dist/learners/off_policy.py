@@ -78,7 +78,9 @@ def off_policy(
     ) -> tuple[TrainState, Mapping[str, jax.Array]]:
         key = jax.random.fold_in(key, state.iteration)
         state = state._replace(
-            variables=state.variables._replace(stats=algorithm.observed(state.variables, rollout, state.context())),
+            variables=state.variables._replace(
+                stats=algorithm.updated_stats(state.variables, rollout, state.context())
+            ),
             memory=ring.add(state.memory, rollout, window, frame_stack, priority),
             iteration=state.iteration + 1,
             env_step=sgd.nominal_env_step(state, envs * rollout_length),
@@ -102,10 +104,10 @@ def off_policy(
     def cut(memory: ring.Memory) -> ring.Memory:
         return ring.cut(memory, window, frame_stack)
 
-    def midway(memory: ring.Memory) -> ring.Memory:
-        return ring.midway(memory, frame_stack)
+    def start_mid_episode(memory: ring.Memory) -> ring.Memory:
+        return ring.start_mid_episode(memory, frame_stack)
 
-    return Learner(init, update, relearn, cut, midway)
+    return Learner(init, update, relearn, cut, start_mid_episode)
 
 
 PRIORITY_EPSILON = 1e-6

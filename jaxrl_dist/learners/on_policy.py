@@ -36,7 +36,7 @@ def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False
         keys = rng.per_index(jax.random.fold_in(key, 0), envs)
         batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
         # Learning uses the statistics that acted. This rollout changes them for the next one.
-        stats = algorithm.observed(state.variables, rollout, state.context())
+        stats = algorithm.updated_stats(state.variables, rollout, state.context())
 
         num_examples = num_envs * examples_per_env(algorithm, num_steps)
         chex.assert_tree_shape_prefix(batch, (num_examples,))

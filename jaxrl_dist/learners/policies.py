@@ -18,7 +18,7 @@ from jaxrl_dist.learners import league, sgd
 from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
 
 
-def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies] = {}) -> Learner:
+def combined_learner(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies] = {}) -> Learner:
     """Returns the learner that updates each policy with its learner, from the experience of its agents.
 
     The keys of a policy fold in its number; the first policy gets the same keys as in a run without the others.
@@ -32,7 +32,7 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies
         states = {name: learners[name].init(rng.of_policy(key, number)) for name, number in numbers.items()}
         for name, (source, _, size, _) in copies.items():
             variables = jax.tree.map(jnp.copy, states[source].variables)
-            variables = variables if size == 1 else league.begin(variables, size)
+            variables = variables if size == 1 else league.init_pool(variables, size)
             states[name] = states[name]._replace(variables=variables)
         return joined(states)
 
@@ -50,8 +50,8 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies
             if size == 1:
                 variables = jax.tree.map(partial(jnp.where, due), states[source].variables, variables)
             else:
-                pool = league.rated(variables.stats, rollouts[source], rollouts[name], agents)
-                variables = league.renewed(variables._replace(stats=pool), states[source].variables, due)
+                pool = league.update_ratings(variables.stats, rollouts[source], rollouts[name], agents)
+                variables = league.replace_oldest(variables._replace(stats=pool), states[source].variables, due)
                 metrics[source] = {**metrics[source], "elo": pool.rating}
             states[name] = states[name]._replace(variables=variables)
         return joined(states), metrics
@@ -59,8 +59,8 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies
     def cut(memory: PyTree) -> PyTree:
         return {name: learner.cut(memory[name]) for name, learner in learners.items()}
 
-    def midway(memory: PyTree) -> PyTree:
-        return {name: learner.midway(memory[name]) for name, learner in learners.items()}
+    def start_mid_episode(memory: PyTree) -> PyTree:
+        return {name: learner.start_mid_episode(memory[name]) for name, learner in learners.items()}
 
     def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, Any]]:
         states, metrics = {}, {}
@@ -71,7 +71,7 @@ def together(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies
         return joined(states), metrics
 
     replay = all(learner.relearn is not None for learner in learners.values())
-    return Learner(init, update, relearn if replay else None, cut, midway, parts=tuple(learners.items()))
+    return Learner(init, update, relearn if replay else None, cut, start_mid_episode, parts=tuple(learners.items()))
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:

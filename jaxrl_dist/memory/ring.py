@@ -8,7 +8,7 @@ stored once, in its dtype; for a stack, only the newest frame.
 A window never crosses the write head and never starts on a reset step. It may run over an episode's end, where
 ``returns`` cuts. With stacks of ``frame_stack`` frames, sampling also reads the frames before the window, so a window
 is not drawn once one of them is overwritten. The first observation that is added must begin a stack; otherwise call
-``midway`` first.
+``start_mid_episode`` first.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def init(like: Rollout, slots: int, *, prioritized: bool, frame_stack: int = 1) 
         table, sums = (jnp.zeros((num_envs, size), jnp.float32) for size in (blocks * BLOCK, blocks))
         priorities = Priorities(table, sums, jnp.ones((num_envs,), jnp.float32))
     return Memory(
-        steps=jax.tree.map(blank, jax.eval_shape(partial(_kept, frame_stack=frame_stack), like)),
+        steps=jax.tree.map(blank, jax.eval_shape(partial(_stored_fields, frame_stack=frame_stack), like)),
         added=jnp.zeros((num_envs,), jnp.int32),
         priorities=priorities,
     )
@@ -108,7 +108,7 @@ def add(
         where = at[: x.shape[0]]
         return ring.at[:, where].set(jnp.swapaxes(x, 0, 1), unique_indices=True, mode="promise_in_bounds")
 
-    steps = jax.tree.map(write, memory.steps, _kept(rollout, frame_stack))
+    steps = jax.tree.map(write, memory.steps, _stored_fields(rollout, frame_stack))
     memory = memory._replace(steps=steps, added=memory.added + num_steps)
     if memory.priorities is None:
         return memory
@@ -131,7 +131,7 @@ def add(
     return _sum_blocks(memory._replace(priorities=priorities), envs, where)
 
 
-def midway(memory: Memory, frame_stack: int) -> Memory:
+def start_mid_episode(memory: Memory, frame_stack: int) -> Memory:
     """Prepares an empty memory for environments that are in the middle of their episodes.
 
     Their first stacks hold frames from before, which the memory will never have. Counting from ``1 - frame_stack``
@@ -268,7 +268,7 @@ def _sum_blocks(memory: Memory, env: jax.Array, slot: jax.Array) -> Memory:
     return memory._replace(priorities=priorities._replace(block_sum=sums))
 
 
-def _kept(rollout: Rollout, frame_stack: int) -> Rollout:
+def _stored_fields(rollout: Rollout, frame_stack: int) -> Rollout:
     """The part of a rollout that the ring stores."""
     stacked = frame_stack > 1 and not isinstance(rollout.obs, frames.Frame)
     obs = frames.newest(rollout.obs, frame_stack) if stacked else rollout.obs

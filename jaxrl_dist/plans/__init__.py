@@ -33,7 +33,7 @@ def execute(job: Job) -> Iterator[Report]:
     return reports
 
 
-def together(name: str) -> type[Population] | None:
+def population_plan(name: str) -> type[Population] | None:
     """Returns how a plan trains members in the same programs; None: they train one after the other."""
     plan = PLANS[name]
     fits = plan.members is not None and (plan.compiled or peers.world() is None)

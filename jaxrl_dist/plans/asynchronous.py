@@ -132,7 +132,7 @@ class Trainer:
 
 def overlapped(job: Job, training: Training) -> Iterator[Report]:
     """Runs ``job`` with actors in threads, while ``training`` learns from what they send."""
-    clock, stages, options = Clock(job.resumed, job.away), Stages(), job.pool
+    clock, stages, options = Clock(job.resumed, job.excluded_seconds), Stages(), job.pool
     specs, here = content_specs(job.algorithm), arrays.own_part(job.mesh)
     join = joiner(here, options.num_actors, specs)
     state = job.initial_state()
@@ -155,13 +155,13 @@ def overlapped(job: Job, training: Training) -> Iterator[Report]:
 
         def received() -> Iterator[Sequence[PyTree] | None]:
             taken = iter(() if tally.done() else rounds(job, pool, tally, lambda: training.more))
-            while (samples := peers.attempt(partial(next, taken, ()), "the actors")) != ():
+            while (samples := peers.run_everywhere(partial(next, taken, ()), "the actors")) != ():
                 stages.mark("waiting")
                 if samples is not None:
                     tally.learn(samples)
                 yield None if samples is None else arrays.as_global(join(samples), job.mesh, specs)
 
-        job.offer(now)
+        job.publish_latest(now)
         turns = training.turns(state, received())
         for turn in turns:
             state = turn.state

@@ -16,9 +16,9 @@ class Clock:
     Excludes the time between sessions and the time of evaluations. ``actors.step.Stages`` divides a thread's time.
     """
 
-    def __init__(self, resumed: Checkpoint | None, away: Callable[[], float]) -> None:
-        """``away`` is ``Job.away``."""
-        self._away = away
+    def __init__(self, resumed: Checkpoint | None, excluded_seconds: Callable[[], float]) -> None:
+        """``excluded_seconds`` is ``Job.excluded_seconds``."""
+        self._excluded_seconds = excluded_seconds
         kept = {} if resumed is None else resumed.progress
         self._began = time.perf_counter() - kept.get("wall_time_s", 0.0)
         self._compiled_before = kept.get("compile_s", 0.0)
@@ -37,7 +37,7 @@ class Clock:
 
     def wall_time(self) -> float:
         """Returns the seconds since the run began."""
-        return time.perf_counter() - self._began - self._away()
+        return time.perf_counter() - self._began - self._excluded_seconds()
 
     def _compile_seconds(self) -> float:
         return self._compiled_before + sum(program.compile_seconds for program in self._programs)

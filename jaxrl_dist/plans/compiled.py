@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays
 from jaxrl_dist.plans.averaging import averaging
@@ -75,7 +75,7 @@ def is_traced(function: Callable[..., Any], hyper: Mapping[str, float]) -> bool:
 
 def start(job: Job) -> Callable[..., device.ActorState]:
     """Returns ``(key, hyper) -> actor``, which starts the environments with the key of their random stream."""
-    share, env = Share.all(job.num_envs), job.source.device()
+    share, env = EnvSlice.all(job.num_envs), job.source.device()
     return lambda key, hyper: device.init(job.variant(hyper)[0], env, share, key)
 
 
@@ -133,7 +133,7 @@ def initial_state(
     def refill(key: jax.Array, hyper: Mapping[str, Array]) -> PyTree:  # not saved, or the algorithm has none
         learner = job.variant(hyper)[1]
         memory = learner.init(key).memory
-        return memory if restarted else learner.midway(memory)
+        return memory if restarted else learner.start_mid_episode(memory)
 
     return state._replace(memory=jax.jit(_one_by_one(refill), out_shardings=shardings.memory)(keys, hyper))
 
@@ -142,7 +142,7 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
     """Returns a member's zero sums of all metrics, with episodes for each of its devices, as numpy arrays."""
 
     def metrics(*inputs: Any) -> Any:
-        state, actor, *others = _without_axis(inputs)
+        state, actor, *others = _squeeze_member(inputs)
         return learn(state, act(state, actor, *others)[1], *others)[1]
 
     sums = jax.tree.map(lambda x: np.zeros((), x.dtype), jax.eval_shape(metrics, *inputs))
@@ -151,7 +151,7 @@ def blank_sums(job: Job, act: Callable[..., Any], learn: Callable[..., Any], *in
     return IntervalSums(np.int32(0), learned, sums, episodes)
 
 
-def parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
+def reset_interval(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
     """Returns sums of a checkpoint with all metrics of ``blank``."""
 
     def of_policy(_: Any, learned: Array, sums: Any, episodes: EpisodeStats, *blank: Any) -> tuple[Any, ...]:
@@ -170,7 +170,7 @@ def parted(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
 # --- The program --------------------------------------------------------------------------------------
 
 
-def _without_axis(tree: Any) -> Any:
+def _squeeze_member(tree: Any) -> Any:
     """Removes the axis of members if there is one member.
 
     A loop would copy a replay memory in each iteration if its body removed the axis.
@@ -188,7 +188,7 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
     member. Both are traced once, however many programs use them.
     """
     env, rollout_length = job.source.device(), job.rollout_length
-    packed = packing.pays_on(job.mesh.devices.flat[0])
+    packed = packing.starts_kernel_per_array(job.mesh.devices.flat[0])
 
     def local_act(
         variables: Variables, actor: device.ActorState, keys: Any, hyper: Any, iteration: jax.Array, env_step: jax.Array
@@ -277,7 +277,7 @@ def make_program(
         count: jax.Array,
     ) -> tuple[TrainState, device.ActorState, IntervalSums, jax.Array, device.Fault]:
         members = len(running)
-        state, actor, since, keys, hyper, running = _without_axis((state, actor, since, keys, hyper, running))
+        state, actor, since, keys, hyper, running = _squeeze_member((state, actor, since, keys, hyper, running))
 
         def finite(fault: device.Fault) -> jax.Array:
             return jnp.all((fault.where == device.NO_FAULT) | ~running[..., None])

@@ -49,7 +49,7 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
 
 def gradients(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors that compute gradients; their policy may lag some versions behind the learner."""
-    clock, stages = Clock(job.resumed, job.away), Stages()
+    clock, stages = Clock(job.resumed, job.excluded_seconds), Stages()
     # An actor continues only after its gradient has been applied (Mnih et al. 2016, algorithm S3), and acts with it.
     options = job.pool._replace(in_flight=0)
     steps = job.steps_per_iteration // options.num_actors
@@ -69,7 +69,7 @@ def gradients(job: Job) -> Iterator[Report]:
         def now() -> Report:
             return tally.report(state, clock, stages, [apply])
 
-        job.offer(now)
+        job.publish_latest(now)
         samples = () if tally.done() else flow.gather_async(pool.streams)
         for sample in filter(tally.fresh, samples):
             stages.mark("waiting")

@@ -15,7 +15,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import ActorJob, PoolOptions
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.types import Algorithms, Array, Checkpoint, Learner, Report, TrainState, Variables
@@ -23,7 +23,7 @@ from jaxrl_dist.types import Algorithms, Array, Checkpoint, Learner, Report, Tra
 T = TypeVar("T")
 
 
-class Kept:
+class ProgramCache:
     """Traced and compiled functions by name, shared with later runs of the process that compute the same."""
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class Job(NamedTuple):
     pool: PoolOptions = PoolOptions()  # for plans whose actors run in threads
     resumed: Checkpoint | None = None  # where to resume from; None: a new run
     stop: Callable[[], bool] = lambda: False  # whether to end early, with a report of the progress so far
-    away: Callable[[], float] = lambda: 0.0  # seconds that were not spent on training, such as on evaluations
+    excluded_seconds: Callable[[], float] = lambda: 0.0  # not spent on training, but on evaluations and the like
     # Called before the first update with a function that reports the newest state, even after the plan has failed.
-    offer: Callable[[Callable[[], Report]], None] = lambda newest: None
-    kept: Kept | None = None  # None: nothing is shared
+    publish_latest: Callable[[Callable[[], Report]], None] = lambda newest: None
+    kept: ProgramCache | None = None  # None: nothing is shared
 
     def once(self, name: Hashable, make: Callable[[Job], T]) -> T:
         """Returns what ``make`` returns for this job, or for an equal one of an earlier run.
@@ -70,7 +70,7 @@ class Job(NamedTuple):
           name: names the result, with everything it depends on except the fields that ``setup.make_job`` compares.
           make: gets the job without its checkpoint and callbacks, which would live as long as the result.
         """
-        defaults = ("init_variables", "resumed", "stop", "away", "offer", "kept")
+        defaults = ("init_variables", "resumed", "stop", "excluded_seconds", "publish_latest", "kept")
         bare = self._replace(**{name: self._field_defaults[name] for name in defaults})
         return make(bare) if self.kept is None else self.kept.once((name, tuple(self.hyper)), lambda: make(bare))
 
@@ -80,10 +80,10 @@ class Job(NamedTuple):
         return self.config.num_envs * self.source.spec.num_agents
 
     @property
-    def share(self) -> Share:
+    def share(self) -> EnvSlice:
         """The environments of this process's devices; under ``on_device``, a program has those of all processes."""
         size = self.num_envs // peers.count()
-        return Share(peers.index() * size, size, self.num_envs)
+        return EnvSlice(peers.index() * size, size, self.num_envs)
 
     @property
     def rollout_length(self) -> int:

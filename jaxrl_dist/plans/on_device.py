@@ -28,10 +28,10 @@ DISPATCH_SECONDS = 1.0
 
 def on_device(job: Job) -> Iterator[Report]:
     """Runs ``job`` on environments that are pure functions, many iterations per dispatch: a population of one."""
-    return Compiled([job]).reports(0, job)
+    return DevicePopulation([job]).reports(0, job)
 
 
-class Compiled(Population):
+class DevicePopulation(Population):
     """A population on environments that are pure functions, in one program."""
 
     traces = staticmethod(compiled.traces)
@@ -47,7 +47,7 @@ class Compiled(Population):
         blank = job.once(("sums", len(jobs)), lambda job: compiled.blank_sums(job, *iterate, *inputs))
         self._blank = compiled.stack([blank] * len(jobs))
         self._since: IntervalSums = compiled.stack(
-            [compiled.parted(IntervalSums.of(job.resumed, job.algorithm), blank) for job in jobs]
+            [compiled.reset_interval(IntervalSums.of(job.resumed, job.algorithm), blank) for job in jobs]
         )
         self._compile(*iterate)
 
@@ -83,7 +83,7 @@ class Compiled(Population):
             device.check_fault(job.source.spec, found, job.num_envs, job.rollout_length)
         seconds = time.perf_counter() - program.compile_seconds - began
         fitting = max(1, min(2 * self._per_dispatch, int(DISPATCH_SECONDS * count / seconds)))
-        self._per_dispatch = peers.least(fitting, "iterations of a dispatch")
+        self._per_dispatch = peers.minimum(fitting, "iterations of a dispatch")
         return count
 
     def _sums(self) -> IntervalSums:

@@ -93,7 +93,7 @@ class Population(abc.ABC):
         if not self._started:
             self._check()
             self._start()
-        job.offer(lambda: self._now(member, self._numbers()))
+        job.publish_latest(lambda: self._now(member, self._numbers()))
         try:
             while not self._done[member] or member in self._due:
                 while member not in self._due:
@@ -109,7 +109,7 @@ class Population(abc.ABC):
 
     def _start(self) -> None:
         jobs = self._jobs
-        self._clocks = [Clock(job.resumed, partial(self._away, at)) for at, job in enumerate(jobs)]
+        self._clocks = [Clock(job.resumed, partial(self._excluded_seconds, at)) for at, job in enumerate(jobs)]
         self._put_inputs()
         self._steps = np.array([job.steps for job in jobs])
         since = [IntervalSums.of(jobs[member].resumed, jobs[member].algorithm) for member in self._running()]
@@ -132,8 +132,8 @@ class Population(abc.ABC):
         hyper = {name: np.array([job.hyper[name] for job in jobs], np.float32) for name in jobs[0].hyper}
         self._hyper = meshes.put(hyper, jobs[0].mesh, compiled.MEMBERS)
 
-    def _away(self, member: int) -> float:
-        return self._jobs[member].away()
+    def _excluded_seconds(self, member: int) -> float:
+        return self._jobs[member].excluded_seconds()
 
     def _running(self) -> list[int]:
         return [member for member, done in enumerate(self._done) if not done]

@@ -182,7 +182,7 @@ def of_all(
     here = [steps.tolist(), [value.tolist() for value in values]]
     return [
         (np.array(steps), jax.tree.unflatten(structure, [np.array(value, np.float32) for value in values]))
-        for steps, values in peers.gather(here, "a rollout")
+        for steps, values in peers.all_gather(here, "a rollout")
     ]
 
 

@@ -18,7 +18,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import host, programs
 from jaxrl_dist.actors.step import initial_core
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.mesh import over_policies
@@ -33,11 +33,11 @@ from jaxrl_dist.types import Array, EnvSpec, Report
 
 def synchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with one batch of host environments; experience always comes from the newest policy."""
-    with contextlib.closing(Hosted([job])) as population:
+    with contextlib.closing(HostPopulation([job])) as population:
         yield from population.reports(0, job)
 
 
-class Hosted(Population):
+class HostPopulation(Population):
     """A population on one batch of host environments, those of the first member first."""
 
     @staticmethod
@@ -47,7 +47,7 @@ class Hosted(Population):
             key, size = rng.stream(job.seed, Stream.INIT), job.num_envs // job.mesh.shape[meshes.DATA]
             spec, state = job.source.spec, learner.init(key)
             allocate, act, close_rollout = programs.acting(algorithm, spec, job.rollout_length, key)
-            core, now = initial_core(algorithm, spec, Share.all(size)), (jnp.int32(0), state.env_step)
+            core, now = initial_core(algorithm, spec, EnvSlice.all(size)), (jnp.int32(0), state.env_step)
 
             def shown(own: EnvSpec) -> tuple[Any, Any, Array]:
                 rows = size // spec.num_agents * own.num_agents
@@ -102,7 +102,9 @@ class Hosted(Population):
             who, how = [(self._keys[0], self._hyper)], [self._keys[-1], self._hyper, self._goes_on()]
         updates = arrays.fetch(state.updates)
         acting = arrays.as_local((state.variables, state.iteration, state.env_step), mesh)
-        rollout, episodes, steps = peers.attempt(partial(self._acting.rollout, *acting, *who), "the environments")
+        rollout, episodes, steps = peers.run_everywhere(
+            partial(self._acting.rollout, *acting, *who), "the environments"
+        )
         began = time.perf_counter()
         specs = meshes.rollout_specs(self._jobs[0].algorithm)
         self._state, metrics = self._update(state, arrays.as_global(rollout, mesh, specs), *how)
@@ -124,7 +126,7 @@ class Hosted(Population):
 
     def _sums(self) -> IntervalSums:
         since = [interval.since() for interval in self._intervals]
-        return compiled.stack(_alike(since)) if self._axis else since[0]
+        return compiled.stack(_same_keys(since)) if self._axis else since[0]
 
     def _restart(self) -> None:
         for interval in self._intervals:
@@ -146,7 +148,7 @@ class Hosted(Population):
         }
 
 
-def _alike(intervals: Sequence[IntervalSums]) -> list[IntervalSums]:
+def _same_keys(intervals: Sequence[IntervalSums]) -> list[IntervalSums]:
     """Gives all members the metrics of any: after a resume, those in the middle of an interval have some already."""
 
     def filled(_: Any, own: Mapping[str, float], *others: Mapping[str, float]) -> dict[str, float]:

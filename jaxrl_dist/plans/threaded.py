@@ -260,7 +260,7 @@ class Tally(reports.HostInterval):
 
     def counts(self) -> dict[str, float]:
         """Returns what has become of this session's samples, of all processes."""
-        sent, queued = map(sum, zip(*peers.gather(self._pool.streams.count(), "the samples"), strict=True))
+        sent, queued = map(sum, zip(*peers.all_gather(self._pool.streams.count(), "the samples"), strict=True))
         # Nothing was learned from these: too old, of a round that was cut short, or left when the pool was closed.
         dropped = sent - queued - self._trained
         numbers = {"queue": queued, "sent": sent, "trained": self._trained, "dropped": dropped}
@@ -278,7 +278,7 @@ class Tally(reports.HostInterval):
         """
         pool, lags = self._pool, self._lags
         # Of the whole run, like its env steps and updates.
-        restarts = self._restarts_before + sum(peers.gather(pool.restarts, "the restarts"))
+        restarts = self._restarts_before + sum(peers.all_gather(pool.restarts, "the restarts"))
         compiling = sum(program.compile_seconds for program in programs)
         seconds = dict(stages.seconds)
         seconds |= {"updating": seconds.get("updating", 0.0) - compiling, "compiling": compiling}

@@ -17,7 +17,7 @@ from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.actors.step import Rollouts, num_rows, step_numbers
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.envs.base import DeviceEnv, Share
+from jaxrl_dist.envs.base import DeviceEnv, EnvSlice
 from jaxrl_dist.envs.episodes import ended_episodes
 from jaxrl_dist.learners import off_policy, on_policy, sgd
 from jaxrl_dist.learners.policies import state_of
@@ -55,7 +55,7 @@ def make_parts(job: Job) -> dict[str, Part]:
     if not job.source.is_pure:
         return _of_learners(job, state, _host_rollout(job, state))
     env, act_key, env_key = job.source.device(), job.key(Stream.ACT), job.key(Stream.ENV)
-    begin = jax.jit(lambda key: device.init(job.algorithm, env, Share.all(job.num_envs), key))
+    begin = jax.jit(lambda key: device.init(job.algorithm, env, EnvSlice.all(job.num_envs), key))
     program = device.compile_rollout(job.algorithm, env, job.mesh, job.rollout_length, act_key, env_key)
     actor, started = (meshes.put(begin(env_key), job.mesh, BATCH) for _ in range(2))  # the program uses up the first
     rollout = program(state.variables, actor, state.iteration, state.env_step, np.int32(0))[1]
@@ -83,7 +83,7 @@ def _host_rollout(job: Job, state: TrainState) -> Rollouts:
 
 def _environment(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree) -> Part:
     """Steps the environments with the actions of a rollout, and stores what they return."""
-    packed = packing.pays_on(job.mesh.devices.flat[0])
+    packed = packing.starts_kernel_per_array(job.mesh.devices.flat[0])
     actions = env.spec.bare(over_policies(lambda rollout: rollout.action)(rollout))
 
     def step_all(state: PyTree, actions: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -126,7 +126,7 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
         over_policies(lambda algorithm: dataclasses.replace(algorithm, episodic=False))(job.algorithm),
         env._replace(step=replayed),
         job.rollout_length,
-        packed=packing.pays_on(job.mesh.devices.flat[0]),
+        packed=packing.starts_kernel_per_array(job.mesh.devices.flat[0]),
     )
 
     def act_all(actor: device.ActorState, state: TrainState, key: jax.Array) -> tuple[PyTree, PyTree, PyTree]:
@@ -178,7 +178,7 @@ def _postprocess_once(job: Job, state: TrainState, rollout: Rollout, key: jax.Ar
     def postprocess(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[PyTree, PyTree]:
         keys = rng.per_index(key, meshes.global_index(rollout.reward.shape[1]))
         batch = algorithm.postprocess(state.variables, rollout, state.context(keys))
-        return batch, algorithm.observed(state.variables, rollout, state.context())
+        return batch, algorithm.updated_stats(state.variables, rollout, state.context())
 
     return _part(meshes.acting(postprocess, job.mesh, (ONE, ROLLOUT, ONE), (BATCH, ONE)), state, rollout, key)
 

@@ -74,7 +74,7 @@ def sync_all(path: pathlib.Path) -> None:
         sync(part)
 
 
-def put(temporary: pathlib.Path, path: pathlib.Path, kept: pathlib.Path) -> None:
+def commit(temporary: pathlib.Path, path: pathlib.Path, kept: pathlib.Path) -> None:
     """Syncs a complete directory to disk and renames it to its final name.
 
     A directory that has this name already is renamed to ``kept`` first, and deleted at the end.

@@ -122,7 +122,7 @@ class Saver(_Background):
         there = [number_of(path) for path in saved(self._folder.parent)]
         # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
         ours = [number for number in there if number <= steps]
-        for number in set(there) - _kept(self._returns, ours, self._keep):
+        for number in set(there) - _checkpoints_to_keep(self._returns, ours, self._keep):
             directories.remove(_named(self._folder, number))
 
 
@@ -149,7 +149,7 @@ def _give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _kept(returns: Mapping[int, float | None], numbers: Sequence[int], keep: int) -> set[int]:
+def _checkpoints_to_keep(returns: Mapping[int, float | None], numbers: Sequence[int], keep: int) -> set[int]:
     """Returns the numbers of the checkpoints to keep, the newest and the best; ``numbers`` come newest first."""
     best = best_of({number: returns.get(number) for number in numbers})
     return {*numbers[:keep], *(() if best is None else (best,))}
@@ -188,7 +188,7 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, po
         if post is not None:
             others = post.collect()
         manifest.write(temporary, _joined(path, temporary, others))
-        directories.put(temporary, path, kept)
+        directories.commit(temporary, path, kept)
     except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
         if post is not None and not others:  # they may still be writing
             with contextlib.suppress(ProcessError):

@@ -23,7 +23,7 @@ from jaxrl_dist.settings.policies import by_policy
 MAX_MEMBERS = 10_000
 
 
-class Member(NamedTuple):
+class MemberConfig(NamedTuple):
     """A run of a population."""
 
     config: Train[Any]
@@ -36,7 +36,7 @@ def is_population(config: Train[Any]) -> bool:
     return config.seeds > 1 or bool(config.vary)
 
 
-def members(config: Train[Any]) -> list[Member]:
+def members(config: Train[Any]) -> list[MemberConfig]:
     """Returns the members of a resolved config: all settings with the first seed, then with the second, and so on.
 
     A hyperparameter that has no effect in one of the members, such as the end of epsilon in those that explore in
@@ -54,7 +54,7 @@ def members(config: Train[Any]) -> list[Member]:
         raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
     if len({repr(values) for values in settings}) < len(settings):
         raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
-    made: list[Member] = []
+    made: list[MemberConfig] = []
     for offset, values in itertools.product(range(config.seeds), settings):
         run = {name: value for name, value in values.items() if name in VARIED}
         own = {name: value for name, value in values.items() if name not in run}
@@ -63,7 +63,7 @@ def members(config: Train[Any]) -> list[Member]:
             run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
         algorithm = varied(config.algorithm, own)
         kept = [name for name in own if several(algorithm) or len(asked[name]) > 1]
-        made.append(Member(checked(dataclasses.replace(config, algorithm=algorithm, **run), kept), values))
+        made.append(MemberConfig(checked(dataclasses.replace(config, algorithm=algorithm, **run), kept), values))
     return made
 
 
@@ -127,7 +127,7 @@ def _settings(varied: Mapping[str, Sequence[Any]], *, zipped: bool) -> list[dict
     return [dict(zip(varied, row, strict=True)) for row in rows]
 
 
-def programs(population: Sequence[Member], hyper: Sequence[str]) -> list[list[int]]:
+def programs(population: Sequence[MemberConfig], hyper: Sequence[str]) -> list[list[int]]:
     """Returns the members, by number, that one program can train: they differ in seeds and in ``hyper`` only."""
     groups: dict[str, list[int]] = {}
     for number, member in enumerate(population):

@@ -43,7 +43,7 @@ def make_learner(
         if isinstance(kind := own.algorithm, Copy):
             rows = specs[kind.policy].num_agents, specs[name].num_agents
             copies[name] = Copies(kind.policy, kind.every, kind.size, rows)
-    return policies.together(learners, copies)
+    return policies.combined_learner(learners, copies)
 
 
 def _learner(
@@ -53,7 +53,7 @@ def _learner(
     if not algorithm.trains:
         return policies.still(algorithm)
     num_envs, length = config.num_envs * spec.num_agents, config.rollout_length
-    packed = packing.pays_on(devices[0])
+    packed = packing.starts_kernel_per_array(devices[0])
     if algorithm.replay is None or PLANS[config.plan].sends_gradients:
         return on_policy.on_policy(algorithm, spec.num_agents, packed=packed)
 

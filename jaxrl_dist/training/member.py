@@ -25,12 +25,12 @@ from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.saving import PieceSaver, Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
-from jaxrl_dist.training.reports import Ending, Evaluations, saving, surviving, writing
+from jaxrl_dist.training.reports import Evaluations, StopState, saving, with_final_report, writing
 from jaxrl_dist.training.results import ENDED, Row, refill
 from jaxrl_dist.types import Checkpoint, Report
 
 
-class Shared:
+class ProgramShared:
     """What the members of one program share."""
 
     def __init__(self, job: Job, command: str) -> None:
@@ -44,7 +44,7 @@ class Shared:
 
         of_any_seed = "evaluator", sizes[0], *sizes[2:], sampled
         self.evaluator: Evaluator = job.once(of_any_seed, make)
-        self.away = 0.0
+        self.excluded_seconds = 0.0
         """Seconds that were not spent on training, such as on evaluations."""
         self._asked: tuple[int, bool] = -1, False
 
@@ -60,7 +60,7 @@ class Member:
     """A member of a run, which may have only one, with its session in this process."""
 
     job: Job
-    shared: Shared
+    shared: ProgramShared
     row: Row  # its results so far
     file: IO[bytes] | None = None  # open metrics.jsonl of a resumed member; holding it locks its directory
     program: Population | None = None  # what trains it, with others; None: the config's plan, alone
@@ -113,14 +113,14 @@ class Member:
 
     def reports(self, evaluating: Callable[[int], None], stop: Callable[[], bool]) -> Generator[Report]:
         """Yields the reports of all stages. Saves the run if an error ends it or the caller leaves."""
-        ending = Ending(lambda: stop() or self.halved)
+        ending = StopState(lambda: stop() or self.halved)
         with start.failing():
             with contextlib.ExitStack() as stack:
                 files: run_files.RunFiles | None = None
                 saver: Saver | PieceSaver | None = None
                 if self.config.run_dir is not None:
-                    files, saver = peers.attempt(partial(self._opened, stack), "the run's files")
-                    peers.attempt(self._check_shared, "a look at the run directory")
+                    files, saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
+                    peers.run_everywhere(self._check_shared, "a look at the run directory")
                 reports = self._stages(stack, files, saver, ending, evaluating)
                 while (report := self._next(reports, ending)) is not None:
                     if ending.error is None:  # after an error, the report is only saved
@@ -134,9 +134,9 @@ class Member:
                     if not any(self.shared.command in note for note in said):
                         ending.error.add_note(self._way_on(ending.error, saver.newest))
                 raise ending.error
-            peers.gather(None, "the end of the run")
+            peers.all_gather(None, "the end of the run")
 
-    def _next(self, reports: Iterator[Report], ending: Ending) -> Report | None:
+    def _next(self, reports: Iterator[Report], ending: StopState) -> Report | None:
         """Returns the next report after all stages. Ctrl-C waits for it: it would otherwise lose an update."""
 
         def interrupt() -> None:
@@ -179,19 +179,21 @@ class Member:
         stack: contextlib.ExitStack,
         files: run_files.RunFiles | None,
         saver: Saver | PieceSaver | None,
-        ending: Ending,
+        ending: StopState,
         evaluating: Callable[[int], None],
     ) -> Iterator[Report]:
         """Returns the plan's reports, evaluated, written and saved when due; ``stack`` closes the plan."""
         config, shared = self.config, self.shared
         offered: list[Callable[[], Report]] = []
-        job = self.job._replace(stop=ending, away=lambda: shared.away, offer=offered.append)
+        job = self.job._replace(
+            stop=ending, excluded_seconds=lambda: shared.excluded_seconds, publish_latest=offered.append
+        )
         evaluator = shared.evaluator.of_member(config.seed, job.hyper)
 
         def evaluate(report: Report, **options: Any) -> Report:
             began = time.perf_counter()
             report = self._evaluate(evaluator, report, stop=ending.here, **options)
-            shared.away += time.perf_counter() - began
+            shared.excluded_seconds += time.perf_counter() - began
             return report
 
         def newest() -> Report | None:
@@ -208,7 +210,7 @@ class Member:
         evaluations = Evaluations(config, 0 if job.resumed is None else _evaluated(job.resumed), ending)
         plan: Any = plans.execute(job) if self.program is None else self.program.reports(self.place, job)
         stack.enter_context(contextlib.closing(plan))
-        reports = evaluations.on_the_way(surviving(plan, newest, ending), evaluate)
+        reports = evaluations.on_the_way(with_final_report(plan, newest, ending), evaluate)
         if config.run_dir:
             done = None if job.resumed is None else (job.env_steps, job.updates)
             reports = writing(reports, files)

@@ -17,7 +17,7 @@ from jaxrl_dist.run.saving import PieceSaver, Saver, save_variables
 from jaxrl_dist.types import Checkpoint, Report
 
 
-class Ending:
+class StopState:
     """Callable: True once the run must end early, because of a stop request or an error.
 
     The error is raised after the run's state is saved. In a run over several processes each call is a vote, so that all
@@ -38,13 +38,15 @@ class Ending:
     def failed(self) -> bool:
         """Returns whether an error ends the run, here or in another process, whose error then becomes this one's."""
         message = None if self.error is None else first_line(self.error)
-        for process, found in enumerate(peers.gather(message, "errors")):
+        for process, found in enumerate(peers.all_gather(message, "errors")):
             if found is not None and self.error is None:
                 self.error = ProcessError(f"process {process} has ended the run: {found}")
         return self.error is not None
 
 
-def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], ending: Ending) -> Iterator[Report]:
+def with_final_report(
+    reports: Iterator[Report], newest: Callable[[], Report | None], ending: StopState
+) -> Iterator[Report]:
     """Passes reports on; after an error, yields one more report of the newest state for the next stages to save.
 
     Args:
@@ -75,7 +77,7 @@ def surviving(reports: Iterator[Report], newest: Callable[[], Report | None], en
 class Evaluations:
     """Evaluates the reports at the evaluation interval, and the last one."""
 
-    def __init__(self, config: Train, evaluated: int, ending: Ending) -> None:
+    def __init__(self, config: Train, evaluated: int, ending: StopState) -> None:
         """``evaluated``: env steps of the newest report whose evaluation is done or was not due."""
         self._interval = config.evaluation_interval
         self._at_the_end = config.evaluation_episodes > 0
@@ -92,7 +94,7 @@ class Evaluations:
                     report = evaluate(report)
                 except BaseException as error:
                     self._ending.error = error
-                evaluated = peers.told(report.evaluation is not None, "whether the evaluation is done")
+                evaluated = peers.broadcast(report.evaluation is not None, "whether the evaluation is done")
             if last or evaluated or not self._due:  # else the next report is evaluated
                 self._evaluated = report.env_steps
             marked = partial(_marked, report.checkpoint, before, self._evaluated)
@@ -150,7 +152,7 @@ def saving(
     files: RunFiles | None,
     config: Train,
     saved: tuple[int, int] | None,
-    ending: Ending,
+    ending: StopState,
     clock: Callable[[], float] = time.monotonic,
     agree: Callable[[int, Callable[[], bool]], bool] = lambda iteration, wants: wants(),
 ) -> Iterator[Report]:

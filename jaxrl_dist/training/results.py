@@ -115,7 +115,7 @@ def _past() -> Any:
     raise RuntimeError("this report is of an earlier session")
 
 
-def together(
+def merged_rows(
     newest: Mapping[int, Report], new: Sequence[int], rows: Sequence[Row], groups: Sequence[Sequence[int]]
 ) -> Report:
     """Joins the members' newest reports: counts are sums, metrics as ``JOINED`` says, evaluations as in ``_joined``.

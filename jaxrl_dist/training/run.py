@@ -27,8 +27,8 @@ from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.stored import module_of_user, to_json
 from jaxrl_dist.training.member import Member, open_files
-from jaxrl_dist.training.reports import Ending
-from jaxrl_dist.training.results import ENDED, Row, together, write_results
+from jaxrl_dist.training.reports import StopState
+from jaxrl_dist.training.results import ENDED, Row, merged_rows, write_results
 from jaxrl_dist.types import Report
 
 
@@ -115,7 +115,7 @@ class Run:
             return
         with start.failing(), contextlib.ExitStack() as stack:
             files = self._files(stack) if self.config.run_dir and peers.first() else None
-            stopping, reported = Ending(stop), False
+            stopping, reported = StopState(stop), False
             for group in self.groups:
                 if reported and stopping():
                     break
@@ -162,10 +162,10 @@ class Run:
             group = left
         places = {number: at for at, number in enumerate(group) if of[number].row.status == "training"}
         how = list(places.values()), selection(self.config, self.job), group
-        together = plans.together(self.config.plan)
-        if together is not None:
+        population_plan = plans.population_plan(self.config.plan)
+        if population_plan is not None:
             jobs = [of[number].job._replace(stop=stop) for number in group]  # also before each takes its first report
-            program = together(jobs, *how, average_every=self.config.average_every)
+            program = population_plan(jobs, *how, average_every=self.config.average_every)
             stack.callback(program.close)
             for number, place in places.items():
                 of[number].program, of[number].place = program, place
@@ -212,7 +212,7 @@ class Run:
     def _together(self, new: Sequence[int], files: run_files.RunFiles | None) -> Report:
         """Returns the report of the population after new reports of some members, and writes it."""
         newest = {number: each.newest for number, each in enumerate(self.members) if each.newest is not None}
-        report = together(newest, new, self.rows, self.groups)
+        report = merged_rows(newest, new, self.rows, self.groups)
         if files is not None:
             files.write(report)
             report = dataclasses.replace(report, log=partial(files.log, report.iteration))

@@ -24,7 +24,7 @@ from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans.devices import learner_devices
-from jaxrl_dist.plans.job import Job, Kept
+from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still
@@ -35,14 +35,14 @@ from jaxrl_dist.spaces import describe
 from jaxrl_dist.training import weights
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
-from jaxrl_dist.training.member import Member, Shared
+from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
 from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner, Variables
 
 KEEP = 8
 """Configs whose programs stay in memory: a notebook that trains again with one of them begins at once."""
-_kept = collections.OrderedDict[str, Job]()
+_job_cache = collections.OrderedDict[str, Job]()
 
 
 def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
@@ -89,13 +89,13 @@ def _same(config: Train[Any]) -> Train[Any]:
         return config
     here = json.loads(json.dumps(to_json(config)))
     here["run"]["processes"] = config.processes  # which is no part of a run, but must be the same
-    for process, there in enumerate(peers.gather(here, "the config")):
+    for process, there in enumerate(peers.all_gather(here, "the config")):
         for name, old, new in differences(here, there):
             raise ConfigError(
                 f"all processes of a run need the same flags, and {flag(name)} is {old} in process {peers.index()} "
                 f"and {new} in process {process}"
             )
-    return dataclasses.replace(config, run_dir=peers.told(config.run_dir, "the run directory"))
+    return dataclasses.replace(config, run_dir=peers.broadcast(config.run_dir, "the run directory"))
 
 
 def _checked(job: Job) -> Job:
@@ -115,16 +115,16 @@ def _checked(job: Job) -> Job:
 def _prepared(config: Train[Any], source: EnvSource) -> Run:
     """Prepares the members of a run; a single run has one. They share programs where the plan lets them."""
     several, hyper = populations.is_population(config), list[str]()
-    population = populations.members(config) if several else [populations.Member(config, {})]
+    population = populations.members(config) if several else [populations.MemberConfig(config, {})]
     groups = [[number] for number in range(len(population))]
-    if several and plans.together(config.plan) is not None:
+    if several and plans.population_plan(config.plan) is not None:
         hyper = _traced(population, source)
         groups = populations.programs(population, hyper)
     _check_one_program(config, groups, [name for name in population[0].values if name not in hyper])
     prepared = dict[int, Member]()
     for group in groups:
         base = _checked(make_job(population[group[0]].config, source, len(group)))
-        shared = Shared(base, resume_command(config))
+        shared = ProgramShared(base, resume_command(config))
         for number in group:
             own, values = population[number]
             algorithm = make_algorithm(own, source.spec) if hyper else base.algorithm
@@ -137,8 +137,8 @@ def _prepared(config: Train[Any], source: EnvSource) -> Run:
 def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixed: Sequence[str]) -> None:
     """Checks that one program trains all members where they select or average; ``fixed``: fields that forbid it."""
     for name in (x for x in ("evolve", "average_every") if getattr(config, x) is not None):
-        if plans.together(config.plan) is None:
-            needed = " or ".join(filter(plans.together, PLANS))
+        if plans.population_plan(config.plan) is None:
+            needed = " or ".join(filter(plans.population_plan, PLANS))
             raise ConfigError(f"{flag(name)} needs --plan {needed}: under --plan {config.plan} members train in turn")
         if len(groups) > 1:
             raise ConfigError(
@@ -147,7 +147,7 @@ def _check_one_program(config: Train[Any], groups: Sequence[Sequence[int]], fixe
             )
 
 
-def _traced(population: Sequence[populations.Member], source: EnvSource) -> list[str]:
+def _traced(population: Sequence[populations.MemberConfig], source: EnvSource) -> list[str]:
     """Returns the varied hyperparameters that may differ between members of one program."""
     first = population[0]
     types = populations.kinds(first.config)
@@ -158,11 +158,11 @@ def _traced(population: Sequence[populations.Member], source: EnvSource) -> list
         and all(isinstance(member.values[name], float) for member in population)
     ]
     job = make_job(first.config, source, devices=learner_devices(first.config)[:1])
-    together = plans.together(first.config.plan)
-    assert together is not None, "members train in turn"
+    population_plan = plans.population_plan(first.config.plan)
+    assert population_plan is not None, "members train in turn"
 
     def traces(*names: str) -> bool:
-        return together.traces(job._replace(hyper={name: first.values[name] for name in names}))
+        return population_plan.traces(job._replace(hyper={name: first.values[name] for name in names}))
 
     return names if not names or traces(*names) else [name for name in names if traces(name)]
 
@@ -271,7 +271,7 @@ def make_job(
       ConfigError: sizes do not divide, the plan does not fit, or the variables to start from cannot be loaded.
     """
     key = None if devices is not None else _computed(config, num_members)
-    job = None if key is None else _kept.pop(key, None)
+    job = None if key is None else _job_cache.pop(key, None)
     devices = learner_devices(config) if devices is None else devices
     if job is None:
         job = _new_job(config, source, num_members, devices)
@@ -279,9 +279,9 @@ def make_job(
         _pool(config, job.algorithm, job.source, devices)
         check_sizes(config, job.algorithm, job.source.spec, job.mesh.shape[meshes.DATA])
     if key is not None:
-        _kept[key] = job = job._replace(kept=job.kept or Kept())
-        if len(_kept) > KEEP:
-            _kept.popitem(last=False)
+        _job_cache[key] = job = job._replace(kept=job.kept or ProgramCache())
+        if len(_job_cache) > KEEP:
+            _job_cache.popitem(last=False)
     return job._replace(config=config, init_variables=init_variables(config, job.algorithm))
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 import scipy.special
 from probes import assert_close, make_job, make_mesh
 
@@ -25,7 +26,7 @@ from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
 from jaxrl_dist.algorithms.ppo import PPO
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.nn import networks, perturbation
 from jaxrl_dist.rng import Stream
@@ -70,7 +71,7 @@ def variables(name: str) -> Any:
 def begun(name: str) -> device.ActorState:
     """Environments that have been reset, as numpy arrays."""
     algorithm, source = make(name)
-    begin = jax.jit(functools.partial(device.init, {"": algorithm}, source.device(), Share(0, NUM_ENVS, NUM_ENVS)))
+    begin = jax.jit(functools.partial(device.init, {"": algorithm}, source.device(), EnvSlice(0, NUM_ENVS, NUM_ENVS)))
     return jax.device_get(begin(rng.stream(0, Stream.ENV)))
 
 
@@ -122,7 +123,7 @@ def act_on_host(
 # --- The same experience ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", runs.cases(CASES, "episodic"))
 def test_host_acts_as_device(name: str) -> None:
     """Keys, resets, policy state and feedback agree, over the seam between two rollouts; the meshes differ too."""
     algorithm, source = make(name)
@@ -133,7 +134,15 @@ def test_host_acts_as_device(name: str) -> None:
     assert_close(on_host, on_device, 1e-5)
 
 
-@pytest.mark.parametrize("name, num_devices", [("recurrent", 2), ("recurrent", 8), ("continuous", 8), ("perturbed", 8)])
+@pytest.mark.parametrize(
+    "name, num_devices",
+    [
+        pytest.param("recurrent", 2, marks=pytest.mark.case),
+        ("recurrent", 8),
+        pytest.param("continuous", 8, marks=pytest.mark.case),
+        pytest.param("perturbed", 8, marks=pytest.mark.case),
+    ],
+)
 def test_devices_do_not_matter(name: str, num_devices: int) -> None:
     assert_close(act_on_device(name, num_devices), act_on_device(name), 1e-5)
 
@@ -171,7 +180,7 @@ def test_actors_that_divide_the_environments_act_as_one_that_has_them_all(kind: 
     algorithm, source = make("discrete")
     env, mesh, half = source.device(), make_mesh(1), NUM_ENVS // 2
     act_key, env_key = (rng.stream(0, name) for name in (Stream.ACT, Stream.ENV))
-    shares = [Share(first, half, NUM_ENVS) for first in (0, half)]
+    shares = [EnvSlice(first, half, NUM_ENVS) for first in (0, half)]
     actors: list[Any]
     if kind == "device":
         program = device.compile_rollout({"": algorithm}, env, mesh, NUM_STEPS, act_key, env_key)
@@ -239,6 +248,7 @@ def test_episodic_rollouts_begin_with_new_episodes() -> None:
     assert len({tuple(actions) for actions in first.action.T}) > 1
 
 
+@pytest.mark.case  # test_host_acts_as_device
 def test_noise_on_parameters_lasts_until_the_episode_ends() -> None:
     """Each environment draws it for itself, and again before the first rollout of a later episode."""
     algorithm, _ = make("perturbed")
@@ -340,7 +350,7 @@ def test_backends_give_rollouts_of_one_structure(env_id: str, options: dict[str,
             assert count == episodes.episodes
 
 
-@pytest.mark.parametrize("name", ["discrete", "recurrent"])
+@pytest.mark.parametrize("name", ["discrete", pytest.param("recurrent", marks=pytest.mark.case)])
 def test_evaluation_plays_what_it_was_asked_for(name: str) -> None:
     """Whole episodes, their number by environment fixed beforehand; with a policy state of one array or none."""
     config = CASES[name][2]
@@ -372,7 +382,9 @@ def test_step_numbers_pass_two_to_the_31() -> None:
     np.testing.assert_array_equal(np.asarray(numbers, np.int64), (2**31 // 128 + 5) * 128 + np.arange(128))
 
 
-@pytest.mark.parametrize("name, max_steps", [("discrete", None), ("discrete", 7), ("recurrent", None)])
+@pytest.mark.parametrize(
+    "name, max_steps", [("discrete", None), ("discrete", 7), pytest.param("recurrent", None, marks=pytest.mark.case)]
+)
 def test_the_compiled_evaluation_plays_the_episodes_of_the_host(name: str, max_steps: int | None) -> None:
     """Someone who watches makes the environments step from the host; 7 steps cut every episode."""
     config = CASES[name][2]

@@ -56,7 +56,14 @@ def split(run_dir: Path) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]
     return [{name: value for name, value in line.items() if name not in others} for line in lines], found
 
 
-@pytest.mark.parametrize("plan", ["on_device", "asynchronous", pytest.param("synchronous", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "on_device",
+        pytest.param("asynchronous", marks=pytest.mark.case),
+        pytest.param("synchronous", marks=pytest.mark.case),
+    ],
+)
 def test_evaluations_change_nothing(plan: str, tmp_path: Path) -> None:
     """Not one bit of the learning curve; and they come with the first report at or after each multiple."""
     here = config(plan, **PLANS[plan])
@@ -95,6 +102,7 @@ FIRST_PARTS: dict[str, Callable[[list[int], list[int]], int]] = {
 """With which report the first part of a run ends, from the env steps of all reports and of the evaluated ones."""
 
 
+@pytest.mark.case  # test_evaluations_change_nothing
 @pytest.mark.parametrize("ends", FIRST_PARTS)
 def test_a_resumed_run_evaluates_where_it_would_have(ends: str, whole: Path, tmp_path: Path) -> None:
     first = FIRST_PARTS[ends]([line["env_steps"] for line in runs.untimed(whole)], list(split(whole)[1]))
@@ -140,6 +148,7 @@ def test_an_evaluation_whose_environments_fail_is_tried_again(tmp_path: Path, mo
     assert first.evaluation is None and second.evaluation is not None
 
 
+@pytest.mark.case  # test_evaluations_change_nothing
 def test_the_time_of_evaluations_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     original = Evaluator.play
@@ -179,6 +188,7 @@ def test_evaluations_compile_once() -> None:
     np.testing.assert_array_equal(one[0].returns, others[1][0].returns)
 
 
+@pytest.mark.case  # actors/test_actors.py::test_the_compiled_evaluation_plays_the_episodes_of_the_host
 def test_sampled_actions_are_those_of_the_policys_keys_in_one_program_and_one_by_one() -> None:
     """On CartPole, where a coin's episodes last about 22 steps and always the same action about 9."""
 
@@ -205,6 +215,7 @@ def test_sampled_actions_are_those_of_the_policys_keys_in_one_program_and_one_by
     np.testing.assert_array_equal(watched.lengths, drawn.lengths)
 
 
+@pytest.mark.case  # test_evaluations_change_nothing
 def test_a_run_and_the_command_evaluate_as_they_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = runs.train(f"{runs.CARTPOLE} --evaluation-policy sampled", tmp_path / "run")
     assert runs.read_json(run_dir / "summary.json")["evaluation"]["sampled"] is True

@@ -44,7 +44,7 @@ def previous(rollout: Rollout) -> np.ndarray:
     return np.concatenate([np.zeros_like(both[:1]), both[:-1]])
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("core", runs.cases(CORES, "inputs"))
 def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
     algorithm = A2C(**NET, **CORES[core]).make(SPEC)
     variables = jax.jit(algorithm.init)(jax.random.key(0))
@@ -78,7 +78,7 @@ def test_the_loss_of_a_rollout_is_that_of_its_episodes(core: str) -> None:
         assert_close(row[: end - begin], whole[env, begin:end], 1e-6)
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("core", runs.cases(CORES, "inputs"))
 def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: str) -> None:
     """Whatever part of them the burn-in repeats, from the core that acting stored."""
     config = R2D2(**NET, **CORES[core], **WINDOWED, epsilon_base=1.0)
@@ -112,7 +112,7 @@ def test_replayed_sequences_are_worth_what_acting_saw_episode_by_episode(core: s
     assert np.max(np.abs(other.metrics["q/mean"] - aux.metrics["q/mean"])) > 1e-4
 
 
-@pytest.mark.parametrize("name", ["ppo", "impala"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("impala", marks=pytest.mark.case)])
 def test_learning_reads_the_inputs_that_acting_read(name: str) -> None:
     """So the values are the same; the last is that of the observation after the rollout."""
     config = config_class(name)(**NET, **CORES["inputs"])
@@ -128,6 +128,7 @@ def test_learning_reads_the_inputs_that_acting_read(name: str) -> None:
     assert_close(jax.jit(net.evaluate)(variables.params, batch)[1], recorded[:12].T, 1e-6)
 
 
+@pytest.mark.case  # test_the_loss_of_a_rollout_is_that_of_its_episodes
 def test_a_policy_is_told_its_reward(tmp_path: Path) -> None:
     sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}
     inputs = {"core": "gru", "core_inputs": "action,reward", "core_size": 4}
@@ -162,6 +163,7 @@ class Decay:
         return jnp.zeros((num_envs, 8))
 
 
+@pytest.mark.case  # nn/test_own_network.py::test_a_run_and_its_policy
 def test_a_run_with_a_core_of_ones_own(tmp_path: Path) -> None:
     """Which the policy and a resumed run need once more: no file holds it."""
     sizes = {"num_envs": 8, "rollout_length": 16, "total_env_steps": 256, "report_interval": 128, "num_devices": 1}

@@ -225,6 +225,7 @@ def test_importance_weights_and_one_update_are_the_same_on_any_number_of_devices
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *results)
 
 
+@pytest.mark.case  # test_resume.py does, too
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_a_run_counts_its_updates_and_repeats_bit_for_bit(plan: str) -> None:
     config = DQN(hidden_sizes=(8,), learning_starts=100, replay_capacity=800, priority_exponent=0.6, batch_size=16)
@@ -267,6 +268,7 @@ def test_memory_is_made_on_the_mesh() -> None:
     assert isinstance(state.memory[""], ring.Memory)
 
 
+@pytest.mark.case  # test_uniform_windows_are_the_same_on_any_number_of_devices
 @pytest.mark.parametrize("priority_exponent", [None, 0.5])
 def test_a_run_on_two_devices(priority_exponent: float | None) -> None:
     """With normalisation, and reports that are None until the first update."""
@@ -279,6 +281,7 @@ def test_a_run_on_two_devices(priority_exponent: float | None) -> None:
     assert last.metrics["loss/q"] is not None and np.isfinite(last.metrics["loss/q"])
 
 
+@pytest.mark.case  # importance weights and one update are
 def test_uniform_windows_are_the_same_on_any_number_of_devices() -> None:
     w = windows(40)
     memory = jax.jit(lambda w: ring.add(ring.init(w, 64, prioritized=False), w, 3))(w)

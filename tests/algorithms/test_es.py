@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from flax import struct
 from gymnax.environments import environment, spaces
 from probes import assert_close, learner_of, make_job, make_mesh, random_rollout, spec, with_sgd
@@ -19,7 +20,7 @@ from jaxrl_dist import preset, rng, train
 from jaxrl_dist.actors import device
 from jaxrl_dist.algorithms.ars import ARS
 from jaxrl_dist.algorithms.es import ES, centred_ranks
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
@@ -102,7 +103,7 @@ def summed(weights: Any, trees: list[Any]) -> Any:
     return jax.tree.map(np.float32, total)
 
 
-@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.case), 8])
 def test_es_is_equation_1(num_devices: int) -> None:
     """Salimans et al. (2017): ``1 / (n sigma) sum_i F_i epsilon_i``, with ranks for F, one perturbation at a time."""
     std = 0.05
@@ -188,7 +189,7 @@ def gradients() -> tuple[np.ndarray, np.ndarray]:
     iterations, num_envs = 200, 32
     rollout = device.make_rollout({"": algorithm}, source.device(), 2)
     state = sgd.init(algorithm, jax.random.key(0))
-    actor = device.init({"": algorithm}, source.device(), Share.all(num_envs), rng.stream(0, Stream.ENV))
+    actor = device.init({"": algorithm}, source.device(), EnvSlice.all(num_envs), rng.stream(0, Stream.ENV))
     keys = rng.stream(0, Stream.ACT), rng.stream(0, Stream.ENV)
 
     def estimate(state: Any, actor: Any, iteration: jax.Array) -> jax.Array:
@@ -224,10 +225,10 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.parametrize("config", OPTIMISERS.values(), ids=OPTIMISERS)
-def test_it_finds_the_optimum(config: ES) -> None:
+@pytest.mark.parametrize("name", runs.cases(OPTIMISERS, "es"))
+def test_it_finds_the_optimum(name: str) -> None:
     source = find(Quadratic())
-    algorithm = config.make(source.spec)
+    algorithm = OPTIMISERS[name].make(source.spec)
     sizes = {"num_envs": 16, "rollout_length": 1, "report_interval": 10**9, "total_env_steps": 16 * 150}
     *_, last = on_device(make_job(algorithm, source, num_devices=2, **sizes))
     action, _, _ = algorithm.policy(last.variables(), jnp.ones((1, 1)), (), Context())
@@ -237,6 +238,7 @@ def test_it_finds_the_optimum(config: ES) -> None:
 # --- Memory -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case  # test_es_is_equation_1
 def test_the_noise_of_all_is_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What XLA sets aside for an iteration grows by less than a copy of the parameters for each environment."""
     source = find("CartPole-v1")
@@ -246,7 +248,7 @@ def test_the_noise_of_all_is_never_in_memory(monkeypatch: pytest.MonkeyPatch) ->
     num_envs = 64
     state = jax.eval_shape(functools.partial(sgd.init, algorithm), jax.random.key(0))
     actor = jax.eval_shape(
-        lambda key: device.init({"": algorithm}, source.device(), Share.all(num_envs), key), jax.random.key(0)
+        lambda key: device.init({"": algorithm}, source.device(), EnvSlice.all(num_envs), key), jax.random.key(0)
     )
     rollout = device.make_rollout({"": algorithm}, source.device(), 4)
     key = jax.random.key(0)
@@ -282,6 +284,7 @@ def test_scaled_rewards_are_refused() -> None:
         train(preset("es", "CartPole-v1", scale_rewards=True, **SMALL))
 
 
+@pytest.mark.case  # test_it_finds_the_optimum
 @pytest.mark.parametrize("env", ["envpool:CartPole-v1", "gymnasium:Pendulum-v1"])
 def test_on_the_host(env: str) -> None:
     """Each rollout starts episodes that differ from those before it."""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 import scipy.special
 import scipy.stats
 from probes import box, random_rollout, spec
@@ -228,7 +229,7 @@ def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
     np.testing.assert_array_equal(kept, np.where([[True], [False], [True], [False]], noise_of(core), 0.0))
 
 
-@pytest.mark.parametrize("name", sorted(set(CORRELATED) - {"sac"}))
+@pytest.mark.parametrize("name", ["impala", "ppo", pytest.param("ppo with a core", marks=pytest.mark.case)])
 def test_losses_do_not_see_the_noise_that_a_policy_keeps(name: str) -> None:
     config = CORRELATED[name]
     plain = dataclasses.replace(config, noise_correlation=None).make(CONTINUOUS)
@@ -374,7 +375,7 @@ def measured(name: str, std: float, env_step: float) -> tuple[Any, Any, Any, Any
     variables = variables._replace(stats=(jnp.float32(std), variables.stats[1]))
     rollout = random_rollout(algorithm, env, 4, 16)
     context = Context(env_step=jnp.float32(env_step))
-    after, _ = by_hand(algorithm.observed)(variables, rollout, context)
+    after, _ = by_hand(algorithm.updated_stats)(variables, rollout, context)
     return algorithm, variables, rollout, after
 
 
@@ -410,8 +411,16 @@ def divergence(variables: Any, rollout: Any) -> float:
     return float(np.mean(found))
 
 
-@pytest.mark.parametrize("std", [0.05, 0.2, 0.5, 2.0])
-@pytest.mark.parametrize("name", NOISY)
+@pytest.mark.parametrize(
+    "std",
+    [
+        pytest.param(0.05, marks=pytest.mark.case),
+        pytest.param(0.2, marks=pytest.mark.case),
+        0.5,
+        pytest.param(2.0, marks=pytest.mark.case),
+    ],
+)
+@pytest.mark.parametrize("name", runs.cases(NOISY, "dqn"))
 def test_the_size_of_the_noise_adapts(name: str, std: float) -> None:
     """It grows by 1.01 where the noise changes actions less than it may, and shrinks by as much where it does more."""
     _, variables, rollout, after = measured(name, std, 500.0)

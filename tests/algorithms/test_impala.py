@@ -75,7 +75,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     "config",
     [
-        IMPALA(**NET, trace_lambda=0.8, clip_rho=1.3, clip_c=0.9),
+        pytest.param(IMPALA(**NET, trace_lambda=0.8, clip_rho=1.3, clip_c=0.9), marks=pytest.mark.case),
         IMPALA(**NET, core="gru", clip_rho=1.3, clip_c=0.9),
         IMPALA(**NET, trace_lambda=0.8, correction=False),
     ],

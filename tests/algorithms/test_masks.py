@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import parts
 import pytest
+import runs
 
 import jaxrl_dist
 from jaxrl_dist import algorithms
@@ -128,7 +129,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", runs.cases(ALGORITHMS, "dqn"))
 def test_no_loss_reads_what_a_network_says_of_illegal_actions(name: str) -> None:
     """A large number there changes nothing; the same number at a legal action does."""
     algorithm_name, fields = ALGORITHMS[name]
@@ -180,7 +181,9 @@ PENALTY = -9.0
 """Below any return without an illegal action, and above any with one."""
 
 
-@pytest.mark.parametrize("steps", [12_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "steps", [pytest.param(12_000, marks=pytest.mark.case), pytest.param(1_000_000, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", RUNS)
 def test_training_reaches_the_optimum_without_an_illegal_action(name: str, steps: int) -> None:
     config = jaxrl_dist.preset(
@@ -199,6 +202,7 @@ def test_training_reaches_the_optimum_without_an_illegal_action(name: str, steps
     assert last.evaluation["return_mean"] == pytest.approx(parts.OPTIMUM)
 
 
+@pytest.mark.case  # test_no_loss_reads_what_a_network_says_of_illegal_actions
 def test_random_actions_of_the_warm_up_are_legal_too() -> None:
     config = jaxrl_dist.preset(
         "sac", parts.Grid("state"), total_env_steps=2000, num_devices=1, evaluation_episodes=1, hidden_sizes=(4,),

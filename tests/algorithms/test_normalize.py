@@ -125,7 +125,7 @@ def test_observations_are_counted_once() -> None:
     """Those that a step was taken from: the last one is the first of the next rollout, and a reset step takes none."""
     algorithm = wrappers.normalize_observations(PLAIN, ENV)
     rollouts = [random_rollout(PLAIN, ENV, NUM_STEPS, NUM_ENVS, seed) for seed in range(3)]
-    stats = observed(algorithm, rollouts, 8)[0]
+    stats = updated_stats(algorithm, rollouts, 8)[0]
     kept = np.concatenate([rollout.obs[:-1][rollout.valid] for rollout in rollouts]).astype(np.float64)
     assert stats.count == len(kept)
     np.testing.assert_allclose(stats.mean, kept.mean(0), atol=1e-5)
@@ -142,7 +142,7 @@ def test_agents_that_act_as_one_share_statistics_and_keep_their_ids() -> None:
     x = np.stack([rollout.obs + 2, rollout.obs - 5], axis=2)  # [T + 1, B, 2, 3]
     ids = np.broadcast_to(np.eye(2, dtype=np.float32), (*x.shape[:2], 2, 2))
     obs = {"agents": {"observation": x, "agent": ids}, "state": x.reshape(*x.shape[:2], 6)}
-    stats = observed(algorithm, [rollout._replace(obs=obs)] * 2, 8)
+    stats = updated_stats(algorithm, [rollout._replace(obs=obs)] * 2, 8)
     assert list(stats[0]) == ["agents/observation", "state"]
     kept = np.concatenate([x[:-1][rollout.valid].reshape(-1, 3)] * 2).astype(np.float64)
     shared = stats[0]["agents/observation"]
@@ -161,14 +161,14 @@ def test_agents_that_act_as_one_share_statistics_and_keep_their_ids() -> None:
 def observing(algorithm: Algorithm, num_devices: int) -> meshes.Program:
     """``(stats, rollout) -> stats``."""
 
-    def observe(stats: Any, rollout: Rollout) -> Any:
-        return algorithm.observed(Variables((), stats), rollout, Context())
+    def update_stats(stats: Any, rollout: Rollout) -> Any:
+        return algorithm.updated_stats(Variables((), stats), rollout, Context())
 
     specs = (meshes.REPLICATED, meshes.ROLLOUT)
-    return meshes.Program(observe, make_mesh(num_devices), specs, meshes.REPLICATED)
+    return meshes.Program(update_stats, make_mesh(num_devices), specs, meshes.REPLICATED)
 
 
-def observed(algorithm: Algorithm, rollouts: list[Rollout], num_devices: int) -> Any:
+def updated_stats(algorithm: Algorithm, rollouts: list[Rollout], num_devices: int) -> Any:
     """The statistics after consecutive rollouts."""
     mesh = make_mesh(num_devices)
     program = observing(algorithm, num_devices)

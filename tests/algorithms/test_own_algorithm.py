@@ -96,6 +96,7 @@ def test_a_loss_that_takes_a_mean_is_refused(file: Path, tmp_path: Path, capsys:
     assert "the algorithm's loss has returned losses ()" in (err := capsys.readouterr().err) and err.count("\n") == 1
 
 
+@pytest.mark.case  # test_its_runs_are_evaluated_and_repeated_by_naming_it
 def test_its_runs_name_no_code(run_dir: Path, file: Path) -> None:
     config = runs.read_json(run_dir / "config.json")
     assert config["algorithm"] == "RWR" and str(file.parent) not in (run_dir / "config.json").read_text()
@@ -116,6 +117,7 @@ def test_its_runs_are_evaluated_and_repeated_by_naming_it(
     assert "is of ppo, not of RWR" in capsys.readouterr().err
 
 
+@pytest.mark.case  # test_its_runs_are_evaluated_and_repeated_by_naming_it
 def test_its_runs_are_resumed_by_naming_it(
     run_dir: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

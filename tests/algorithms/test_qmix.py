@@ -226,6 +226,7 @@ def test_what_does_not_fit_is_refused() -> None:
         find(team.CartPoles(2), wrappers=JOINT._replace(frame_stack=2))
 
 
+@pytest.mark.case  # test_a_team_is_a_row_that_is_paid_the_mean
 def test_a_team_beside_another_policy(tmp_path: Path) -> None:
     small = {"replay_capacity": 1024, "batch_size": 8, "learning_starts": 64, "replay_ratio": 1 / 32}
     config = jaxrl_dist.Train(

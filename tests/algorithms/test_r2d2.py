@@ -25,7 +25,7 @@ from probes import (
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device
 from jaxrl_dist.algorithms.r2d2 import R2D2
-from jaxrl_dist.envs.base import Share
+from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import off_policy, sgd
@@ -161,6 +161,7 @@ def test_burn_in_only_makes_the_core() -> None:
 STEPS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
 
+@pytest.mark.case  # td3's is, in test_learners.py
 @pytest.mark.parametrize("num_devices", [8, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_update_is_the_same_on_any_number_of_devices(num_devices: int) -> None:
     config = R2D2(**NET, burn_in=3, sequence_length=6, n_step=3)
@@ -203,7 +204,7 @@ def rollouts() -> tuple[Any, list[Rollout]]:
         out_specs=(batch, {"": meshes.ROLLOUT}),
     )
     act = jax.jit(rollout)
-    actor = jax.jit(functools.partial(device.init, {"": algorithm}, env, Share(0, ENVS, ENVS)))(jax.random.key(1))
+    actor = jax.jit(functools.partial(device.init, {"": algorithm}, env, EnvSlice(0, ENVS, ENVS)))(jax.random.key(1))
     parts = []
     for iteration in range(8):
         now = np.int32(iteration), {"": np.float32(0)}
@@ -244,7 +245,7 @@ def sampled(prioritized: bool, batch_size: int = 2048) -> tuple[Rollout, np.ndar
     return windows, index.env, newest - 1 - (newest - 1 - index.slot) % SLOTS
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.case), True])
 def test_windows_are_what_acting_did_and_so_are_their_cores(prioritized: bool) -> None:
     _, whole, _ = acted(prioritized)
     windows, env, start = sampled(prioritized)

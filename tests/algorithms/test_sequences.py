@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from probes import acted, assert_close, box, make_mesh, perturbed, random_rollout, spec
 
 import jaxrl_dist
@@ -44,7 +45,7 @@ def with_core(params: Any) -> Any:
     return {name: with_core(each) if name in ("actor", "critic") else each for name, each in params.items()}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", runs.cases(ALGORITHMS, "dqn"))
 def test_without_memory_the_losses_are_those_of_transitions(name: str) -> None:
     kind, action, fields = ALGORITHMS[name]
     env = spec(action=action)
@@ -96,6 +97,7 @@ def test_the_last_windows_of_a_rollout_bootstrap_with_its_last_action_and_reward
     assert_close(found, expected)
 
 
+@pytest.mark.case  # algorithms/test_r2d2.py::test_one_update_is_the_same_on_any_number_of_devices
 @pytest.mark.parametrize(
     "name, env, fields",
     [

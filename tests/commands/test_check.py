@@ -37,6 +37,7 @@ def test_what_never_ends_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "note: no episode has ended within 1000 steps" in note and "no fault found in 1000 steps" in fine
 
 
+@pytest.mark.case  # test_environments_of_several_agents_are_played_too
 def test_action_masks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     for env, told in {
         "broken:Masked": "looks like an action mask, but has 3 numbers where 4 zeros and ones",

@@ -42,6 +42,7 @@ def test_a_run_is_compiled_and_counted(
     assert "2 x cpu" in out and "of 1 GB" in out and "does not fit" not in out
 
 
+@pytest.mark.case  # test_a_run_is_compiled_and_counted
 def test_what_a_run_would_allocate_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     replay = "dqn --env CartPole-v1 --num-envs 8 --hidden-sizes 8 --batch-size 8 --replay-capacity"
     sizes = []

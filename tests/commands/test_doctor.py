@@ -26,6 +26,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
 GPU = {"platform": "gpu", "number": 0, "kind": "NVIDIA H200", "memory": 150 * 10**9, "error": None}
 
 
+@pytest.mark.case  # the other tests of the file
 def test_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out

@@ -90,12 +90,16 @@ def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "ppo --env CartPole-v1 --num-devices 2 --placement anakin",
+        pytest.param("ppo --env CartPole-v1 --num-devices 2 --placement anakin", marks=pytest.mark.case),
         "impala --env envpool:CartPole-v1 --placement sebulba:1+2",
-        "ppo --env envpool:CartPole-v1 --placement seed --num-devices 1",
-        "appo --env envpool:CartPole-v1 --placement replicas:2",
-        "a2c --env envpool:CartPole-v1 --placement server:2 --num-devices 1",
-        "dqn --env envpool:CartPole-v1 --placement apex:2 --num-devices 1 --learning-starts 64 --replay-capacity 800",
+        pytest.param("ppo --env envpool:CartPole-v1 --placement seed --num-devices 1", marks=pytest.mark.case),
+        pytest.param("appo --env envpool:CartPole-v1 --placement replicas:2", marks=pytest.mark.case),
+        pytest.param("a2c --env envpool:CartPole-v1 --placement server:2 --num-devices 1", marks=pytest.mark.case),
+        pytest.param(
+            "dqn --env envpool:CartPole-v1 --placement apex:2 --num-devices 1"
+            " --learning-starts 64 --replay-capacity 800",
+            marks=pytest.mark.case,
+        ),
     ],
 )
 def test_a_placed_run_keeps_flags_and_no_word(command: str, tmp_path: Path) -> None:

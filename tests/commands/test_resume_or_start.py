@@ -23,6 +23,7 @@ def run_dir(tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs.finished(runs.CARTPOLE), tmp_path / "run"))
 
 
+@pytest.mark.case  # test_what_a_run_without_a_checkpoint_has_left_makes_room
 def test_it_starts_where_there_is_no_run(tmp_path: Path) -> None:
     assert train(tmp_path / "run", "--quiet") == 0
     assert runs.untimed(tmp_path / "run") == runs.untimed(runs.finished(runs.CARTPOLE))

@@ -53,12 +53,14 @@ def assert_alike(ours: list[Any], theirs: list[Any], rel: float) -> None:
                 assert our.metrics[metric] == (value and pytest.approx(value, rel=rel, abs=1e-6)), metric
 
 
+@pytest.mark.case  # test_one_agent_is_the_environment_itself_bit_for_bit
 def test_training_one_agent_is_training_the_environment_itself() -> None:
     ours, theirs = (train(env) for env in (team.CartPoles(1), "gymnax:CartPole-v1"))
     assert_alike(ours, theirs, 1e-6)
     assert ours[-1].evaluation == theirs[-1].evaluation
 
 
+@pytest.mark.case  # test_one_agent_is_the_environment_itself_bit_for_bit, test_rows_are_the_agents_of_each_environment
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_agents_that_share_a_policy_train_it_as_so_many_environments_do(name: str) -> None:
     """Nothing in these environments is random. Of one agent, each environment makes as many env steps as of two."""
@@ -96,7 +98,7 @@ def test_other_orders_of_agents_are_other_orders_of_rows() -> None:
         obs, seen = stepped[0].obs, permuted[0].obs
 
 
-@pytest.mark.parametrize("limit", [500, 13])
+@pytest.mark.parametrize("limit", [pytest.param(500, marks=pytest.mark.case), 13])
 def test_rows_are_the_agents_of_each_environment(limit: int) -> None:
     """Against a loop over single poles: an agent that has fallen waits, invalid, until the environment resets."""
     num_envs, count, steps = 3, 3, 70
@@ -153,8 +155,8 @@ def test_masks_and_the_state_are_parts_of_each_agent_s_observation() -> None:
 @pytest.mark.parametrize(
     "plan, name",
     [
-        ("synchronous", "ppo"),
-        ("asynchronous", "impala"),
+        pytest.param("synchronous", "ppo", marks=pytest.mark.case),
+        pytest.param("asynchronous", "impala", marks=pytest.mark.case),
         pytest.param("on_device", "dqn", marks=pytest.mark.slow),
         pytest.param("on_device", "es", marks=pytest.mark.slow),
     ],
@@ -171,7 +173,16 @@ def test_every_plan_takes_several_agents(plan: str, name: str) -> None:
     assert last.evaluation["episodes"] == 3 and last.env_steps >= 512
 
 
-@pytest.mark.parametrize("plan", ["on_device", "synchronous", "asynchronous", "gradients", "own_pace"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "on_device",
+        pytest.param("synchronous", marks=pytest.mark.case),
+        "asynchronous",
+        pytest.param("gradients", marks=pytest.mark.case),
+        pytest.param("own_pace", marks=pytest.mark.case),
+    ],
+)
 def test_env_steps_count_environments_and_agent_steps_count_agents(plan: str) -> None:
     """Against a loop over an environment, whose first agent acts in two steps of five; the sixth is a reset."""
     policies = {"a": "long_1,long_3", "b": "long_2"} if plan in ("on_device", "own_pace") else {}
@@ -193,6 +204,7 @@ def test_env_steps_count_environments_and_agent_steps_count_agents(plan: str) ->
     assert jax.tree.leaves(env_step) == [5 * 8 * 16] * max(1, len(policies))
 
 
+@pytest.mark.case  # test_rows_are_the_agents_of_each_environment
 def test_a_team_learns_to_meet() -> None:
     *_, last = train(team.Meeting(), total_env_steps=3000, num_minibatches=4, hidden_sizes=(32,), learning_rate=3e-3)
     assert last.evaluation is not None
@@ -201,7 +213,10 @@ def test_a_team_learns_to_meet() -> None:
 
 @pytest.mark.parametrize(
     "critic, seed",
-    [("state", 0), *[pytest.param(x, y, marks=pytest.mark.slow) for x in ("state", None) for y in range(3)][1:]],
+    [
+        pytest.param("state", 0, marks=pytest.mark.case),
+        *[pytest.param(x, y, marks=pytest.mark.slow) for x in ("state", None) for y in range(3)][1:],
+    ],
 )
 def test_only_a_critic_that_sees_the_state_solves_what_no_agent_sees(critic: str | None, seed: int) -> None:
     """MAPPO, and IPPO, whose agents agree by chance, one time in four; see ``team.Echo`` for the critic's error."""
@@ -219,6 +234,7 @@ def test_only_a_critic_that_sees_the_state_solves_what_no_agent_sees(critic: str
     assert last.metrics["loss/value"] > 0.9 * paid * (1 - paid) / 4
 
 
+@pytest.mark.case  # learners/test_learners.py::test_one_device_is_as_many
 def test_eight_devices_give_what_one_gives() -> None:
     one, eight = (train(team.CartPoles(3), num_devices=count)[0].metrics for count in (1, 8))
     assert one.keys() == eight.keys()

@@ -32,6 +32,7 @@ SCRIPTED = "gymnasium:faulty:Scripted"
 # --- Signals and stops --------------------------------------------------------------------------------
 
 
+@pytest.mark.case  # training/test_resume.py::test_a_signal_saves_and_ends_the_run
 def test_a_signal_to_the_whole_process_group_saves(tmp_path: Path) -> None:
     """As GNU timeout, systemd and Slurm send it."""
     endless = runs.TINY.replace("384", "1000000000")
@@ -126,7 +127,17 @@ def test_a_constructor_that_needs_the_main_thread() -> None:
     host.close()
 
 
-@pytest.mark.parametrize("kind", ["Box", "Image", "Whole", "Discrete", "MultiDiscrete", "MultiBinary"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Box",
+        pytest.param("Image", marks=pytest.mark.case),
+        pytest.param("Whole", marks=pytest.mark.case),
+        "Discrete",
+        "MultiDiscrete",
+        "MultiBinary",
+    ],
+)
 def test_processes_describe_spaces_as_threads_do(kind: str) -> None:
     threads, processes = (find("faulty:spaced", {"observation": kind}, None, workers).spec for workers in WORKERS)  # type: ignore[arg-type]
     for name in ("observation", "action"):
@@ -203,7 +214,7 @@ def test_masks_that_policies_cannot_read_are_warned_of_by_training(env: str, mas
         setup.prepare(config)
 
 
-@pytest.mark.parametrize("env", ["parts:ShortInfo", "team:ShortMask"])
+@pytest.mark.parametrize("env", ["parts:ShortInfo", pytest.param("team:ShortMask", marks=pytest.mark.case)])
 def test_a_mask_of_the_wrong_length_is_left_out_with_a_warning(env: str) -> None:
     config = jaxrl_dist.preset("a2c", env, hidden_sizes=(4,), total_env_steps=64, evaluation_episodes=0, num_devices=1)
     with pytest.warns(EnvWarning, match=r"looks like an action mask, but has 2 numbers where [34] zeros and ones"):

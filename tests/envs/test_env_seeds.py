@@ -16,7 +16,7 @@ from jaxrl_dist import preset
 from jaxrl_dist.actors.evaluate import evaluate
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms.impala import IMPALA
-from jaxrl_dist.envs.base import HostEnv, Share
+from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.plans.asynchronous import asynchronous
@@ -32,7 +32,7 @@ class Recorded(NamedTuple):
     """As ``EnvSource``, but tells which environments are made, by which seed, and what they first show."""
 
     source: EnvSource
-    tell: Callable[[Share, int, np.ndarray], None]
+    tell: Callable[[EnvSlice, int, np.ndarray], None]
 
     @property
     def spec(self) -> EnvSpec:
@@ -42,13 +42,13 @@ class Recorded(NamedTuple):
     def is_pure(self) -> bool:
         return self.source.is_pure
 
-    def host(self, share: Share | int, seed: int) -> HostEnv:
+    def host(self, share: EnvSlice | int, seed: int) -> HostEnv:
         env = self.source.host(share, seed)
         reset = env.reset
 
         def told() -> Any:
             obs = reset()
-            self.tell(Share.all(share) if isinstance(share, int) else share, seed, obs)
+            self.tell(EnvSlice.all(share) if isinstance(share, int) else share, seed, obs)
             return obs
 
         env.reset = told  # type: ignore[method-assign]
@@ -74,9 +74,9 @@ def synchronous_observations(env: str) -> np.ndarray:
 @pytest.mark.parametrize(
     "env, num_actors",
     [
-        ("envpool:CartPole-v1", 2),
+        pytest.param("envpool:CartPole-v1", 2, marks=pytest.mark.case),
         ("gymnasium:CartPole-v1", 1),
-        ("gymnasium:CartPole-v1", 2),
+        pytest.param("gymnasium:CartPole-v1", 2, marks=pytest.mark.case),
         ("gymnasium:CartPole-v1", 4),
     ],
 )
@@ -92,19 +92,19 @@ def test_a_share_is_a_part_of_the_whole(env: str) -> None:
     """First observations, and those of some steps and resets."""
     source = find(env, {"max_steps_in_episode" if env.startswith("gymnax") else "max_episode_steps": "2"})
 
-    def play(share: Share | int) -> list[np.ndarray]:
+    def play(share: EnvSlice | int) -> list[np.ndarray]:
         with contextlib.closing(source.host(share, 5)) as host:
             return [host.reset(), *(host.step(np.zeros(host.num_envs, np.int32))[0].obs for _ in range(4))]
 
     whole = np.stack(play(NUM_ENVS))
-    for share in (Share(1, 2, NUM_ENVS), Share(3, 1, NUM_ENVS)):
+    for share in (EnvSlice(1, 2, NUM_ENVS), EnvSlice(3, 1, NUM_ENVS)):
         np.testing.assert_array_equal(np.stack(play(share)), whole[:, share.first : share.first + share.size])
 
 
 def test_a_restart_meets_others() -> None:
-    made: list[tuple[Share, int]] = []
+    made: list[tuple[EnvSlice, int]] = []
 
-    def tell(share: Share, seed: int, obs: np.ndarray) -> None:
+    def tell(share: EnvSlice, seed: int, obs: np.ndarray) -> None:
         made.append((share, seed))
         if made.count((share, 3)) == 1 and share.first == 2 and seed == 3:
             raise EnvError("broken")
@@ -116,7 +116,7 @@ def test_a_restart_meets_others() -> None:
     recorded: Any = Recorded(source, tell)
     with pytest.warns(EnvWarning, match="actor 1 goes on with new environments"):
         list(asynchronous(job._replace(source=recorded)))
-    first, second = Share(0, 2, NUM_ENVS), Share(2, 2, NUM_ENVS)
+    first, second = EnvSlice(0, 2, NUM_ENVS), EnvSlice(2, 2, NUM_ENVS)
     assert sorted(made)[:2] == [(first, 3), (second, 3)]
     ((again, seed),) = sorted(made)[2:]
     assert again == second and seed != 3
@@ -125,6 +125,7 @@ def test_a_restart_meets_others() -> None:
 # --- Evaluation ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.case  # test_a_share_is_a_part_of_the_whole
 def test_evaluation_makes_no_more_environments_than_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that live on the host; each plays its part of the episodes."""
     made: list[int] = []

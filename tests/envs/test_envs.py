@@ -143,7 +143,15 @@ AGAINST_NATIVE = [  # with time limits so short that 40 random steps meet them
 ]
 
 
-@pytest.mark.parametrize("env_id, options, ends", AGAINST_NATIVE)
+@pytest.mark.parametrize(
+    "env_id, options, ends",
+    [
+        pytest.param(
+            *row, marks=pytest.mark.case if row[0] in ("Catch-bsuite", "MemoryChain-bsuite", "FourRooms-misc") else []
+        )
+        for row in AGAINST_NATIVE
+    ],
+)
 def test_gymnax_against_its_own_step(env_id: str, options: dict[str, int], ends: str) -> None:
     env = adapter.make(env_id, {key: str(value) for key, value in options.items()})
     actions = random_actions(env.spec.action, np.random.default_rng(0), NUM_STEPS, NUM_ENVS)
@@ -189,7 +197,7 @@ def test_accelerators_reset_without_a_condition(monkeypatch: pytest.MonkeyPatch)
 
 TESTED = {"MNISTBandit-bsuite", *(env_id for env_id, *_ in AGAINST_NATIVE)}  # the first downloads its data
 OTHERS = [env_id for env_id in adapter.ids() if env_id not in TESTED]
-COMPILED = {"Acrobot-v1", "MountainCarContinuous-v0", "DeepSea-bsuite", "Swimmer-misc", "Freeway-MinAtar"}
+COMPILED = {"Acrobot-v1", "MountainCarContinuous-v0", "DeepSea-bsuite", "Swimmer-misc"}
 
 
 @pytest.mark.parametrize("env_id", OTHERS)
@@ -207,7 +215,13 @@ def test_every_other_gymnax_environment_has_the_spaces_it_names(env_id: str) -> 
 
 
 @pytest.mark.parametrize(
-    "env_id", [env_id if env_id in COMPILED else pytest.param(env_id, marks=pytest.mark.slow) for env_id in OTHERS]
+    "env_id",
+    [
+        env_id
+        if env_id in COMPILED
+        else pytest.param(env_id, marks=pytest.mark.case if env_id == "Freeway-MinAtar" else pytest.mark.slow)
+        for env_id in OTHERS
+    ],
 )
 def test_every_other_gymnax_environment_steps(env_id: str) -> None:
     keys = jax.random.split(jax.random.key(1), (50, 2))
@@ -495,7 +509,14 @@ def spy(host: envpool.EnvPool, monkeypatch: pytest.MonkeyPatch) -> list[dict[str
     return infos
 
 
-@pytest.mark.parametrize("game, training", [("Breakout-v5", True), ("Asterix-v5", True), ("Asterix-v5", False)])
+@pytest.mark.parametrize(
+    "game, training",
+    [
+        ("Breakout-v5", True),
+        pytest.param("Asterix-v5", True, marks=pytest.mark.case),
+        pytest.param("Asterix-v5", False, marks=pytest.mark.case),
+    ],
+)
 def test_atari_returns_are_of_whole_games(
     game: str, training: bool, make_pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

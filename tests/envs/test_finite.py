@@ -60,6 +60,7 @@ def failure(env: Any, **values: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.case  # test_a_resumed_run_meets_it_as_the_uninterrupted_one
 @pytest.mark.parametrize(
     "num_devices, field, value, kind", [(8, "observation", "nan", "an observation"), (1, "reward", "inf", "a reward")]
 )

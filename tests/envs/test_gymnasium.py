@@ -346,8 +346,8 @@ def release(before: int) -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("what", ["hang", "hang in reset"])
+@pytest.mark.parametrize("workers", runs.cases(WORKERS, "threads"))
+@pytest.mark.parametrize("what", ["hang", pytest.param("hang in reset", marks=pytest.mark.case)])
 def test_what_hangs_is_named_in_time(what: str, workers: str, make: Any) -> None:
     before = threading.active_count()
     host = make("faulty:Scripted", workers=workers)
@@ -406,7 +406,11 @@ host.step(np.array([0, HANG]))
 
 @pytest.mark.parametrize(
     "workers, how",
-    [("threads", signal.SIGINT), ("processes", signal.SIGINT), ("processes", signal.SIGKILL)],
+    [
+        ("threads", signal.SIGINT),
+        pytest.param("processes", signal.SIGINT, marks=pytest.mark.case),
+        pytest.param("processes", signal.SIGKILL, marks=pytest.mark.case),
+    ],
     ids=["threads", "processes", "killed"],
 )
 def test_ctrl_c_ends_a_process_whose_environment_hangs(workers: str, how: signal.Signals) -> None:
@@ -622,6 +626,7 @@ def test_the_id_of_a_registry_in_a_file_is_no_code(module: str, tmp_path: Path) 
     assert "this" not in sys.modules and module not in sys.modules
 
 
+@pytest.mark.case  # test_learning.py::test_ppo_learns_cartpole_a_little
 def test_ppo_learns() -> None:
     config = jaxrl_dist.Train(
         "ppo", env="gymnasium:CartPole-v1", total_env_steps=16_000, num_devices=1, evaluation_episodes=10

@@ -93,6 +93,7 @@ def test_what_cannot_be_hidden(env: str, hide: str, message: str) -> None:
     assert message in error.value.with_flags and "\n" not in str(error.value)
 
 
+@pytest.mark.case  # test_policies_see_the_other_numbers_of_the_same_episodes
 def test_a_run_keeps_what_it_hides(tmp_path: Path) -> None:
     """And its policy takes observations without it."""
     command = "train a2c --env CartPole-v1 --hide velocities --core gru --core-size 4 --hidden-sizes 8 --num-envs 8"

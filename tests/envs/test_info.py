@@ -46,7 +46,12 @@ def walked(actions: np.ndarray, repeat: int) -> list[dict[str, list[float]]]:
 
 @pytest.mark.parametrize("repeat", [1, 2])
 @pytest.mark.parametrize(
-    "env, workers", [("own:Scored", "threads"), ("scored:HostScored", "threads"), ("scored:HostScored", "processes")]
+    "env, workers",
+    [
+        ("own:Scored", "threads"),
+        ("scored:HostScored", "threads"),
+        pytest.param("scored:HostScored", "processes", marks=pytest.mark.case),
+    ],
 )
 def test_against_a_plain_loop(env: str, workers: Any, repeat: int) -> None:
     source = find(env, workers=workers, wrappers=Wrappers(action_repeat=repeat, info_metrics=METRICS))
@@ -63,7 +68,7 @@ def test_against_a_plain_loop(env: str, workers: Any, repeat: int) -> None:
     assert 0 < whole.info["late"][1] < whole.info["success"][1] == whole.episodes, "not all episodes report it"
 
 
-@pytest.mark.parametrize("repeat", [1, 2])
+@pytest.mark.parametrize("repeat", [pytest.param(1, marks=pytest.mark.case), 2])
 def test_envpools_parts_of_the_reward_add_up_to_the_return(repeat: int) -> None:
     metrics = Wrappers(action_repeat=repeat, time_limit=3, info_metrics="reward_run:sum,reward_ctrl:sum,x_position")
     with closing(find("envpool:HalfCheetah-v4", wrappers=metrics).host(2, 0)) as host:
@@ -119,6 +124,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.case  # test_other_plans_report_them
 def test_a_run_reports_them_and_a_resumed_one_alike(tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     config = jaxrl_dist.preset("pg", "own:Scored", **SIZES, run_dir=str(whole))

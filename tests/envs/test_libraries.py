@@ -82,6 +82,7 @@ def test_an_adapted_environment_ends_by_its_task_by_its_own_clock_and_by_the_lim
 KEY = jax.random.key(2)
 
 
+@pytest.mark.case  # test_check_env_plays_a_library
 @pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("plan", ["on_device", "asynchronous"])
 def test_a_run_trains_on_a_library_and_its_policy_finds_it_again(plan: str, tmp_path: Any) -> None:

@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {
 # --- gymnax-style environments --------------------------------------------------------------------------
 
 
+@pytest.mark.case  # test_a_module_makes_one_for_the_command_line
 def test_an_object_is_stepped_as_its_id_is() -> None:
     """With other parameters, those that come along."""
     env, params = gymnax.make("CartPole-v1")
@@ -85,6 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, l
     return folder, {name: list(jaxrl_dist.train(config)) for name, config in configs.items()}
 
 
+@pytest.mark.case  # test_a_module_makes_one_for_the_command_line
 def test_training_from_python_is_that_of_the_id(trained: tuple[Path, dict[str, list[jaxrl_dist.Report]]]) -> None:
     """And the policy loads again with the object, which no file holds."""
     folder, reports = trained
@@ -102,6 +104,7 @@ def test_training_from_python_is_that_of_the_id(trained: tuple[Path, dict[str, l
         jaxrl_dist.load_policy(folder / "object")
 
 
+@pytest.mark.case  # test_a_module_makes_one_for_the_command_line
 def test_no_command_takes_the_name_of_an_object(
     trained: tuple[Path, dict[str, list[jaxrl_dist.Report]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_function_that_a_module_has_is_its_name() -> None:
     assert resolved(jaxrl_dist.Train("ppo", env=own.cartpole, env_options={"length": "0.4"}))[0].env_options
 
 
+@pytest.mark.case  # test_a_module_makes_one_for_the_command_line
 def test_a_local_function_makes_one_and_is_passed_again(tmp_path: Path) -> None:
     short = MADE[1].replace(max_steps_in_episode=9)
     run_dir = tmp_path / "run"

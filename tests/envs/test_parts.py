@@ -27,7 +27,10 @@ def test_paths_name_the_parts_in_jax_s_order() -> None:
     assert leaves(5) == {"": 5}
 
 
-@pytest.mark.parametrize("where, workers", [("part", "processes"), ("info", "threads"), ("method", "threads")])
+@pytest.mark.parametrize(
+    "where, workers",
+    [pytest.param("part", "processes", marks=pytest.mark.case), ("info", "threads"), ("method", "threads")],
+)
 def test_gymnasium_shows_its_parts_and_its_mask(where: str, workers: Any) -> None:
     """As the environment itself does, step by step, with a tuple as a dict and categories counted from 0."""
     source = find("parts:HostGrid", {"where": where}, workers=workers)
@@ -160,6 +163,7 @@ def test_bools_of_envpool_keep_their_shape_and_masks_say_what_is_legal() -> None
     assert combinations.mask is None and "has 100 numbers where 20 zeros and ones" in combinations.unread_mask
 
 
+@pytest.mark.case  # test_gymnax_shows_its_parts_and_its_mask
 def test_frames_of_parts_are_stacked_each() -> None:
     """The mask of the newest frame is the one that counts."""
     with pytest.raises(ConfigError, match=r"needs observations that are arrays of numbers, and .* has Discrete\(4\)"):

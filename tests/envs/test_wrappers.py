@@ -199,6 +199,7 @@ def test_rows_that_are_cut_begin_again_while_others_go_on() -> None:
         assert len(set(place)) == 14 and place == place[:14] * 9
 
 
+@pytest.mark.case  # memory/test_frames.py::test_rollouts_hold_the_stacks_that_envpool_makes
 def test_on_atari() -> None:
     """Where the frames of a stack are EnvPool's own option, and a repeated action is on top of its frame skip."""
     options = {"noop_max": "1", "use_fire_reset": "true"}
@@ -275,7 +276,10 @@ def test_a_layout_is_never_lost() -> None:
 # --- Clipped rewards ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bounds, low, high", [("0.5", -0.5, 0.5), ("-1,0.25", -1, 0.25), ("0.1,0.2", 0.1, 0.2)])
+@pytest.mark.parametrize(
+    "bounds, low, high",
+    [pytest.param("0.5", -0.5, 0.5, marks=pytest.mark.case), ("-1,0.25", -1, 0.25), ("0.1,0.2", 0.1, 0.2)],
+)
 def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> None:
     """Examples, running statistics and what the policy remembers are those of rewards clipped beforehand."""
     plain_config = jaxrl_dist.preset("a2c", "CartPole-v1", scale_rewards=True)
@@ -288,18 +292,18 @@ def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> 
     keys = jax.random.split(jax.random.key(0), 4)
     pairs = (clipping, rollout), (algorithm, clipped)
     assert_close(*[each.postprocess(variables, x, Context(keys)) for each, x in pairs])
-    assert_close(*[observed(each, variables, x) for each, x in pairs])
+    assert_close(*[updated_stats(each, variables, x) for each, x in pairs])
     for t in range(12):
         fields = [(x.obs[t + 1], x.reward[t], x.terminated[t], x.truncated[t], x.valid[t]) for _, x in pairs]
         assert_close(*[pairs[i][0].feedback(rollout.core, (), Timestep(*fields[i])) for i in range(2)])
 
 
-def observed(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
+def updated_stats(algorithm: Algorithm, variables: Any, rollout: Any) -> Any:
     """The running statistics after a rollout, on a mesh, as their sums run over devices."""
-    observe = meshes.Program(
-        lambda x: algorithm.observed(variables, x, Context()), make_mesh(1), (meshes.ROLLOUT,), meshes.REPLICATED
+    update_stats = meshes.Program(
+        lambda x: algorithm.updated_stats(variables, x, Context()), make_mesh(1), (meshes.ROLLOUT,), meshes.REPLICATED
     )
-    return observe(rollout)
+    return update_stats(rollout)
 
 
 def test_clipped_rewards_alone_fit_the_plan_that_keeps_no_statistics() -> None:
@@ -316,6 +320,7 @@ def test_clipped_rewards_alone_fit_the_plan_that_keeps_no_statistics() -> None:
 FLAGS = "--frame-stack 3 --action-repeat 2 --time-limit 6 --clip-rewards -1,1"
 
 
+@pytest.mark.case  # the others
 @pytest.mark.parametrize(
     "command",
     [

@@ -79,7 +79,7 @@ def test_another_command_in_another_process_is_refused(
         assert about == "the command"
         return [value, "resume"]
 
-    monkeypatch.setattr(peers, "gather", gather)
+    monkeypatch.setattr(peers, "all_gather", gather)
     assert cli.main(["train", "ppo", "--env", "CartPole-v1", *words.split()]) == 2
     here = "train --resume-or-start" if words else "train"
     assert capsys.readouterr().err == (
@@ -160,7 +160,7 @@ def test_other_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch)
         return [{**here, "run": {**here["run"], "processes": 3}}]
 
     monkeypatch.setattr(peers, "world", lambda: "two")
-    monkeypatch.setattr(peers, "gather", gather)
+    monkeypatch.setattr(peers, "all_gather", gather)
     config = preset("ppo", "CartPole-v1", coordinator="a:1", processes=2, process=1)
     with pytest.raises(ConfigError, match="need the same flags, and processes is 2 in process 0 and 3 in process 0"):
         setup.prepare(config)
@@ -297,10 +297,14 @@ def of_processes(count: int, run: Callable[[Any, int], Any], problem: Any = None
 
 def test_values_of_all_in_their_order() -> None:
     def run(peers: Any, number: int) -> Any:
-        found = [peers.gather([number, round], f"round {round}") for round in range(20)]
+        found = [peers.all_gather([number, round], f"round {round}") for round in range(20)]
         assert found == [[[other, round] for other in range(3)] for round in range(20)]
-        votes = peers.any_of(number == 2, "a wish"), peers.any_of(False, "none"), peers.least(5 - number, "the least")
-        return *votes, peers.told(f"of {number}", "what process 0 says"), peers.attempt(lambda: number, "a call")
+        votes = peers.any_of(number == 2, "a wish"), peers.any_of(False, "none"), peers.minimum(5 - number, "the least")
+        return (
+            *votes,
+            peers.broadcast(f"of {number}", "what process 0 says"),
+            peers.run_everywhere(lambda: number, "a call"),
+        )
 
     assert of_processes(3, run) == [(True, False, 3, "of 0", number) for number in range(3)]
 
@@ -311,7 +315,7 @@ def test_process_0_hears_of_the_others_beside_their_votes() -> None:
         for at in (2, 0, 1):  # in any order
             if number:
                 posts[at].send([number, at])
-            peers.gather(at, "a vote")
+            peers.all_gather(at, "a vote")
         return [post.collect() for post in posts] if number == 0 else None
 
     found, *_ = of_processes(3, run)
@@ -323,15 +327,15 @@ def test_process_0_hears_of_the_others_beside_their_votes() -> None:
 
 def test_one_process_asks_nobody() -> None:
     assert peers.post() is None
-    assert peers.gather([np.inf], "alone") == [[np.inf]]
-    assert peers.any_of(True, "alone") and peers.least(3, "alone") == 3
+    assert peers.all_gather([np.inf], "alone") == [[np.inf]]
+    assert peers.any_of(True, "alone") and peers.minimum(3, "alone") == 3
     with pytest.raises(KeyError):
-        peers.attempt(lambda: {}["there is none"], "alone")
+        peers.run_everywhere(lambda: {}["there is none"], "alone")
 
 
 def test_what_fails_in_one_fails_in_all() -> None:
     def run(peers: Any, number: int) -> Any:
-        return peers.attempt(lambda: 1 // (number - 1), "a division")
+        return peers.run_everywhere(lambda: 1 // (number - 1), "a division")
 
     first, second, third = of_processes(3, run)
     assert isinstance(second, ZeroDivisionError)
@@ -340,21 +344,21 @@ def test_what_fails_in_one_fails_in_all() -> None:
 
 
 def test_processes_at_different_points_of_the_run_end() -> None:
-    for error in of_processes(2, lambda peers, number: peers.gather(None, f"point {number}")):
+    for error in of_processes(2, lambda peers, number: peers.all_gather(None, f"point {number}")):
         assert isinstance(error, ProcessError) and "point 1, and process 0 at point 0" in str(error)
     first, second = of_processes(2, lambda peers, number: peers.fail_alike("it broke", within=5))
     assert first is second is True
     first, second = of_processes(
-        2, lambda peers, number: peers.gather(1, "a vote") if number else peers.fail_alike("it broke", within=5)
+        2, lambda peers, number: peers.all_gather(1, "a vote") if number else peers.fail_alike("it broke", within=5)
     )
     assert first is False and str(second) == "process 0 has failed: it broke"
 
 
 def test_nobody_waits_for_one_that_does_not_come() -> None:
-    first, _ = of_processes(2, lambda peers, number: number or peers.gather(None, "a vote", within=0.1))
+    first, _ = of_processes(2, lambda peers, number: number or peers.all_gather(None, "a vote", within=0.1))
     assert isinstance(first, TimeoutError)
     gone = ProcessError("process 0 has failed")
-    assert of_processes(2, lambda peers, number: number == 0 or peers.gather(None, "a vote"), gone) == [True, gone]
+    assert of_processes(2, lambda peers, number: number == 0 or peers.all_gather(None, "a vote"), gone) == [True, gone]
 
 
 class Left(Exception):
@@ -425,7 +429,7 @@ def test_a_process_that_has_ended_in_order_is_lost_to_a_run_alone(ended: list[in
     store = Store()
     one, other = (watching.Watch(store, number, 2, 0.5) for number in range(2))
     until(lambda: other._beat > 1)
-    other.part()
+    other.disconnect()
     time.sleep(1.5)
     assert not ended  # such as an evaluation after the run
     one.running = 1

@@ -194,7 +194,7 @@ def assert_alike(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     "name, processes",
     [
-        ("dqn", 2),
+        pytest.param("dqn", 2, marks=pytest.mark.case),
         *[pytest.param(name, 2, marks=pytest.mark.slow) for name in COMMANDS if name not in ("dqn", "population")],
         *[pytest.param(name, 4, marks=pytest.mark.slow) for name in ("ppo", "impala-asynchronous")],
     ],

@@ -23,7 +23,7 @@ def rollout(reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, v
     return Rollout((), (), *parts, jnp.ones(reward.shape, bool), extras, (), ())
 
 
-@pytest.mark.parametrize("agents", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("agents", [pytest.param((1, 1), marks=pytest.mark.case), (2, 3)])
 def test_ratings_are_those_of_a_loop_over_games(agents: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     shapes = [(STEPS, ENVS, rows) for rows in agents]
@@ -50,7 +50,7 @@ def test_ratings_are_those_of_a_loop_over_games(agents: tuple[int, int]) -> None
     blank = np.zeros((STEPS, ENVS * agents[0]), bool)
     rollouts = rollout(reward.reshape(STEPS, -1), blank, blank, blank), rollout(*flat)
     pool = league.Pool(jnp.asarray(ratings), jnp.asarray(mine), jnp.int32(0), ())
-    found = by_hand(lambda pool, *rollouts: league.rated(pool, *rollouts, agents))(pool, *rollouts)
+    found = by_hand(lambda pool, *rollouts: league.update_ratings(pool, *rollouts, agents))(pool, *rollouts)
     np.testing.assert_allclose(found.ratings, wanted, rtol=1e-6)
     assert float(found.rating) == pytest.approx(rating, rel=1e-6)
     assert float(found.rating + found.ratings.sum()) == pytest.approx(float(mine + ratings.sum()), rel=1e-6)
@@ -58,11 +58,11 @@ def test_ratings_are_those_of_a_loop_over_games(agents: tuple[int, int]) -> None
 
 def test_a_rating_predicts_the_score() -> None:
     """Who scores three quarters of the points stands some 191 points above."""
-    pool = league.begin(Variables({}, ()), 2).stats
+    pool = league.init_pool(Variables({}, ()), 2).stats
     games = np.ones((4, 1), bool)
     reward = np.array([[1.0], [1.0], [1.0], [-1.0]], np.float32)
     rollouts = rollout(reward, ~games, ~games, games), rollout(-reward, games, ~games, 0 * games)
-    step = jax.jit(by_hand(lambda pool: league.rated(pool, *rollouts, (1, 1))))
+    step = jax.jit(by_hand(lambda pool: league.update_ratings(pool, *rollouts, (1, 1))))
     for _ in range(300):
         pool = step(pool)
     assert float(pool.rating - pool.ratings[0]) == pytest.approx(400 * np.log10(3), abs=0.01)
@@ -70,13 +70,13 @@ def test_a_rating_predicts_the_score() -> None:
 
 
 def test_the_oldest_version_is_replaced() -> None:
-    pool = league.begin(Variables(jnp.float32(0), jnp.float32(0)), SIZE)
+    pool = league.init_pool(Variables(jnp.float32(0), jnp.float32(0)), SIZE)
     for update, versions in [(1, [0, 1, 0]), (2, [0, 1, 2]), (3, [3, 1, 2]), (4, [3, 4, 2])]:
         pool = pool._replace(stats=pool.stats._replace(rating=jnp.float32(update + 100)))
         new = Variables(jnp.float32(update), jnp.float32(10 * update))
-        same = league.renewed(pool, new, jnp.array(False))
+        same = league.replace_oldest(pool, new, jnp.array(False))
         jax.tree.map(np.testing.assert_array_equal, same, pool)
-        pool = league.renewed(pool, new, jnp.array(True))
+        pool = league.replace_oldest(pool, new, jnp.array(True))
         np.testing.assert_array_equal(pool.params, versions)
         np.testing.assert_array_equal(pool.stats.stats, 10 * np.array(versions))
         assert pool.params[pool.stats.newest] == update and pool.stats.ratings[pool.stats.newest] == update + 100

@@ -119,7 +119,14 @@ def make(name: str) -> tuple[Algorithm, list[Rollout]]:
 DEVICES = {"ppo": (8, 2), "ppo-continuous": (4,), "dqn": (8, 2)}
 
 
-@pytest.mark.parametrize("name, num_devices", [(name, n) for name in CASES for n in DEVICES.get(name, (8,))])
+@pytest.mark.parametrize(
+    "name, num_devices",
+    [
+        pytest.param(name, n, marks=[] if name == "ppo-gru" else pytest.mark.case)
+        for name in CASES
+        for n in DEVICES.get(name, (8,))
+    ],
+)
 def test_one_device_is_as_many(name: str, num_devices: int) -> None:
     """Parameters, running statistics, optimiser state, counts, memory and metrics, after two rollouts."""
     algorithm, rollouts = make(name)
@@ -130,6 +137,7 @@ def test_one_device_is_as_many(name: str, num_devices: int) -> None:
     assert_close(updated(algorithm, rollouts, num_devices, env=env), one)
 
 
+@pytest.mark.case  # test_each_epoch_sees_every_example_once
 def test_shuffling_changes_the_result() -> None:
     """Else the test above could not see that devices shuffle alike."""
     algorithm, rollouts = make("ppo")
@@ -454,7 +462,7 @@ def minibatches(num_devices: int, num_epochs: int, num_minibatches: int) -> np.n
     return table.astype(bool)
 
 
-@pytest.mark.parametrize("num_minibatches, num_devices", [(1, 8), (4, 8), (16, 4)])
+@pytest.mark.parametrize("num_minibatches, num_devices", [pytest.param(1, 8, marks=pytest.mark.case), (4, 8), (16, 4)])
 def test_each_epoch_sees_every_example_once(num_minibatches: int, num_devices: int) -> None:
     table = minibatches(1, 3, num_minibatches)
     np.testing.assert_array_equal(table.sum(axis=1), 1)
@@ -516,8 +524,10 @@ def test_sizes_that_are_refused() -> None:
 # --- Gradients that are not finite --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_devices", [1, 8])
-@pytest.mark.parametrize("algorithm", [PPO(**NET, num_epochs=2), DQN(**MEMORY)], ids=["ppo", "dqn"])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.case), 8])
+@pytest.mark.parametrize(
+    "algorithm", [PPO(**NET, num_epochs=2), pytest.param(DQN(**MEMORY), marks=pytest.mark.case)], ids=["ppo", "dqn"]
+)
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(algorithm: Any, num_devices: int) -> None:
     made = algorithm.make(DISCRETE)
     good = random_rollout(made, DISCRETE, NUM_STEPS, NUM_ENVS, seed=0)
@@ -649,6 +659,7 @@ def test_each_rollout_and_each_round_of_replay_draws_other_random_numbers() -> N
 # --- Stopping early -----------------------------------------------------------------------------------
 
 
+@pytest.mark.case  # test_ppo_against_a_naive_one
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_target_kl_leaves_out_the_update_that_exceeds_it_and_all_later_ones(num_devices: int) -> None:
     """As fewer epochs do, each of one update; the first is that of the acting policy, from which it cannot diverge."""

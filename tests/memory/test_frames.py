@@ -149,6 +149,7 @@ def act(name: str, num_devices: int) -> list[tuple[Rollout, EpisodeStats]]:
     return results
 
 
+@pytest.mark.case  # test_evaluation_sees_the_stacks_that_envpool_makes, test_replay_gives_the_stacks_back
 @pytest.mark.parametrize("name", CASES)
 def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
     """Over lost lives, games that end, time limits and the seams between rollouts."""
@@ -171,8 +172,10 @@ def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
     assert (restarts > games) == ("no-ops" in name)  # those that EnvPool does not report
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-@pytest.mark.parametrize("rollouts", [2, ROLLOUTS])
+@pytest.mark.parametrize(
+    "rollouts, prioritized",
+    [pytest.param(2, False, marks=pytest.mark.case), (2, True), (ROLLOUTS, False), (ROLLOUTS, True)],
+)
 def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
     """Before and after the ring wraps around, of every window that may be drawn, and of no other."""
     frame_stack, slots, window = 4, 2 * LENGTH + 11, 3
@@ -230,6 +233,7 @@ def test_a_million_atari_steps_take_seven_gigabytes(monkeypatch: pytest.MonkeyPa
     assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory)) == pytest.approx(1e6 * 84 * 84, rel=0.005)
 
 
+@pytest.mark.case  # test_replay_gives_the_stacks_back
 def test_dqn_learns_on_atari() -> None:
     """A few updates from a memory that has wrapped around, and two games."""
     config = preset(

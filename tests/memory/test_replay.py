@@ -85,19 +85,25 @@ def check_windows(windows: Rollout, whole: Rollout, window: int) -> list[tuple[i
     return starts
 
 
+WINDOWS = {  # total, slots, chunk, window, frame_stack: prioritized or not, in `make test`
+    (40, 64, 8, 3, 1): {False},
+    (200, 50, 8, 1, 1): {False},
+    (120, 37, 4, 5, 1): {False},
+    (24, 64, 8, 3, 4): {},
+    (48, 50, 8, 3, 4): {False, True},
+    (200, 50, 8, 1, 4): {True},
+    (120, 37, 4, 5, 2): {True},
+}
+
+
 @pytest.mark.parametrize(
-    "total, slots, chunk, window, frame_stack",
+    "prioritized, total, slots, chunk, window, frame_stack",
     [
-        (40, 64, 8, 3, 1),
-        (200, 50, 8, 1, 1),
-        (120, 37, 4, 5, 1),
-        (24, 64, 8, 3, 4),
-        (48, 50, 8, 3, 4),
-        (200, 50, 8, 1, 4),
-        (120, 37, 4, 5, 2),
+        pytest.param(prioritized, *sizes, marks=[] if prioritized in kept else pytest.mark.case)
+        for prioritized in (False, True)
+        for sizes, kept in WINDOWS.items()
     ],
 )
-@pytest.mark.parametrize("prioritized", [False, True])
 def test_windows_are_whole_and_every_one_is_drawn(
     total: int, slots: int, chunk: int, window: int, frame_stack: int, prioritized: bool
 ) -> None:
@@ -212,7 +218,9 @@ def test_sums_stay_exact() -> None:
     assert np.asarray(memory.priorities.table)[:, 1500:].sum() == 0
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize(
+    "num_devices", [pytest.param(1, marks=pytest.mark.case), pytest.param(2, marks=pytest.mark.case), 4]
+)
 def test_weighted_estimates_agree_on_any_number_of_devices(num_devices: int) -> None:
     memory, p = prioritized_memory()
     sample = on_mesh(
@@ -241,8 +249,14 @@ OBSERVATIONS: dict[str, tuple[tuple[int, ...], Any, int]] = {  # shape, dtype, f
 
 
 @pytest.mark.parametrize("slots, prioritized", [(7, False), (100, True), (1024, False), (1500, True)])
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize(
+    "num_devices, observation",
+    [
+        *((1, observation) for observation in OBSERVATIONS),
+        (8, "atari"),
+        *(pytest.param(8, name, marks=pytest.mark.case) for name in OBSERVATIONS if name != "atari"),
+    ],
+)
 def test_bytes_are_foretold(observation: str, slots: int, prioritized: bool, num_devices: int) -> None:
     shape, dtype, frame_stack = OBSERVATIONS[observation]
     num_envs = num_devices
@@ -323,7 +337,7 @@ def test_a_memory_that_begins_in_mid_episode_draws_no_frame_that_it_never_had(pr
     whole = whole._replace(valid=np.ones_like(whole.valid))
     stacks = np.stack([np.concatenate([whole.obs[t + i] for i in range(stack)], 1) for t in range(9)])  # since step 0
     rest = cut(whole, 3, 11)._replace(obs=stacks)
-    memory = ring.midway(INIT(rest, 32, prioritized=prioritized, frame_stack=stack), stack)
+    memory = ring.start_mid_episode(INIT(rest, 32, prioritized=prioritized, frame_stack=stack), stack)
     memory = ADD(memory, rest, window, stack)
     sample = sample_prioritized if prioritized else sample_uniform
     draw = on_mesh(lambda key: sample(memory, key, 64, window, stack)[0].obs, 1, meshes.REPLICATED, meshes.TIME_BATCH)

@@ -625,7 +625,13 @@ def test_without_a_core_steps_are_independent() -> None:
 @pytest.mark.parametrize(
     "config, space",
     [
-        *RECURRENT,
+        pytest.param(GRU, SMALL, id="cnn"),
+        *(
+            pytest.param(
+                CORES[name], VECTOR, id=name, marks=pytest.mark.case if name in ("gru", "lstm", "linear") else []
+            )
+            for name in CORES
+        ),
         pytest.param(NetworkConfig(hidden_sizes=(8,)), VECTOR, id="mlp-no-core"),
     ],
 )

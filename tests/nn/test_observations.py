@@ -91,7 +91,9 @@ def test_torsos_are_chosen_by_part() -> None:
 # --- Critics that see more --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{}, {"core": "gru", "core_size": 5}], ids=["plain", "gru"])
+@pytest.mark.parametrize(
+    "fields", [{}, pytest.param({"core": "gru", "core_size": 5}, marks=pytest.mark.case)], ids=["plain", "gru"]
+)
 def test_the_policy_does_not_see_what_only_the_critic_sees(fields: dict[str, Any]) -> None:
     spec = find(parts.Secret()).spec
     algorithm = config_class("ppo")(hidden_sizes=(4,), critic_sees="state", **fields).make(spec)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 from probes import box, spec
 
 import jaxrl_dist
@@ -76,7 +77,7 @@ def test_a_schedule_takes_the_step_size_to_zero_over_env_steps(schedule: Any, na
         np.testing.assert_allclose(steps(scheduled, env_step) - PARAMS["w"], left * moved, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", runs.cases(ALGORITHMS, "ppo", "dqn"))
 def test_every_algorithm_has_the_flags_and_obeys_them(name: str) -> None:
     """At the end of the schedule nothing moves; at its start all parameters do."""
     kind = config_class(name)

@@ -107,7 +107,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", runs.cases(ALGORITHMS, "ppo", "a2c"))
 def test_every_algorithm_learns_by_it(name: str) -> None:
     """Its parameters are the torso's, and all of them have a gradient but the target's."""
     library, fields = ALGORITHMS[name]

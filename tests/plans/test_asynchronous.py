@@ -18,6 +18,7 @@ import faulty
 import jax
 import numpy as np
 import pytest
+import runs
 from probes import assert_close, learner_of, make_job, make_mesh, perturbed, random_rollout, with_sgd
 
 from jaxrl_dist import flow, returns
@@ -242,7 +243,9 @@ def test_waiting_for_a_version_ends_with_it_or_with_the_stop(monkeypatch: pytest
 # --- Lag and counts -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, lag", [("impala", 0), ("impala", 1), ("impala", 3), ("dqn", 1)])
+@pytest.mark.parametrize(
+    "name, lag", [("impala", 0), ("impala", 1), ("impala", 3), pytest.param("dqn", 1, marks=pytest.mark.case)]
+)
 def test_lockstep_keeps_the_lag_exactly(name: str, lag: int) -> None:
     """As soon as there are so many versions, whichever thread is slow."""
     rng = random_sleeps(0.003)
@@ -251,7 +254,7 @@ def test_lockstep_keeps_the_lag_exactly(name: str, lag: int) -> None:
         assert report.metrics["async/lag"] == report.metrics["async/lag_max"] == min(iteration, lag)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", runs.cases(PLANS, "asynchronous"))
 def test_older_experience_than_allowed_is_dropped(plan: str) -> None:
     """And all that was sent is accounted for in every report; in the last one, nothing is left."""
     slow = {"actor-0": 0.01}
@@ -291,7 +294,7 @@ def test_a_round_that_is_cut_short_is_dropped(lag: int | None, fails: bool, monk
         return None
 
     monkeypatch.setattr(flow.Parallel, "take", cut_short)
-    run = asynchronous(make(lag=lag)._replace(offer=offered.append))
+    run = asynchronous(make(lag=lag)._replace(publish_latest=offered.append))
     if fails:
         with pytest.raises(ZeroDivisionError):
             list(run)
@@ -355,7 +358,7 @@ def random_sleeps(most: float) -> Callable[[str, int], None]:
         ("impala", "envpool:CartPole-v1"),
         ("impala", "gymnasium:CartPole-v1"),
         ("impala", "gymnax:CartPole-v1"),
-        ("dqn", "envpool:CartPole-v1"),
+        pytest.param("dqn", "envpool:CartPole-v1", marks=pytest.mark.case),
     ],
 )
 def test_lockstep_repeats_bit_for_bit(name: str, env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,6 +386,7 @@ def placed(tree: Any) -> set[jax.Device]:
     return {on for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) for on in x.devices()}
 
 
+@pytest.mark.case  # the other ways to learn the same
 def test_a_split_host_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two acting and six learning devices as one for both, and each array where it belongs."""
     devices = jax.devices()
@@ -466,7 +470,14 @@ def test_the_stages_of_a_thread_sum_to_its_time_and_nothing_compiles_late(caplog
 # --- What is left behind ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, times", [("impala", 20), ("impala", 100), ("a2c", 100)])
+@pytest.mark.parametrize(
+    "name, times",
+    [
+        ("impala", 20),
+        pytest.param("impala", 100, marks=pytest.mark.case),
+        pytest.param("a2c", 100, marks=pytest.mark.case),
+    ],
+)
 def test_leaving_the_loop_leaves_nothing(name: str, times: int) -> None:
     """No thread (EnvPool's own C++ threads included) and no array, however often."""
     job = make(name)
@@ -497,6 +508,7 @@ def rate(slow: float, **options: Any) -> tuple[float, list[Report]]:
     return 1 / statistics.median(b - a for a, b in itertools.pairwise(times[2:])), reports
 
 
+@pytest.mark.case  # test_leaving_the_loop_leaves_nothing, and the tests of flow.py
 def test_gather_does_not_wait_for_a_slow_actor() -> None:
     """Whose rollouts are learnt from late, or dropped if they are then too old."""
     even, _ = rate(1, gather=3, gather_deadline=1.0)
@@ -510,7 +522,7 @@ def test_gather_does_not_wait_for_a_slow_actor() -> None:
     assert all(max(lags(report)) <= 2 for report in reports)
 
 
-@pytest.mark.parametrize("name", ["impala", "a2c"])
+@pytest.mark.parametrize("name", ["impala", pytest.param("a2c", marks=pytest.mark.case)])
 def test_a_rollout_that_did_not_come_changes_nothing(name: str) -> None:
     """The update is that of a batch without it."""
     job = base(name, 1)
@@ -617,7 +629,7 @@ def test_a_resumed_run_goes_on_counting_restarts() -> None:
 def test_reports_count_what_happens_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has restarted environments four times, and has sent 9 rollouts, of which 2 wait."""
     others: dict[str, Any] = {"the restarts": [4], "the samples": [(9, 2)]}
-    monkeypatch.setattr(peers, "gather", lambda value, about: [value, *others.get(about, [])])
+    monkeypatch.setattr(peers, "all_gather", lambda value, about: [value, *others.get(about, [])])
     *_, last = asynchronous(make(hook=breaks(("actor-0", 3)), iterations=3, max_restarts=2))
     assert last.metrics["async/restarts"] == 4 + 1 == last.checkpoint().progress["restarts"]
     sent, *parts = (last.metrics[f"async/{name}"] or 0 for name in ("sent", "trained", "dropped", "queue"))
@@ -800,8 +812,14 @@ def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int, monkeypatch:
     fails_in_the_learner(plan, seed, monkeypatch)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
-@pytest.mark.parametrize("lag", [None, 1])
+@pytest.mark.parametrize(
+    "lag, seed",
+    [
+        (1, 0),
+        pytest.param(None, 0, marks=pytest.mark.case),
+        *(pytest.param(lag, seed, marks=pytest.mark.slow) for lag in (None, 1) for seed in range(1, 20)),
+    ],
+)
 def test_an_environment_that_hangs_ends_the_run(lag: int | None, seed: int) -> None:
     """Within the time-out, and a few seconds for what else there is to close."""
     after = int(np.random.default_rng(seed).integers(50))
@@ -937,6 +955,7 @@ def test_a_new_window_without_a_finite_priority_gets_the_smallest() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.case  # test_lockstep_repeats_bit_for_bit
 def test_a_learner_that_runs_freely_does_not_wait_for_slow_actors() -> None:
     """It makes more updates than the ratio asks for, from the first on, and still sees what goes wrong."""
 

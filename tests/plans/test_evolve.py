@@ -187,7 +187,7 @@ def test_a_stored_interval_ends_with_its_selection() -> None:
         resolved(Train("ppo"), fields)
 
 
-@pytest.mark.parametrize("evolve", ["pbt", "halving"])
+@pytest.mark.parametrize("evolve", ["pbt", pytest.param("halving", marks=pytest.mark.case)])
 def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve: str, tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
     list(jaxrl_dist.train(config(tmp_path / "whole", evolve=evolve, **asked)))
@@ -236,6 +236,7 @@ def test_no_member_becomes_one_that_has_diverged(tmp_path: pathlib.Path) -> None
     assert {copy["parent"] for row in rows for copy in row["lineage"]} <= {"000", "002"}
 
 
+@pytest.mark.case  # test_population_based_training_goes_on
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_halving_ends_the_worse_half_again_and_again(plan: str, tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path / "run", seeds=5, evolve="halving", evolve_interval=128, plan=plan)

@@ -20,7 +20,7 @@ from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.learners.policies import together
+from jaxrl_dist.learners.policies import combined_learner
 from jaxrl_dist.plans import asynchronous, averaging, compiled, on_device
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.types import Report
@@ -54,6 +54,7 @@ def job(**options: Any) -> Job:
     return make_job(algorithm, source, num_envs=4, rollout_length=8, **options)
 
 
+@pytest.mark.case  # test_actor_threads_step_them_too
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_environments_may_branch_and_loop_as_they_like(num_devices: int) -> None:
     reports: list[Report] = list(on_device.on_device(job(num_devices=num_devices, total_env_steps=56)))
@@ -62,6 +63,7 @@ def test_environments_may_branch_and_loop_as_they_like(num_devices: int) -> None
     assert last.metrics["episode/length"] == 7 and last.metrics["episode/return"] == sum(range(7))
 
 
+@pytest.mark.case  # test_local_sgd_is_the_mean_of_members_that_learn_alone
 def test_minibatches_in_parts_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts' sums vary over all axes of the mesh over which the parameters do."""
 
@@ -80,13 +82,16 @@ def test_actor_threads_step_them_too() -> None:
     assert last.env_steps >= 56
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 1), (2, 1), (2, 2)])
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize(
+    "rows, columns", [pytest.param(1, 1, marks=pytest.mark.case), pytest.param(2, 1, marks=pytest.mark.case), (2, 2)]
+)
+@pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.case)])
 def test_members_of_a_population_are_their_lone_runs(name: str, rows: int, columns: int) -> None:
     """Two members that differ in seed and step size, on meshes of members and of their shards."""
     check_members(name, 2, rows, columns)
 
 
+@pytest.mark.case  # test_rng_mesh.py::test_members_may_be_computed_in_groups
 def test_members_that_learn_in_groups_are_their_lone_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "LEARN_TOGETHER", 2)
     check_members("ppo", 4, 1, 1)
@@ -103,7 +108,7 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
 
     def vary(hyper: Any) -> Any:
         algorithm = kind(**hyper).make(source.spec)
-        return {"": algorithm}, together({"": learner_of(algorithm, source.spec, 4, 8, columns)})
+        return {"": algorithm}, combined_learner({"": learner_of(algorithm, source.spec, 4, 8, columns)})
 
     def member(seed: int, mesh: Any) -> Job:
         hyper = {"learning_rate": 1e-3 * (1 + seed)}
@@ -119,7 +124,7 @@ def check_members(name: str, members: int, rows: int, columns: int) -> None:
 
     mesh = meshes.make_mesh(jax.devices()[: rows * columns], rows)
     jobs = [member(seed, mesh) for seed in range(members)]
-    population = on_device.Compiled(jobs)
+    population = on_device.DevicePopulation(jobs)
     reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
     side_by_side: list[list[Any]] = [[] for _ in jobs]
     for _ in range(9):
@@ -155,7 +160,7 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
 
     def learnt(every: int, iterations: int) -> Any:
         """Returns each member's parameters, and moments of its optimiser."""
-        population = on_device.Compiled(jobs, average_every=every)
+        population = on_device.DevicePopulation(jobs, average_every=every)
         reports = [population.reports(seed, job) for seed, job in enumerate(jobs)]
         for _ in range(iterations):
             newest = [next(each) for each in reports]
@@ -172,7 +177,15 @@ def test_local_sgd_is_the_mean_of_members_that_learn_alone() -> None:
     assert 0 < max(difference) < 0.1, "they learn alone again"
 
 
-@pytest.mark.parametrize("members, priority_exponent", [(1, None), (2, None), (1, 0.6), (2, 0.6)])
+@pytest.mark.parametrize(
+    "members, priority_exponent",
+    [
+        pytest.param(1, None, marks=pytest.mark.case),
+        pytest.param(2, None, marks=pytest.mark.case),
+        pytest.param(1, 0.6, marks=pytest.mark.case),
+        (2, 0.6),
+    ],
+)
 def test_a_replay_memory_is_not_copied(members: int, priority_exponent: float | None) -> None:
     """Rollouts and priorities are written where it lies: the program needs no room for a second table of them."""
     source = find("CartPole-v1")

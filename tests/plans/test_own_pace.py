@@ -87,6 +87,7 @@ def test_no_policy_waits_for_another() -> None:
         jax.tree.map(np.testing.assert_array_equal, state_of(last, name), own)
 
 
+@pytest.mark.case  # test_no_policy_waits_for_another
 def test_a_run_trains_and_is_resumed(tmp_path: Path) -> None:
     run = config(run_dir=str(tmp_path / "run"))
     first = list(itertools.islice(jaxrl_dist.train(run), 2))

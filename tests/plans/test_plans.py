@@ -14,6 +14,7 @@ from typing import Any, cast, get_args, get_type_hints
 import jax
 import numpy as np
 import pytest
+import runs
 from probes import KINDS, make_job, make_mesh
 
 from jaxrl_dist import plans, preset, train
@@ -152,17 +153,18 @@ def check_probe(learned: dict[str, tuple[np.ndarray, np.ndarray]], kind: str, co
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", DISCRETE)
+@pytest.mark.parametrize("name", runs.cases(DISCRETE, "ppo", "dqn"))
 def test_probe(name: str, kind: str) -> None:
     check_probe(probed(name, "Probe-v0"), kind, False)
 
 
 @pytest.mark.parametrize("kind", ["constant", "two_steps", "from_action", "from_both"])
-@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("name", runs.cases(CONTINUOUS, "td3"))
 def test_continuous_probe(name: str, kind: str) -> None:
     check_probe(probed(name, "ContinuousProbe-v0"), kind, True)
 
 
+@pytest.mark.case  # test_probe
 @pytest.mark.parametrize(
     "name, plan",
     [
@@ -243,6 +245,7 @@ def test_time_limit_is_no_end() -> None:
     assert 4.0 < fitted_value("on_device", "Clock-v0", {"dead": "true"}) < 5.4
 
 
+@pytest.mark.case  # test_time_limit_is_no_end
 def test_time_limit_is_no_end_in_replayed_windows() -> None:
     """Of three steps, one in four of which runs over the limit."""
     replay = {"batch_size": 32, "replay_capacity": 3200, "replay_ratio": 4 / 240, "learning_starts": 240}
@@ -250,6 +253,7 @@ def test_time_limit_is_no_end_in_replayed_windows() -> None:
     assert fitted_value("on_device", "Clock-v0", {}, config) == pytest.approx(10.0, abs=0.2)
 
 
+@pytest.mark.case  # test_time_limit_is_no_end
 def test_time_limit_of_envpool_is_no_end() -> None:
     """CartPole cannot fall within 7 steps, so all its episodes end by the clock."""
     assert fitted_value("synchronous", "envpool:CartPole-v1", {"max_episode_steps": "7"}) == pytest.approx(
@@ -290,6 +294,7 @@ def numbers(report: Report) -> dict[str, Any]:
     return {"env_steps": report.env_steps, "updates": report.updates, "iteration": report.iteration, **metrics}
 
 
+@pytest.mark.case  # test_every_algorithm_repeats_bit_for_bit
 @pytest.mark.parametrize("plan", RUNS)
 def test_same_seed_same_numbers(plan: str) -> None:
     """And a longer run begins with the shorter one, up to the shorter one's last, partial report."""
@@ -318,6 +323,7 @@ REPEATED = {
 }
 
 
+@pytest.mark.case  # pqn, and dqn in algorithms/test_dqn.py
 @pytest.mark.parametrize("name", REPEATED)
 def test_every_algorithm_repeats_bit_for_bit(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """And compiles nothing after its first report; those that replay report how much."""
@@ -347,6 +353,7 @@ def test_every_algorithm_repeats_bit_for_bit(name: str, caplog: pytest.LogCaptur
     assert first.metrics["replay/ratio"] == 0 and last.metrics["replay/ratio"] == pytest.approx(0.25)
 
 
+@pytest.mark.case  # actors/test_actors.py::test_evaluation_plays_what_it_was_asked_for
 @pytest.mark.parametrize("plan", RUNS)
 def test_env_steps_are_valid_transitions(plan: str) -> None:
     """The run ends with the first rollout that reaches the total; reset steps do not count."""
@@ -369,6 +376,7 @@ def test_env_steps_are_valid_transitions(plan: str) -> None:
     assert last.evaluation["length_mean"] == last.evaluation["return_mean"]
 
 
+@pytest.mark.case  # run/test_run_files.py::test_where_no_episode_ended_there_is_null
 def test_no_episode_no_value() -> None:
     """None, not NaN, where no episode has ended; and metrics that are means over iterations, not sums."""
     algorithm = PG(hidden_sizes=(4,), learning_rate=1e-9).make(find("Pendulum-v1").spec)
@@ -391,13 +399,20 @@ def job(request: pytest.FixtureRequest) -> Job:
     return make_job(algorithm, env, num_devices=2, total_env_steps=6 * 64, report_interval=128)
 
 
-@pytest.mark.parametrize("plan, job", [(plan, plan) for plan in PLANS], indirect=["job"])
+@pytest.mark.parametrize(
+    "plan, job",
+    [
+        pytest.param("on_device", "on_device", marks=pytest.mark.case),
+        ("synchronous", "synchronous"),
+    ],
+    indirect=["job"],
+)
 def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is traced or compiled after the first report; reports give out copies; leaving the loop ends threads."""
     traces: list[str] = []
 
     def counted(name: str) -> Callable[..., Any]:
-        function = getattr(job.algorithm[""], "observed" if name == "observe" else name)
+        function = getattr(job.algorithm[""], "updated_stats" if name == "update_stats" else name)
 
         def count(*args: Any) -> Any:
             traces.append(name)
@@ -405,7 +420,7 @@ def test_a_run_from_outside(plan: str, job: Job, caplog: pytest.LogCaptureFixtur
 
         return count
 
-    names = ("policy", "postprocess", "loss", "observe", "feedback", "initial_core")
+    names = ("policy", "postprocess", "loss", "update_stats", "feedback", "initial_core")
     algorithm = dataclasses.replace(job.algorithm[""], **{name: counted(name) for name in names})
     before = threading.enumerate()
     run = PLANS[plan](make_job(algorithm, job.source, num_devices=2, total_env_steps=5 * 64, report_interval=128))
@@ -455,7 +470,7 @@ def test_nothing_goes_through_the_host() -> None:
     """While the program of ``on_device`` runs: all that it needs, it has."""
     algorithm = PG(hidden_sizes=(4,)).make(find("Clock-v0").spec)
     job = make_job(algorithm, "Clock-v0", num_devices=2, report_interval=128)
-    population = on_device_module.Compiled([job])
+    population = on_device_module.DevicePopulation([job])
     next(population.reports(0, job))
     inputs = population.inputs(2)
     with jax.transfer_guard("disallow"):
@@ -489,4 +504,4 @@ def test_the_table_of_plans_names_code_that_exists() -> None:
     for name, plan in table.PLANS.items():
         module = importlib.import_module(f"{plans.__name__}.{name}")
         assert callable(getattr(module, name)) and hasattr(module, "check") == plan.threaded
-        assert plan.members is None or plans.together(name) is getattr(module, plan.members)
+        assert plan.members is None or plans.population_plan(name) is getattr(module, plan.members)

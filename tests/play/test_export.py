@@ -43,7 +43,9 @@ np.save(sys.argv[3], np.stack(actions))
 """
 
 
-@pytest.mark.parametrize("command", [runs.CARTPOLE, runs.RECURRENT], ids=["feed-forward", "recurrent"])
+@pytest.mark.parametrize(
+    "command", [runs.CARTPOLE, pytest.param(runs.RECURRENT, marks=pytest.mark.case)], ids=["feed-forward", "recurrent"]
+)
 def test_an_exported_policy_acts_the_same_without_this_package(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from jaxrl_dist.spaces import Box, Discrete
 RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
 
 
-@pytest.fixture(params=RUNS, scope="module")
+@pytest.fixture(params=runs.cases(RUNS, "discrete", "envpool"), scope="module")
 def run_dir(request: pytest.FixtureRequest) -> Path:
     return runs.finished(RUNS[request.param])
 

@@ -54,6 +54,7 @@ def test_a_run_leaves_config_metrics_summary_and_variables(command: str) -> None
     assert (summary["evaluation"]["episodes"], summary["evaluation"]["cut"]) == (2, 0)
 
 
+@pytest.mark.case  # test_an_evaluation_looks_too, in envs/test_finite.py
 def test_an_evaluation_that_fails_costs_the_evaluation_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*args: Any, **kinds: Any) -> None:
         raise EnvError("broken")

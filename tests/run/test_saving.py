@@ -58,8 +58,8 @@ def steps(reports: Any) -> list[int]:
     return [report.env_steps for report in reports]
 
 
-def ending() -> stages.Ending:
-    return stages.Ending(lambda: False)
+def ending() -> stages.StopState:
+    return stages.StopState(lambda: False)
 
 
 def failing(*env_steps: int) -> Iterator[Report]:
@@ -69,15 +69,15 @@ def failing(*env_steps: int) -> Iterator[Report]:
 
 def test_a_plan_that_fails_makes_one_report_more() -> None:
     ends = ending()
-    assert steps(stages.surviving(failing(20, 40), lambda: fake_report(50), ends)) == [20, 40, 50]
+    assert steps(stages.with_final_report(failing(20, 40), lambda: fake_report(50), ends)) == [20, 40, 50]
     assert isinstance(ends.error, EnvError) and ends()
-    assert steps(stages.surviving(failing(20), lambda: None, ending())) == [20]
-    assert steps(stages.surviving(iter([fake_report(20)]), lambda: fake_report(50), ending())) == [20]
+    assert steps(stages.with_final_report(failing(20), lambda: None, ending())) == [20]
+    assert steps(stages.with_final_report(iter([fake_report(20)]), lambda: fake_report(50), ending())) == [20]
 
 
 def test_what_has_diverged_ends_with_that_report() -> None:
     ends, reports = ending(), iter([fake_report(20), fake_report(40, diverged=True), fake_report(60)])
-    assert set(steps(stages.surviving(reports, lambda: None, ends))) == {20, 40}
+    assert set(steps(stages.with_final_report(reports, lambda: None, ends))) == {20, 40}
     assert isinstance(ends.error, DivergedError) and "by environment step 40" in str(ends.error)
 
 
@@ -154,7 +154,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     def begin(at: int, event: Callable[[], Any], **fields: Any) -> tuple[Iterator[Report], Path]:
         def plan(job: Job) -> Iterator[Report]:
             done = 0
-            job.offer(lambda: fake_report(done))
+            job.publish_latest(lambda: fake_report(done))
             while done < job.total_env_steps and not job.stop():
                 if done // 10 == at:
                     event()
@@ -296,8 +296,8 @@ def test_reports_that_nobody_takes_leave_the_directory_free(fake: Fake) -> None:
     "plan, options",
     [
         ("on_device", {}),
-        ("synchronous", {}),
-        ("asynchronous", {"num_actors": 2, "lockstep": True, "lag": 0}),
+        pytest.param("synchronous", {}, marks=pytest.mark.case),
+        pytest.param("asynchronous", {"num_actors": 2, "lockstep": True, "lag": 0}, marks=pytest.mark.case),
         pytest.param("gradients", {"num_actors": 1}, marks=pytest.mark.slow),
     ],
 )
@@ -352,6 +352,7 @@ print(next(reports).env_steps)
 """
 
 
+@pytest.mark.case  # test_a_run_that_its_environment_ends_can_go_on
 def test_reports_that_are_held_when_python_ends_are_closed(tmp_path: Path) -> None:
     """Python starts no thread then, as saving needs: a warning says that the newest steps are lost."""
     command = [sys.executable, "-c", HELD, str(tmp_path / "run")]
@@ -415,6 +416,7 @@ def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.case  # test_resume.py::test_a_signal_saves_and_ends_the_run
 def test_a_closed_terminal_ends_a_run_in_order(tmp_path: Path) -> None:
     """SIGHUP comes then, and nothing can be shown any more."""
     program = f"{HEARS}from jaxrl_dist import cli; raise SystemExit(cli.main())"

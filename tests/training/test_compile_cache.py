@@ -37,6 +37,7 @@ def start(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.case  # the other tests of the cache
 def test_a_second_run_finds_what_the_first_compiled(tmp_path: Path) -> None:
     done = start(tmp_path)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -132,7 +133,7 @@ def returns(env: object = "gymnax:CartPole-v1", plan: str = "on_device", **field
     ]
 
 
-@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+@pytest.mark.parametrize("plan", [pytest.param("on_device", marks=pytest.mark.case), "synchronous"])
 def test_a_second_run_of_a_process_compiles_nothing(plan: str, lowered: list[mesh.Program]) -> None:
     first, made = returns(plan=plan), len(lowered)
     assert made, "another test has trained with this config: choose another one"
@@ -146,6 +147,7 @@ def test_a_second_run_of_a_process_compiles_nothing(plan: str, lowered: list[mes
     assert len(lowered) > made, "JAX's settings decide what is compiled"
 
 
+@pytest.mark.case  # test_a_second_run_of_a_process_compiles_nothing
 def test_what_the_user_s_code_decides_is_compiled_each_time(lowered: list[mesh.Program]) -> None:
     for _ in range(2):
         made = len(lowered)

@@ -106,7 +106,7 @@ def test_a_text_without_a_program_is_refused() -> None:
         find_loops("HloModule empty\n")
 
 
-@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.case), 8])
 def test_the_loops_of_a_run_are_found_and_each_update_sums_once(num_devices: int) -> None:
     source = find("Probe-v0")
     algorithm = PPO(hidden_sizes=(4,), num_minibatches=2, num_epochs=3).make(source.spec)

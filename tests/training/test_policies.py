@@ -67,6 +67,7 @@ def three() -> tuple[Any, ...]:
     return reports, last.variables(), last.checkpoint()
 
 
+@pytest.mark.case
 @pytest.mark.parametrize("algorithm", [PPO_, dataclasses.replace(DQN_, replay_capacity=1008)])
 def test_one_policy_by_name_is_the_shared_one_bit_for_bit(algorithm: Any) -> None:
     env = team.CartPoles(3)
@@ -77,6 +78,7 @@ def test_one_policy_by_name_is_the_shared_one_bit_for_bit(algorithm: Any) -> Non
     jax.tree.map(np.testing.assert_array_equal, named[-1].variables()["x"], shared[-1].variables())
 
 
+@pytest.mark.case  # test_one_policy_by_name_is_the_shared_one_bit_for_bit
 @pytest.mark.parametrize("policy", ["a", "b"])
 def test_each_policy_learns_what_it_learns_alone(policy: str) -> None:
     """The second policy has other keys, so it is put first here."""
@@ -95,6 +97,7 @@ def test_each_policy_learns_what_it_learns_alone(policy: str) -> None:
                 assert ours.metrics[f"{policy}/{name}"] == expected, name
 
 
+@pytest.mark.case  # envs/test_parallel.py::test_several_policies_train_are_evaluated_and_resumed
 @pytest.mark.parametrize("plan", ["synchronous", "asynchronous"])
 def test_on_the_host_they_learn_what_they_learn_in_one_program(plan: str) -> None:
     """Actors that wait for each update act with the newest policies, as the other plans do."""
@@ -110,6 +113,7 @@ def test_on_the_host_they_learn_what_they_learn_in_one_program(plan: str) -> Non
     assert reports[-1].evaluation == expected[-1].evaluation
 
 
+@pytest.mark.case  # envs/test_parallel.py::test_several_policies_train_are_evaluated_and_resumed
 @pytest.mark.parametrize("plan", ["synchronous", "asynchronous"])
 def test_a_run_on_the_host_is_resumed(plan: str, tmp_path: Path) -> None:
     """With replay, priorities and a pool of copies."""
@@ -125,6 +129,7 @@ def test_a_run_on_the_host_is_resumed(plan: str, tmp_path: Path) -> None:
     assert last.metrics["b/elo"] is not None and last.metrics["a/loss/policy"] is not None
 
 
+@pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 def test_counts_and_returns_are_of_all_policies() -> None:
     reports, _, _ = three()
     last = reports[-1]
@@ -155,6 +160,7 @@ def test_policies_have_their_own_random_numbers() -> None:
     assert not any(np.array_equal(x, y) for x, y in zip(a, b, strict=True) if x.ndim > 1)
 
 
+@pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     reports, _, checkpoint = three()
     config = Train(THREE, env=team.Unlike(), policies=OF_THREE, run_dir=str(tmp_path / "run"), **SIZES)
@@ -179,6 +185,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
         policy.evaluate(2)
 
 
+@pytest.mark.case
 def test_a_fixed_policy_is_that_of_its_run(tmp_path: Path) -> None:
     *_, before = train(THREE, policies=OF_THREE, run_dir=str(tmp_path / "run"))
     fixed = f"fixed({tmp_path / 'run'},b)"
@@ -187,6 +194,7 @@ def test_a_fixed_policy_is_that_of_its_run(tmp_path: Path) -> None:
     assert not any(name.startswith("y/loss") for name in last.metrics)
 
 
+@pytest.mark.case  # learners/test_learners.py::test_one_device_is_as_many
 @pytest.mark.parametrize("other", ["dqn", "copy(a,6,2)"])
 def test_eight_devices_give_what_one_gives(other: str) -> None:
     env, policies = team.CartPoles(3), {"a": "pole_0", "b": "pole_[12]"}
@@ -199,6 +207,7 @@ def test_eight_devices_give_what_one_gives(other: str) -> None:
             assert eight[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.case  # training/test_population.py
 def test_members_of_a_population_are_their_lone_runs() -> None:
     algorithms = {"a": PPO_, "b": DQN_}
     *_, both = train(algorithms, policies=BOTH, seeds=2)
@@ -210,6 +219,7 @@ def test_members_of_a_population_are_their_lone_runs() -> None:
             assert member.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
+@pytest.mark.case  # training/test_population.py, and what is refused in test_what_is_wrong_exits_2_in_one_line
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_hyperparameters_of_policies_vary_in_one_program(plan: str, tmp_path: Path) -> None:
     algorithms, vary = {"a": PPO_, "b": DQN_}, {"a.learning-rate": "1e-3,1e-2", "b.discount": "0.9,0.5"}
@@ -227,6 +237,7 @@ def test_hyperparameters_of_policies_vary_in_one_program(plan: str, tmp_path: Pa
     assert "a (ppo) a.learning_rate=0.01 b.discount=0.5:" in caption and "b (dqn) a.learning_rate=0.001 b" in caption
 
 
+@pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 @pytest.mark.parametrize("every", [1, 3, 10**6])
 def test_a_copy_is_renewed_after_so_many_updates(every: int) -> None:
     """Each iteration makes two updates of the policy that is copied; checked on the learner by hand."""
@@ -251,6 +262,7 @@ def test_a_copy_is_renewed_after_so_many_updates(every: int) -> None:
             expected = state.variables["b"]
 
 
+@pytest.mark.case  # test_the_command_line_trains_resumes
 @pytest.mark.parametrize("copies, episodes", [("copy(a,6)", 6), ("copy(a,6,3)", 6), ("copy(a,6,2)", 0)])
 def test_self_play_is_resumed_and_loaded(copies: str, episodes: int, tmp_path: Path) -> None:
     config = {**SIZES, "env": team.CartPoles(2), "policies": {"a": "pole_0", "b": "pole_1"}}
@@ -273,6 +285,7 @@ def test_self_play_is_resumed_and_loaded(copies: str, episodes: int, tmp_path: P
     assert copied(np.zeros((3, 4), np.float32), key=jax.random.key(0))[0].shape == (3,)
 
 
+@pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 @pytest.mark.parametrize("seed", range(3))
 def test_ppo_and_dqn_learn_side_by_side(seed: int) -> None:
     config = Train(
@@ -320,6 +333,7 @@ def test_a_policy_that_does_not_train_leaves_the_sizes_of_the_run() -> None:
     assert (both.num_envs, both.rollout_length) == (alone.num_envs, alone.rollout_length) == (alone.num_envs, 4)
 
 
+@pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 def test_rows_of_a_policy_are_its_agents() -> None:
     whole = find(team.CartPoles(3)).device()
     parts = find(team.CartPoles(3), wrappers=Wrappers(policies={"a": "pole_1", "b": "pole_0,pole_2"})).device()

@@ -31,7 +31,11 @@ SMALL = "--num-envs 8 --hidden-sizes 4 --num-devices 1 --report-interval 64 --se
 
 
 @pytest.mark.parametrize(
-    "name, own", [("ppo", {"num_epochs": 1, "num_minibatches": 2}), ("dqn", {"replay_ratio": 1 / 32})]
+    "name, own",
+    [
+        ("ppo", {"num_epochs": 1, "num_minibatches": 2}),
+        pytest.param("dqn", {"replay_ratio": 1 / 32}, marks=pytest.mark.case),
+    ],
 )
 def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[str, Any]) -> None:
     naps = dict.fromkeys(("environment", "policy", "postprocess", "gradient", "optimizer"), 0.0)
@@ -64,6 +68,7 @@ def test_a_stage_that_sleeps_is_the_one_that_takes_longer(name: str, own: dict[s
         assert max(seconds.values()) < NAP, f"only {stage} sleeps: {seconds}"
 
 
+@pytest.mark.case  # test_a_run_is_profiled
 def test_the_parts_of_a_team_have_a_row_for_each_agent() -> None:
     sizes = {"num_envs": 8, "rollout_length": 4, "num_devices": 1, "hidden_sizes": (4,), "num_minibatches": 2}
     run = setup.prepare(*resolved(Train("ppo", env=team.CartPoles(3)), sizes))
@@ -79,13 +84,19 @@ def several(policies: str, plan: str) -> str:
 @pytest.mark.parametrize(
     "plan, policies, stages",
     [
-        (
+        pytest.param(
             "on_device",
             "--policy a=ppo:pole_0 --policy b=dqn:pole_1",
             {"environment", "policy", "a/shuffle", "b/replay"},
+            marks=pytest.mark.case,
         ),
         ("on_device", "--policy a=ppo:pole_0 --policy b=random:pole_1", {"environment", "policy", "a/shuffle"}),
-        ("synchronous", "--policy a=ppo:pole_0 --policy b=dqn:pole_1", {"environment", "a/shuffle", "b/replay"}),
+        pytest.param(
+            "synchronous",
+            "--policy a=ppo:pole_0 --policy b=dqn:pole_1",
+            {"environment", "a/shuffle", "b/replay"},
+            marks=pytest.mark.case,
+        ),
     ],
     ids=["on_device", "random", "synchronous"],
 )
@@ -228,6 +239,7 @@ def test_shares_of_a_peak_that_a_stage_surpasses_are_not_shown() -> None:
     assert rest.split() == ["rest", "0", "0.0%"]
 
 
+@pytest.mark.case  # test_a_stage_that_sleeps_is_the_one_that_takes_longer
 @pytest.mark.parametrize(
     "command, threads",
     [
@@ -270,6 +282,7 @@ def test_the_picture_names_each_stage_once(tmp_path: Path) -> None:
     assert [drawn.count(f">{stage}<") for stage in ("gradient", "policy", "rest")] == [1, 1, 1]
 
 
+@pytest.mark.case  # test_a_run_is_profiled
 def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of one that had trackers, sampled evaluations and step sizes that end, none of which a profile has."""
     run_dir = tmp_path / "run"

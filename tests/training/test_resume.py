@@ -130,7 +130,7 @@ FAST = ("pg", "dqn", "es")
 """With running statistics, with a replay memory on two devices, and with parameters for each environment."""
 
 
-@pytest.mark.parametrize("name", [*FAST, *slow([name for name in EXACT if name not in FAST])])
+@pytest.mark.parametrize("name", [*runs.cases(FAST, "dqn"), *slow([name for name in EXACT if name not in FAST])])
 def test_on_device_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     """Its first part ends between two reports, so its last line is not one of the whole run's."""
     here = config(name, **{"env": "CartPole-v1", "plan": "on_device", **EXACT[name]})
@@ -200,13 +200,18 @@ def test_a_stop_between_two_reports_loses_nothing(monkeypatch: pytest.MonkeyPatc
     "plan, env, name, options",
     [
         ("synchronous", "envpool:CartPole-v1", "dqn", {}),
-        ("asynchronous", "CartPole-v1", "impala", {"lockstep": True, "num_actors": 2}),
+        pytest.param(
+            "asynchronous", "CartPole-v1", "impala", {"lockstep": True, "num_actors": 2}, marks=pytest.mark.case
+        ),
         *slow(
             [
                 ("synchronous", "gymnasium:CartPole-v1", "ppo", {"num_minibatches": 2}),
                 ("synchronous", "CartPole-v1", "r2d2", {"replay_capacity": 400}),
-                ("asynchronous", "envpool:CartPole-v1", "rainbow", {"lockstep": True, "num_actors": 2}),
             ]
+        ),
+        pytest.param(
+            *("asynchronous", "envpool:CartPole-v1", "rainbow", {"lockstep": True, "num_actors": 2}),
+            marks=pytest.mark.case,
         ),
     ],
 )
@@ -495,6 +500,7 @@ def test_an_environment_with_other_spaces_is_refused(run_dir: Path, name: str, t
         prepare_resume(run_dir)
 
 
+@pytest.mark.case  # test_what_may_change
 def test_a_run_of_natural_values_is_resumed_and_loaded(tmp_path: Path) -> None:
     """Those that Python offers, where the command line has text and whole numbers."""
     values = {"hidden_sizes": [4], "seed": np.int64(3), "total_env_steps": 3e1, "learning_rate": np.float32(1e-3)}
@@ -588,6 +594,7 @@ for report in jaxrl_dist.train(dataclasses.replace(config, total_env_steps=256, 
 """
 
 
+@pytest.mark.case  # run/test_run_files.py::test_a_disk_that_fills_up_while_orbax_writes_raises_and_prints_nothing
 def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
     """In a separate process, because orbax leaves unfinished coroutines behind."""
     command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", FULL_DISK, str(tmp_path / "run")]
@@ -992,12 +999,13 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told_once(tmp_path: Path, m
     ],
 )
 def test_which_checkpoints_are_kept(returns: dict[int, float | None], keep: int, kept: set[int]) -> None:
-    assert saving._kept(returns, [70, 60, 50, 40], keep) == kept
+    assert saving._checkpoints_to_keep(returns, [70, 60, 50, 40], keep) == kept
 
 
 # --- Other options of the environment -------------------------------------------------------------------
 
 
+@pytest.mark.case  # test_what_may_change
 def test_a_curriculum_changes_the_options_of_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,10 @@ def train(name: str, env: Any, **fields: Any) -> list[Any]:
     return list(jaxrl_dist.train(jaxrl_dist.preset(name, env, **{**SIZES, **fields})))
 
 
-@pytest.mark.parametrize("name, fields", [("ppo", ON_POLICY), pytest.param("dqn", REPLAY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name, fields",
+    [pytest.param("ppo", ON_POLICY, marks=pytest.mark.case), pytest.param("dqn", REPLAY, marks=pytest.mark.slow)],
+)
 def test_eight_devices_give_what_one_gives(name: str, fields: dict[str, Any]) -> None:
     one, eight = (
         train(name, parts.Grid(), **fields, num_devices=count, total_env_steps=128)[-1].variables() for count in (1, 8)
@@ -42,7 +45,7 @@ def test_eight_devices_give_what_one_gives(name: str, fields: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "name, fields",
     [
-        ("dqn", {**REPLAY, "priority_exponent": 0.5, "env": "parts:Grid"}),
+        pytest.param("dqn", {**REPLAY, "priority_exponent": 0.5, "env": "parts:Grid"}, marks=pytest.mark.case),
         pytest.param("ppo", {**ON_POLICY, "core": "gru", "env": "parts:Grid"}, marks=pytest.mark.slow),
     ],
 )
@@ -56,6 +59,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, fields: dict[str, Any
     assert runs.untimed(halves) == runs.untimed(whole)
 
 
+@pytest.mark.case  # play/test_export.py::test_an_exported_policy_acts_the_same_without_this_package
 def test_a_policy_is_loaded_and_exported_with_its_parts(tmp_path: Path) -> None:
     """Parts that only the critic sees may be missing then."""
     train("ppo", "parts:Secret", **ON_POLICY, critic_sees="state", run_dir=str(tmp_path / "run"))
@@ -77,6 +81,7 @@ def test_a_policy_is_loaded_and_exported_with_its_parts(tmp_path: Path) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), again, action)
 
 
+@pytest.mark.case  # play/test_export.py::test_an_exported_policy_acts_the_same_without_this_package
 def test_an_exported_policy_takes_the_mask_that_gymnasium_gives(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +119,9 @@ SLOW_PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", [*PLANS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_PLANS)])
+@pytest.mark.parametrize(
+    "case", [*runs.cases(PLANS, "asynchronous"), *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_PLANS)]
+)
 def test_every_plan_takes_parts_and_masks(case: str) -> None:
     """The environments of ``parts`` fail, or pay -10, at the first illegal action."""
     name, env, fields = (PLANS | SLOW_PLANS)[case]
