@@ -7,6 +7,7 @@ import importlib.util
 import pathlib
 import sys
 import traceback
+import types
 from typing import Any
 
 from jaxrl_dist.algorithms.presets import PRESETS as PRESETS
@@ -68,6 +69,25 @@ def from_file(path: str) -> type:
     Raises:
       ConfigError: the file is missing, fails to run, or does not hold exactly one algorithm.
     """
+    module = _executed(path)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    kinds = [kind for kind in kinds if callable(getattr(kind, "make", None))]
+    if len(kinds) != 1:
+        several = f"several: {', '.join(kind.__name__ for kind in kinds)}" if kinds else "none"
+        raise ConfigError(f"{path} must hold one algorithm, a dataclass with make, but there is {several}")
+    (kind,) = kinds
+    if not dataclasses.is_dataclass(kind):
+        raise ConfigError(f"{path}: {kind.__name__} must be a dataclass")
+    if kind.__name__ in {**ALGORITHMS, **PRESETS}:
+        raise ConfigError(f"{path}: {kind.__name__} is the name of one of ours; call the class otherwise")
+    for field in dataclasses.fields(kind):
+        if field.default is field.default_factory:  # both are missing
+            raise ConfigError(f"{path}: {kind.__name__}.{field.name} needs a default")
+    return kind
+
+
+def _executed(path: str) -> types.ModuleType:
+    """Returns the module that a Python file makes."""
     file = pathlib.Path(path).resolve()
     if not file.is_file():
         raise ConfigError(f"there is no file {path}")
@@ -81,24 +101,7 @@ def from_file(path: str) -> type:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        line = getattr(error, "lineno", None)  # only syntax errors have one
-        for frame in frames if line is None else ():
-            line = frame.lineno if frame.filename == str(file) else line
+        lines = [frame.lineno for frame in frames if frame.filename == str(file)] or [None]
+        line = getattr(error, "lineno", None) or lines[-1]  # only syntax errors have one of their own
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
-    found = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__ == name and callable(getattr(value, "make", None))
-    ]
-    if len(found) != 1:
-        several = f"several: {', '.join(kind.__name__ for kind in found)}" if found else "none"
-        raise ConfigError(f"{path} must hold one algorithm, a dataclass with make, but there is {several}")
-    (kind,) = found
-    if not dataclasses.is_dataclass(kind):
-        raise ConfigError(f"{path}: {kind.__name__} must be a dataclass")
-    if kind.__name__ in {**ALGORITHMS, **PRESETS}:
-        raise ConfigError(f"{path}: {kind.__name__} is the name of one of ours; call the class otherwise")
-    for field in dataclasses.fields(kind):
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{path}: {kind.__name__}.{field.name} needs a default")
-    return kind
+    return module
