@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, actor_critic, policy_gradient
+from jaxrl_dist.algorithms.actor_critic import ActorCriticConfig, policy_gradient
 from jaxrl_dist.checks import check_used
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.types import Algorithm, EnvSpec
@@ -27,15 +27,5 @@ class A2C(ActorCriticConfig, learning_rate=7e-4):
         check_used(self, "rms_decay", "rms_epsilon", there=own, needed="A2C's own RMSProp, which --optimizer replaces")
 
     def make(self, spec: EnvSpec) -> Algorithm:
-        net = actor_critic(self, spec)
-        postprocess, loss = policy_gradient(net, self, self.gae_lambda)
-        return Algorithm(
-            init=net.init,
-            policy=net.policy,
-            postprocess=postprocess,
-            loss=loss,
-            optimizer=self.clipped_optimizer("rmsprop", decay=self.rms_decay, eps=self.rms_epsilon),
-            initial_core=net.initial_core,
-            feedback=net.feedback,
-            window=net.window,
-        )
+        optimizer = self.clipped_optimizer("rmsprop", decay=self.rms_decay, eps=self.rms_epsilon)
+        return policy_gradient(self, spec, self.gae_lambda, optimizer)

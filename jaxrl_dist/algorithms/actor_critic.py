@@ -13,7 +13,7 @@ from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
-from jaxrl_dist.types import Acted, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ActorCritic(NamedTuple):
 
     init: Callable[[jax.Array], Variables]
     policy: Callable[..., Acted]
-    """As ``Algorithm.policy``, with ``noise`` of the action as a further argument; its extras are ``log_prob`` and
-    ``value``, both ``[B]`` float32, and ``core_inputs`` if the core reads any."""
+    """As ``Algorithm.policy``; its extras are ``log_prob`` and ``value``, both ``[B]`` float32, and ``core_inputs`` if
+    the core reads any."""
     initial_core: Callable[[int], PyTree]
     window: int | None
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
@@ -87,24 +87,41 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         critic_sees=all_seen if config.hidden else None,
         core_inputs=inputs.size,
     )
-    recurrent = config.core != "none"
+    recurrent, noise_size = config.core != "none", config.noise_size(head.log_std_size)
 
     def choices(outputs: jax.Array, obs: PyTree) -> distributions.Distribution:
         return head.distribution(outputs, observations.legal(spec, obs))
 
-    def policy(
-        variables: Variables, obs: PyTree, core: PyTree, context: Context, noise: jax.Array | None = None
-    ) -> Acted:
+    def split(core: PyTree) -> tuple[jax.Array | None, PyTree]:
+        """Divides the policy's state into the noise of the last action and the rest."""
+        return core if noise_size else (None, core)
+
+    def joined(noise: jax.Array | None, rest: PyTree) -> PyTree:
+        return rest if noise is None else (noise, rest)
+
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        noise, core = split(core)
+        if noise is not None and context.keys is not None:
+            noise = exploration.correlated(noise, context.keys, config.noise_correlation)
         read = inputs.read(core)
         outputs, value, memory = network.step(variables.params, obs, inputs.memory(core), core_inputs=read)
         distribution = choices(outputs, obs)
-        drawn = () if noise is None else (noise,)
-        action = distribution.mode() if context.keys is None else distribution.sample(context.keys, *drawn)
+        action = distribution.mode() if context.keys is None else distribution.sample(context.keys, noise)
         extras = {"log_prob": distribution.log_prob(action), "value": value}
-        return action, inputs.acted(core, memory, action), extras if read is None else {**extras, "core_inputs": read}
+        core = joined(noise, inputs.acted(core, memory, action))
+        return action, core, extras if read is None else {**extras, "core_inputs": read}
+
+    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        noise, core = split(core)
+        return joined(noise, inputs.feedback(core, action, step))
+
+    def initial_core(num_envs: int) -> PyTree:
+        noise = jnp.zeros((num_envs, noise_size)) if noise_size else None
+        return joined(noise, inputs.initial(network.initial_core(num_envs), num_envs))
 
     def values(variables: Variables, rollout: Rollout) -> jax.Array:
-        memory, read = inputs.memory(rollout.final_core), inputs.read(rollout.final_core)
+        _, core = split(rollout.final_core)
+        memory, read = inputs.memory(core), inputs.read(core)
         _, bootstrap, _ = network.step(variables.params, rollout.last_obs, memory, core_inputs=read)
         return jnp.concatenate([rollout.extras["value"], bootstrap[None]])
 
@@ -115,7 +132,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
         batch: dict[str, Any] = swap_axes(fields)
         if not recurrent:
             batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        return {**batch, "core": inputs.memory(rollout.core)}
+        return {**batch, "core": inputs.memory(split(rollout.core)[1])}
 
     def evaluate(params: PyTree, batch: dict[str, PyTree]) -> tuple[distributions.Distribution, jax.Array]:
         if not recurrent:
@@ -127,58 +144,37 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
 
     def unroll(params: PyTree, rollout: Rollout) -> tuple[distributions.Distribution, jax.Array]:
         valid = jnp.concatenate([rollout.valid, jnp.ones_like(rollout.valid[:1])])
-        read = inputs.read(rollout.final_core)
+        (_, core), (_, final_core) = split(rollout.core), split(rollout.final_core)
+        read = inputs.read(final_core)
         if read is not None:
             read = jnp.concatenate([rollout.extras["core_inputs"], read[None]])
-        memory = inputs.memory(rollout.core)
-        outputs, values, _ = network.unroll(params, rollout.obs, memory, valid, core_inputs=read)
+        outputs, values, _ = network.unroll(params, rollout.obs, inputs.memory(core), valid, core_inputs=read)
         return choices(outputs[:-1], rollout.obs_before), values
 
-    net = ActorCritic(
+    return ActorCritic(
         init=lambda key: Variables(network.init(key), ()),
         policy=policy,
-        initial_core=lambda num_envs: inputs.initial(network.initial_core(num_envs), num_envs),
-        feedback=inputs.feedback,
+        initial_core=initial_core,
+        feedback=feedback,
         window=None if recurrent else 1,
         values=values,
         examples=examples,
         evaluate=evaluate,
         unroll=unroll,
     )
-    size = config.noise_size(head.log_std_size)
-    return _correlated(net, config.noise_correlation, size) if size else net
-
-
-def _correlated(net: ActorCritic, correlation: Any, size: int) -> ActorCritic:
-    """Lets consecutive actions have correlated noise ``[B, size]``, which the policy's state carries to the next."""
-
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        noise, rest = core
-        if context.keys is not None:
-            noise = exploration.correlated(noise, context.keys, correlation)
-        action, rest, extras = net.policy(variables, obs, rest, context, noise)
-        return action, (noise, rest), extras
-
-    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        return core[0], net.feedback(core[1], action, step)
-
-    return net._replace(
-        policy=policy,
-        initial_core=lambda num_envs: (jnp.zeros((num_envs, size)), net.initial_core(num_envs)),
-        values=lambda variables, rollout: net.values(variables, rollout.with_inner_core()),
-        examples=lambda rollout, **fields: net.examples(rollout.with_inner_core(), **fields),
-        feedback=feedback,
-        unroll=lambda params, rollout: net.unroll(params, rollout.with_inner_core()),
-    )
 
 
 def policy_gradient(
-    net: ActorCritic, config: ActorCriticConfig, gae_lambda: float | jax.Array
-) -> tuple[Callable[..., PyTree], Callable[..., tuple[jax.Array, jax.Array, Aux]]]:
-    """Returns the postprocessor and the loss: ``-log pi(a|s) A``, a squared value error and an entropy bonus.
+    config: ActorCriticConfig,
+    spec: EnvSpec,
+    gae_lambda: float | jax.Array,
+    optimizer: optax.GradientTransformationExtraArgs,
+) -> Algorithm:
+    """Returns the algorithm whose loss is ``-log pi(a|s) A``, a squared value error and an entropy bonus.
 
     Sources: Williams (1992), REINFORCE with a baseline; Mnih et al. (2016), section 4.3.
     """
+    net = actor_critic(config, spec)
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         values = net.values(variables, rollout)
@@ -194,4 +190,13 @@ def policy_gradient(
         metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy}
         return total, batch["valid"], Aux(metrics)
 
-    return postprocess, loss
+    return Algorithm(
+        init=net.init,
+        policy=net.policy,
+        postprocess=postprocess,
+        loss=loss,
+        optimizer=optimizer,
+        initial_core=net.initial_core,
+        feedback=net.feedback,
+        window=net.window,
+    )
