@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 
 from jaxrl_dist.algorithms import exploration, sequences
 from jaxrl_dist.algorithms.presets import TablePresets
-from jaxrl_dist.algorithms.replayed import num_actions, transitions, value_learner
+from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_used, flag
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
 from jaxrl_dist.memory.config import ReplayConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +122,23 @@ class DQN(
             return lambda num_envs: exploration.ape_x_epsilon(num_envs, self.epsilon_base, self.epsilon_exponent)
         return Algorithm.initial_core
 
+    def epsilon(self, env_step: jax.Array) -> jax.Array:
+        """Returns the probability of a random action, of all environments alike."""
+        return optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))(env_step)
+
+    def act(
+        self, q: jax.Array, legal: jax.Array | None, keys: jax.Array | None, core: PyTree, env_step: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Returns actions ``[...]`` by values ``q [..., A]``, without keys the best ones, and the core after them."""
+        if keys is None:
+            return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core
+        epsilon = 0.0 if self.parameter_noise else self.epsilon(env_step)
+        if self.epsilon_ladder:
+            epsilon = jnp.expand_dims(core, tuple(range(1, keys.ndim)))
+        if self.ez_greedy:
+            return exploration.ez_greedy(q, epsilon, legal, keys, core)
+        return distributions.EpsilonGreedy(q, epsilon, legal).sample(keys), core
+
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
         network = networks.q_network(
@@ -141,25 +158,13 @@ class DQN(
                 return outputs[..., 0]
             return jnp.sum(jax.nn.softmax(outputs) * atoms.reshape(1, 1, -1), axis=-1)
 
-        schedule = optax.linear_schedule(self.epsilon_start, self.epsilon_end, max(self.epsilon_steps, 1))
-
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-            legal = observations.legal(spec, obs)
-            if context.keys is None:
-                q = values(network.apply(variables.params, obs, None))
-                return distributions.EpsilonGreedy(q, 0.0, legal).mode(), core, {}
-            noise_keys, act_keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
+            noise_keys = keys = None
+            if context.keys is not None:
+                noise_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
-            epsilon = core if self.epsilon_ladder else schedule(context.env_step)
-            if self.parameter_noise:
-                epsilon = 0.0
-            if self.ez_greedy:
-                action, core = exploration.ez_greedy(q, epsilon, legal, act_keys, core)
-                return action, core, {}
-            return distributions.EpsilonGreedy(q, epsilon, legal).sample(act_keys), core, {}
-
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
-            return transitions(rollout, self.discount)
+            action, core = self.act(q, observations.legal(spec, obs), keys, core, context.env_step)
+            return action, core, {}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             noise: list[jax.Array | None] = [None, None, None]
@@ -190,9 +195,7 @@ class DQN(
 
         algorithm = Algorithm(
             policy=policy,
-            postprocess=postprocess,
             loss=loss,
-            window=self.n_step,
             **value_learner(self, network),
             initial_core=self.exploration_state(),
         )
@@ -208,7 +211,7 @@ class DQN(
 
         def limit(env_step: jax.Array) -> jax.Array:
             """The divergence of a greedy policy from an epsilon-greedy one (same source)."""
-            epsilon = schedule(env_step)
+            epsilon = self.epsilon(env_step)
             return -jnp.log(1.0 - epsilon + epsilon / size)
 
         return exploration.parameter_noise(algorithm, lambda params: params, divergence, limit, std=0.1)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.algorithms import exploration, sequences
 from jaxrl_dist.algorithms.presets import TablePresets
-from jaxrl_dist.algorithms.replayed import ActionScale, copied, num_actions, replay_of, transitions
+from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, num_actions
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, spaces
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +66,6 @@ class SAC(
                 action = jnp.where(context.env_step < self.learning_starts, random, action)
             return action, core, {}
 
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
-            return transitions(rollout, self.discount)
-
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
@@ -113,7 +110,6 @@ class SAC(
         algorithm = Algorithm(
             init=init,
             policy=policy,
-            postprocess=postprocess,
             loss=loss,
             optimizer=optax.partition(
                 {
@@ -122,10 +118,9 @@ class SAC(
                 },
                 {"actor": "actor", "critic": "critic", "log_temperature": "critic"},
             ),
-            window=self.n_step,
-            replay=replay_of(self),
             target=update_target,
             initial_target=lambda params: copied(params["critic"]),
+            **n_step_replay(self),
             initial_core=lambda num_envs: jnp.zeros((num_envs, noise_size)) if noise_size else (),
         )
         networks_of = {"actor": actor, "critic": kind.critic}

@@ -7,13 +7,13 @@ from typing import Literal
 
 from jaxrl_dist.algorithms import exploration, sequences
 from jaxrl_dist.algorithms.presets import TablePresets
-from jaxrl_dist.algorithms.replayed import ActionScale, copied, replay_of, transitions
+from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, networks, observations, optax
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.nn.config import CriticConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +79,6 @@ class TD3(
             random = scale.uniform(jax.vmap(jax.random.fold_in, (0, None))(context.keys, 1))
             return jnp.where(context.env_step < self.learning_starts, random, noisy), core, {}
 
-        def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
-            return transitions(rollout, self.discount)
-
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             params, frozen = variables.params, jax.lax.stop_gradient(variables.params)
 
@@ -114,7 +111,6 @@ class TD3(
         algorithm = Algorithm(
             init=init,
             policy=policy,
-            postprocess=postprocess,
             loss=loss,
             optimizer=optax.partition(
                 {
@@ -128,10 +124,9 @@ class TD3(
                 },
                 {"actor": "actor", "critic": "critic"},
             ),
-            window=self.n_step,
-            replay=replay_of(self),
             target=update_target,
             initial_target=copied,
+            **n_step_replay(self),
             initial_core=initial_noise,
         )
         if self.noise != "parameter":
