@@ -65,6 +65,10 @@ def test_the_table_names_every_module_and_lower_ones_only() -> None:
     assert not upward, f"CONTRIBUTING.md names a room that does not lie below: {upward}"
 
 
+def test_folders_of_tests_are_rooms() -> None:
+    assert {path.parent.name for path in (runs.ROOT / "tests").glob("*/test_*.py")} <= ALLOWED.keys()
+
+
 def test_imports_flow_down() -> None:
     wrong = []
     for name in SOURCES:

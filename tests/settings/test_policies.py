@@ -207,7 +207,7 @@ def test_eight_devices_give_what_one_gives(other: str) -> None:
             assert eight[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.case  # training/test_population.py
+@pytest.mark.case  # plans/test_population.py
 def test_members_of_a_population_are_their_lone_runs() -> None:
     algorithms = {"a": PPO_, "b": DQN_}
     *_, both = train(algorithms, policies=BOTH, seeds=2)
@@ -219,7 +219,7 @@ def test_members_of_a_population_are_their_lone_runs() -> None:
             assert member.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-@pytest.mark.case  # training/test_population.py, and what is refused in test_what_is_wrong_exits_2_in_one_line
+@pytest.mark.case  # plans/test_population.py, and what is refused in test_what_is_wrong_exits_2_in_one_line
 @pytest.mark.parametrize("plan", ["on_device", "synchronous"])
 def test_hyperparameters_of_policies_vary_in_one_program(plan: str, tmp_path: Path) -> None:
     algorithms, vary = {"a": PPO_, "b": DQN_}, {"a.learning-rate": "1e-3,1e-2", "b.discount": "0.9,0.5"}
