@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"Python code of yours has called sys.exit({stop.code!r})", 2)
     except ConfigError as error:
         return _fail(error.with_flags, 2)
-    except Interrupted as error:
+    except (Interrupted, ProcessError) as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
@@ -42,34 +42,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         discard_output()
         return 1
-    except ProcessError as error:
-        return _fail(str(error), error.exit_code)
-    except (OSError, EnvError, DivergedError, CheckpointError) as error:
-        _notes(error)  # the author of an environment needs its traceback
-        if isinstance(error, OSError) and error.filename:
-            return _fail(f"{error.filename}: {error.strerror}", 1)
-        return _fail(str(error), 1)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1, error)
+    except (EnvError, DivergedError, CheckpointError) as error:
+        return _fail(str(error), 1, error)
     except Exception as error:
         if "RESOURCE_EXHAUSTED" in str(error):  # XLA's name for it
-            _notes(error)
-            return _fail(f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})", 1)
-
-        from jaxrl_dist.commands.accelerators import no_devices
-
-        if (problem := no_devices()) is None:
+            text = f"out of memory; fewer --num-envs or a shorter --rollout-length need less ({error})"
+            return _fail(text, 1, error)
+        if (problem := accelerators.no_devices()) is None:
             raise
         return _fail(problem, 2)
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, error: BaseException | None = None) -> int:
+    """Prints the notes of an error, such as the traceback of an environment, and a line; returns the exit code."""
+    for note in getattr(error, "__notes__", ()):
+        print(visible(note, 20_000), file=sys.stderr)
     say(f"error: {' '.join(message.split())}")
     start.leave(code)
     return code
-
-
-def _notes(error: BaseException) -> None:
-    for note in getattr(error, "__notes__", ()):
-        print(visible(note, 20_000), file=sys.stderr)
 
 
 def _run(args: list[str]) -> int:
@@ -81,8 +73,8 @@ def _run(args: list[str]) -> int:
         print(f"jaxrl-dist {version()}")
         return 0
     if name not in COMMANDS:
-        near = did_you_mean(name, [*COMMANDS, "--version", "--help"])
-        raise ConfigError(f"unknown command {name!r}{near}; see: jaxrl-dist --help")
+        similar = did_you_mean(name, [*COMMANDS, "--version", "--help"])
+        raise ConfigError(f"unknown command {name!r}{similar}; see: jaxrl-dist --help")
     code: int = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run(rest)
     return code
 

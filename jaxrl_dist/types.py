@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # ``--help`` reads algorithm files, which name these types, without JAX
     import jax
@@ -206,6 +206,31 @@ class Replay:
     """beta of the importance weights (section 3.4), at most 1, which corrects fully."""
 
 
+class Policy(Protocol):
+    """Acts: ``obs [B, ...]`` to ``(action [B, ...], core [B, ...], extras)``; without ``context.keys``, greedily."""
+
+    def __call__(self, variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted: ...
+
+
+class Postprocess(Protocol):
+    """Makes a batch, whose leading axis holds ``N`` independent examples.
+
+    They are in environment-major order: all examples of environment 0, then all of environment 1, and so on.
+    """
+
+    def __call__(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree: ...
+
+
+class Loss(Protocol):
+    """Returns losses, a mask and ``Aux``, all per example (leading axis ``N``).
+
+    The learner forms ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to
+    ``variables.params``. The mask is bool, or holds weights, which count as constants.
+    """
+
+    def __call__(self, variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
     """An RL algorithm: a policy, a trajectory postprocessor and a loss, all pure functions (RLlib, ICML 2018).
@@ -215,15 +240,9 @@ class Algorithm:
 
     init: Callable[[jax.Array], Variables]
     """``(key) -> variables``."""
-    policy: Callable[..., Acted]
-    """``(variables, obs [B, ...], core [B, ...], context) -> (action [B, ...], core, extras)``."""
-    postprocess: Callable[..., PyTree]
-    """``(variables, rollout, context) -> batch``, whose leading axis holds ``N`` independent examples
-    in environment-major order: all examples of environment 0, then all of environment 1, and so on."""
-    loss: Callable[..., tuple[jax.Array, jax.Array, Aux]]
-    """``(variables, batch, context) -> (losses, mask, aux)``, all per example (leading axis ``N``). The learner forms
-    ``sum(losses * mask) / sum(mask)`` over all devices and differentiates it with respect to ``variables.params``. The
-    mask is bool, or holds weights, which count as constants."""
+    policy: Policy
+    postprocess: Postprocess
+    loss: Loss
     optimizer: optax.GradientTransformation
     """Its ``update`` also gets ``env_step``, as in ``Context``, and ``updates_done``, the number of updates before this
     one, if it takes extra arguments."""
@@ -280,24 +299,6 @@ class TrainState(NamedTuple):
     def context(self, keys: jax.Array | None = None) -> Context:
         """Returns the context of postprocessing, loss and running statistics."""
         return Context(keys, self.env_step, self.target)
-
-
-class Learner(NamedTuple):
-    """Pure functions that train; ``learners.sharded`` runs them under ``jax.shard_map``."""
-
-    init: Callable[[jax.Array], TrainState]
-    """``(key) -> state``."""
-    update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
-    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional fourth argument ``[T, B]``
-    gives the priorities of the windows that end with each step."""
-    relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
-    """``(state, key) -> (state, metrics)``: an iteration's updates from what the memory holds; None without one."""
-    cut: Callable[[PyTree], PyTree] = lambda memory: memory
-    """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
-    start_mid_episode: Callable[[PyTree], PyTree] = lambda memory: memory
-    """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
-    parts: tuple[tuple[str, Learner], ...] = ()
-    """The name and learner of each policy; empty for the learner of one of them."""
 
 
 class Checkpoint(NamedTuple):

@@ -20,7 +20,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from latex2mathml.converter import convert as to_mathml
@@ -137,7 +137,7 @@ def flag_table(
     hints = hints or get_type_hints(kind, include_extras=True)
     rows = []
     for name, text in texts.items():
-        if name == "algorithm":  # not a flag; its fields are
+        if isinstance(hints[name], TypeVar):  # the algorithm is not a flag; its fields are
             continue
         choices = help.choices_of(hints[name])
         listed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""

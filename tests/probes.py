@@ -24,12 +24,13 @@ from jaxrl_dist.actors.step import after_step
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.learners.policies import combined_learner
+from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.memory.ring import Memory
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.learner import make_learner
-from jaxrl_dist.types import Algorithm, Context, EnvSpec, Learner, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 # --- Environments -------------------------------------------------------------------------------------
 

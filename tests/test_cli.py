@@ -296,7 +296,7 @@ BAD = {
     "sweep ppo --env CartPole-v1 --jobs --seeds 2": "--jobs needs a value",
     "profile ppo --env CartPole-v1 --json": "--json needs a value",
     "profile ppo --env CartPole-v1 --json= --seconds 1": "--json needs a value",
-    "profile ppo --env CartPole-v1 --plan-memory here": "--plan-memory is of train",
+    "profile ppo --env CartPole-v1 --plan-memory here": "only `train` accepts --plan-memory",
     # evaluate
     "evaluate": "which run?",
     "evaluate {runs}": "{runs} is no run directory: it has no config.json",

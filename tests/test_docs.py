@@ -30,11 +30,11 @@ from probes import random_rollout, spec
 from scipy import stats
 
 import jaxrl_dist
-from jaxrl_dist import cli, commands, mesh
+from jaxrl_dist import cli, commands, lazy, mesh
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class, from_file
 from jaxrl_dist.algorithms.presets import KINDS, kind_of
 from jaxrl_dist.checks import flag
-from jaxrl_dist.commands import profile, resume, sweep
+from jaxrl_dist.commands import compile_for, help, profile, resume, sweep
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.learners.on_policy import on_policy
 from jaxrl_dist.nn import networks
@@ -52,6 +52,32 @@ def example() -> types.ModuleType:
     sys.modules[module.__name__] = module  # where dataclasses look up annotations
     exec(compile(blocks("docs/adding-an-algorithm.md")[0], "docs/adding-an-algorithm.md", "exec"), module.__dict__)
     return module
+
+
+def imports(text: str) -> set[str]:
+    """What a file imports of the package, ``from a import b`` as ``a.b``."""
+    nodes = [*ast.walk(ast.parse(text))]
+    whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    parts = {f"{node.module}.{x.name}" for node in nodes if isinstance(node, ast.ImportFrom) for x in node.names}
+    return {name for name in whole | parts if name.split(".")[0] == "jaxrl_dist"}
+
+
+def test_what_users_and_algorithms_import_is_what_the_documents_list() -> None:
+    pages = [*(runs.ROOT / "docs").rglob("*.md"), runs.ROOT / "README.md"]
+    texts = [block for page in pages for block in blocks(str(page.relative_to(runs.ROOT)))]
+    for path in (runs.ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    texts += [(runs.ROOT / "jaxrl_dist/algorithms" / f"{name}.py").read_text(encoding="utf-8") for name in ALGORITHMS]
+    page = (runs.ROOT / "docs/adding-an-algorithm.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`(jaxrl_dist(?:\.\w+)+)`", page.partition("## What to import")[2].partition("\n## ")[0])
+    taken = set().union(*map(imports, texts)) - {f"jaxrl_dist.{name}" for name in jaxrl_dist.__all__} - {"jaxrl_dist"}
+    late = {name.removeprefix("jaxrl_dist.lazy.") for name in taken} & vars(lazy).keys()
+    taken |= {module for module in listed if module.rpartition(".")[2] in late}
+    homes = {name: [module for module in listed if f"{name}.".startswith(f"{module}.")] for name in taken}
+    assert not [name for name, modules in homes.items() if not modules]
+    assert late - {"jax", "jnp", "np", "optax"} <= {module.rpartition(".")[2] for module in listed}
+    assert {*listed} - {module for modules in homes.values() for module in modules} == {"jaxrl_dist.protocols"}
 
 
 def test_the_documented_algorithm_is_short() -> None:
@@ -457,8 +483,9 @@ def test_each_command_has_its_place(site: Path) -> None:
     assert {"train", "plot"} <= set(named)
     described = " ".join(row[0] for row in rows(site / "commands.html"))
     assert not [command for command in named if f"jaxrl-dist {command}" not in described]
-    for text in (commands.HELP, profile.HELP, resume.HELP, sweep.HELP):
-        flags = {flag.replace("--no-", "--") for flag in re.findall(r"(?<!\w)--[a-z-]+", text)}
+    pages = [help.page(kind, "") for kind in (profile.Output, resume.Resume, sweep.Sweep, compile_for.CompileFor)]
+    for text in (commands.HELP, *pages):
+        flags = {flag.replace("--no-", "--") for flag in re.findall(r"(?<!\w)--[a-z][a-z-]*", text)}
         missing = [flag for flag in flags if flag not in described]
         assert {*missing} <= {"--help", "--version"}
 

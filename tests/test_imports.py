@@ -23,7 +23,7 @@ def _rooms() -> dict[str, str]:
     return {room.strip("`"): low.replace("ground", _GROUND).strip("-") for room, _, low in rows}
 
 
-_GROUND = "errors checks config spaces types rng"
+_GROUND = "errors checks config spaces types protocols rng"
 ALLOWED = _rooms()
 UNCHECKED = {"__init__"}  # public names, imported when first used: see test_importing_the_package_is_light
 

@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -121,7 +122,8 @@ class ActorJob(NamedTuple):
     num_envs: int
     rollout_length: int
     seed: int
-    stop: Callable[[], bool] = lambda: False  # returns True when waiting for samples should end
+    stop: Callable[[], bool]  # returns True when waiting for samples should end
+    once: Callable[[Hashable, Callable[[], Any]], Any]  # as ``ProgramCache.once``, over the runs of equal jobs
 
 
 class PoolOptions(NamedTuple):
@@ -160,7 +162,7 @@ class ActorPool:
         self._on_device = job.source.is_pure
         self._restarting: list[RestartingEnv] = []
         self._stopping = threading.Event()
-        self._programs = [self._compile(on) for on in options.meshes]
+        self._programs = [job.once(("act", job.seed, on), partial(self._compile, on)) for on in options.meshes]
         self._all_actors = options.all_actors or options.num_actors
         size = job.num_envs // self._all_actors
         firsts = ((options.first + index) * size for index in range(options.num_actors))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jaxrl_dist.algorithms import exploration
 from jaxrl_dist.algorithms.core_inputs import CoreInputs
@@ -13,7 +13,19 @@ from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns, torsos
 from jaxrl_dist.nn.config import CriticConfig, NetworkConfig, NoiseConfig
 from jaxrl_dist.nn.optimizers import OptimizerConfig
-from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables, swap_axes
+from jaxrl_dist.types import (
+    Acted,
+    Algorithm,
+    Aux,
+    Context,
+    EnvSpec,
+    Policy,
+    PyTree,
+    Rollout,
+    Timestep,
+    Variables,
+    swap_axes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,21 +58,27 @@ class ActorCriticConfig(TablePresets, NetworkConfig, CriticConfig, OptimizerConf
         return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optimizer)
 
 
+class Examples(Protocol):
+    """Makes a batch of ``fields [T, B, ...]``, and of the rollout's ``obs``, ``action``, ``valid`` and ``core``.
+
+    It is environment-major: transitions ``[B * T, ...]``, or with a recurrent core sequences ``[B, T, ...]``.
+    """
+
+    def __call__(self, rollout: Rollout, **fields: jax.Array) -> dict[str, PyTree]: ...
+
+
 class ActorCritic(NamedTuple):
     """A policy and a value function over one network, feed-forward or recurrent."""
 
     init: Callable[[jax.Array], Variables]
-    policy: Callable[..., Acted]
-    """As ``Algorithm.policy``; its extras are ``log_prob`` and ``value``, both ``[B]`` float32, and ``core_inputs`` if
-    the core reads any."""
+    policy: Policy
+    """Its extras are ``log_prob`` and ``value``, both ``[B]`` float32, and ``core_inputs`` if the core reads any."""
     initial_core: Callable[[int], PyTree]
     window: int | None
     """As ``Algorithm.window``: a recurrent core learns from whole rollouts, a feed-forward one from transitions."""
     values: Callable[[Variables, Rollout], jax.Array]
     """``(variables, rollout) -> [T + 1, B]``: the values computed while acting, then that of the last observation."""
-    examples: Callable[..., dict[str, PyTree]]
-    """``(rollout, **fields [T, B, ...]) -> batch``, environment-major: transitions ``[B * T, ...]``, or with a
-    recurrent core sequences ``[B, T, ...]``. It also holds ``obs``, ``action``, ``valid`` and ``core``."""
+    examples: Examples
     feedback: Callable[[PyTree, PyTree, Timestep], PyTree]
     """As ``Algorithm.feedback``."""
     evaluate: Callable[[PyTree, dict[str, PyTree]], tuple[distributions.Distribution, jax.Array]]

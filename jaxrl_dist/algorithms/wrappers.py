@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import jax, jnp, mesh, np, optax, spaces
-from jaxrl_dist.types import Algorithm, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
+from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
 
 CLIP = 10.0
 """Normalised observations and scaled rewards are clipped to +- 10, as in OpenAI baselines' ``VecNormalize``."""
@@ -95,7 +95,7 @@ def extended(
         initial = algorithm.initial_core(num_envs)
         return initial if core is None else (core(num_envs), initial)
 
-    def policy(variables: Variables, obs: PyTree, state: PyTree, context: Context) -> Any:
+    def policy(variables: Variables, obs: PyTree, state: PyTree, context: Context) -> Acted:
         action, after, extras = algorithm.policy(inner(variables), obs, rest(state), context)
         return action, with_rest(state, after), extras
 
@@ -116,7 +116,7 @@ def extended(
     def update_stats(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return variables.stats[0], algorithm.updated_stats(inner(variables), inner_rollout(rollout), context)
 
-    def loss(variables: Variables, batch: PyTree, context: Context) -> Any:
+    def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
         return algorithm.loss(inner(variables), batch, context)
 
     return dataclasses.replace(
@@ -177,7 +177,7 @@ def normalize_observations(algorithm: Algorithm, spec: EnvSpec) -> Algorithm:
         stats = by_path(variables)
         return jax.tree.map(lambda path, x: scaled(stats[path], x) if path in stats else x, spaces.paths(obs), obs)
 
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         return inner.policy(variables, scale(variables, obs), core, context)
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
@@ -257,7 +257,7 @@ def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) ->
     """
     inner = extended(algorithm, partial(jax.tree.map, jnp.copy))
 
-    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Any:
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         if context.keys is None:
             variables = variables._replace(params=variables.stats[0])
         return inner.policy(variables, obs, core, context)

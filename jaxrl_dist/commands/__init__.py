@@ -6,25 +6,11 @@ They import heavy libraries late, so ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 
 from jaxrl_dist.errors import ConfigError
 
-COMMANDS = (
-    "train",
-    "sweep",
-    "resume",
-    "evaluate",
-    "video",
-    "plot",
-    "export",
-    "check-env",
-    "doctor",
-    "list",
-    "presets",
-    "profile",
-)
-"""Each is a module of this package, with ``_`` in place of ``-``."""
 HELP = """\
 usage: jaxrl-dist COMMAND ...
 
@@ -50,6 +36,8 @@ algorithms: {algorithms}
 
   jaxrl-dist train ppo --env CartPole-v1 --total-env-steps 150000
 """
+COMMANDS = tuple(dict.fromkeys(re.findall(r"^  (?!jaxrl)([a-z][a-z-]*) ", HELP, re.MULTILINE)))
+"""The commands that ``HELP`` lists. Each is a module of this package, with ``_`` in place of ``-``."""
 
 
 def help_text() -> str:

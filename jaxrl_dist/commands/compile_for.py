@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rich.filesize import decimal
 
 from jaxrl_dist.checks import counted, flag
 from jaxrl_dist.commands import accelerators, flags, request
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train, env_name
 from jaxrl_dist.config.values import marked
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, visible
 
 EXTRAS = {"cuda": ("cuda12", "cuda13"), "tpu": ("tpu",)}
 """By platform, the JAX extras that bring a compiler for it."""
 FLAG = "--compile-for"
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileFor:
+    """Compiles the run that train would start, for accelerators that this machine may lack, and prints its memory per
+    device, and the kernels that each loop starts."""
+
+    compile_for: str = ""
+    """The target, such as h200, h200x8 or v5e:2x4; here is this machine."""
+    json: bool = False
+    """Print JSON."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -25,25 +39,23 @@ def run(args: Sequence[str]) -> int:
     Raises:
       ConfigError: the target is unknown, its compiler is not installed, or the run cannot be compiled for it.
     """
-    as_json = "--json" in args
     try:
-        target, args = flags.taken([arg for arg in args if arg != "--json"], FLAG)
+        options, args = flags.split(CompileFor, args, "jaxrl-dist doctor --compile-for TARGET ALGO --env ID")
     except ConfigError:
         from jaxrl_dist.profiling import accelerators as targets
 
         raise ConfigError(f"{FLAG} which accelerator? Such as {targets.EXAMPLES}") from None
-    assert target is not None, "that is what doctor looks for"
     if not args:
-        raise ConfigError(f"which run? Such as: jaxrl-dist doctor --compile-for {target} ppo --env CartPole-v1")
-    asked = request.parse(args)
-    if asked is not None:
-        request.output_flags(asked.fields)
-        found = report(target, asked)
-        print(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
+        raise ConfigError(f"which run? Such as: jaxrl-dist doctor {FLAG} {options.compile_for} ppo --env CartPole-v1")
+    train = request.parse(args)
+    assert train is not None, "help has been printed"
+    request.output_flags(train.fields)
+    program = report(options.compile_for, train)
+    print(json.dumps(program, indent=2) if options.json else visible("\n".join(lines(program))))
     return 0
 
 
-def report(target: str, asked: request.Request) -> dict[str, Any]:
+def report(target: str, train: request.Request) -> dict[str, Any]:
     """Compiles a run for the target of this name; see ``compiled``.
 
     Raises:
@@ -52,16 +64,16 @@ def report(target: str, asked: request.Request) -> dict[str, Any]:
     from jaxrl_dist.profiling import accelerators as targets
 
     chosen = targets.target(target)
-    extras = () if chosen.platform is None else EXTRAS[chosen.platform]
+    extras = EXTRAS.get(chosen.platform or "", ())
     if extras and not any(accelerators.version(accelerators.PLUGINS[extra]) for extra in extras):
         raise ConfigError(
             f"compiling for {target} needs JAX's compiler for it, though not the device; "
             f"{accelerators.install_plugin(extras[0])}"
         )
-    return compiled(chosen, asked)
+    return compiled(chosen, train)
 
 
-def compiled(target: Any, asked: request.Request) -> dict[str, Any]:
+def compiled(target: Any, train: request.Request) -> dict[str, Any]:
     """Compiles a run for a ``targets.Target``.
 
     Returns:
@@ -78,11 +90,11 @@ def compiled(target: Any, asked: request.Request) -> dict[str, Any]:
     from jaxrl_dist.profiling.kernels import find_loops
     from jaxrl_dist.training import setup
 
-    config, source = asked.resolved()
+    config, source = train.resolved()
     if not PLANS[config.plan].compiled:
         raise ConfigError(f"only runs under --plan on_device are compiled as a whole; this one is under {config.plan}")
     if config.seeds > 1 or config.vary:
-        raise ConfigError("one run is compiled; leave out --seeds and --vary")
+        raise ConfigError("one run is compiled; remove --seeds and --vary")
     for name in marked(Train, of_machine=True):
         if getattr(config, name) is not None:
             raise ConfigError(f"{flag(name)} names devices of this machine, and {target.name} is compiled for whole")
@@ -93,7 +105,7 @@ def compiled(target: Any, asked: request.Request) -> dict[str, Any]:
     memory = program.memory_analysis()
     loops = find_loops(program.as_text())
     return {
-        "algorithm": asked.name,
+        "algorithm": train.name,
         "env": env_name(config.env),
         "num_envs": config.num_envs,
         "rollout_length": config.rollout_length,
@@ -135,23 +147,13 @@ def memory(report: Mapping[str, Any]) -> list[str]:
     sizes = dict(report["memory"])
     available = sizes.pop("device")
     used = sum(sizes.values())
-    parts = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for name, size in sizes.items() if size)
+    parts = ", ".join(f"{name.replace('_', ' ')} {decimal(size)}" for name, size in sizes.items() if size)
     shown = [
         f"{report['algorithm']} on {report['env']}, {counted(report['num_envs'], 'environment')} x "
         f"{counted(report['rollout_length'], 'step')} an iteration, compiled for "
         f"{report['devices']} x {report['kind']} in {report['compile_seconds']:.1f} s",
-        f"memory of a device: {_size(used)} of {_size(available)} ({parts})",
+        f"memory of a device: {decimal(used)} of {decimal(available)} ({parts})",
     ]
     if used > available:
-        shown.append(f"it does not fit: {_size(used)} are more than the {_size(available)} of a device")
+        shown.append(f"it does not fit: {decimal(used)} are more than the {decimal(available)} of a device")
     return shown
-
-
-def _size(count: int) -> str:
-    """Formats bytes with three digits."""
-    value, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{value:.3g} {unit}"

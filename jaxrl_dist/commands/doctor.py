@@ -21,6 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rich.filesize import decimal
+
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import accelerators, compile_for, flags
 from jaxrl_dist.config.train import BACKENDS
@@ -126,10 +128,6 @@ def _software(answer: Answer) -> None:
 # --- The machine --------------------------------------------------------------------------------------
 
 
-def _gigabytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB"
-
-
 def _host(answer: Answer) -> None:
     features = re.search(r"^flags\s*:(.*)$", accelerators.read("proc/cpuinfo"), re.MULTILINE)
     known = features[1].split() if features else []
@@ -145,18 +143,18 @@ def _host(answer: Answer) -> None:
     }
     limit = container_limit(accelerators.ROOT)
     if "MemTotal" in sizes:
-        text = f"{_gigabytes(sizes['MemTotal'])}, {_gigabytes(sizes.get('MemAvailable', 0))} available"
+        text = f"{decimal(sizes['MemTotal'])}, {decimal(sizes.get('MemAvailable', 0))} available"
         if limit is not None and limit < sizes["MemTotal"]:
-            text += f"; this container's limit is {_gigabytes(limit)}"
+            text += f"; this container's limit is {decimal(limit)}"
         answer.facts.append(("memory", text))
     try:
         free, where = shutil.disk_usage(".").free, os.getcwd()
     except OSError as error:
         answer.problems.append(f"the current directory cannot be read: {error.strerror}")
         return
-    answer.facts.append(("disk", f"{_gigabytes(free)} free in {where}"))
+    answer.facts.append(("disk", f"{decimal(free)} free in {where}"))
     if free < LITTLE_DISK:
-        answer.notes.append(f"{where} has {_gigabytes(free)} free, which is little for runs; --run-dir names another")
+        answer.notes.append(f"{where} has {decimal(free)} free, which is little for runs; --run-dir names another")
     if not os.access(".", os.W_OK):
         answer.notes.append(f"{where} cannot be written, and runs go there; --run-dir names another")
 
@@ -167,7 +165,7 @@ def _host(answer: Answer) -> None:
 def _devices(answer: Answer, found: dict[str, Any]) -> None:
     platforms = set()
     for device in found.get("devices", []):
-        memory = f", {_gigabytes(device['memory'])}" if device["memory"] else ""
+        memory = f", {decimal(device['memory'])}" if device["memory"] else ""
         broken = device["error"]
         name = f"{device['platform']} {device['number']}"
         answer.facts.append((name, f"{device['kind']}{memory}, {'fails' if broken else 'computes'}"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxrl_dist.algorithms import from_file
-from jaxrl_dist.checks import check_range
 from jaxrl_dist.commands import find_modules, flags, help
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.settings.stored import stored_fields
@@ -19,27 +19,51 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluate:
-    """Plays episodes with the policy of a finished or unfinished run."""
+class Trained:
+    """The trained policy of a finished or unfinished run."""
 
     run_dir: Annotated[str, help.Argument("RUN_DIR")] = ""
     """Directory of the run, such as runs/NAME."""
-    episodes: int = 100
-    """Number of episodes to play."""
-    seed: int = 0
-    """Seed of the environments."""
     env: str | None = None
-    """Environment to play instead of the run's; required again if it has the form my_module:make."""
-    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Options of the environment instead of the run's."""
+    """Environment instead of the run's; required again if it has the form my_module:make."""
     algorithm: str | None = None
     """File of the algorithm, if the run trained your own."""
     checkpoint: str | None = None
-    """Play the policy of this checkpoint: "best" (the highest return of training episodes) or its env steps; None: the
+    """Checkpoint whose policy to take: "best" (the highest return of training episodes) or its env steps; None: the
     trained policy, or else that of the newest checkpoint."""
+
+    def load(self, policy: str | None = None, env_options: dict[str, str] | None = None) -> Policy:
+        """Loads the policy; ``policy`` names one of several.
+
+        Raises:
+          ConfigError: the directory holds no run, or no policy.
+        """
+        kind = from_file(self.algorithm) if self.algorithm else None
+        check_run_dir(pathlib.Path(self.run_dir))
+        stored_fields(pathlib.Path(self.run_dir), kind, self.env)  # fails before JAX is imported
+        find_modules(self.env)
+
+        from jaxrl_dist.play.policy import load_policy
+
+        options = env_options or None
+        return load_policy(
+            self.run_dir, kind, env=self.env, env_options=options, policy=policy, checkpoint=self.checkpoint
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate(Trained):
+    """Plays episodes with the policy of a finished or unfinished run."""
+
+    episodes: int = setting(100, low=1, high=10**6)
+    """Number of episodes to play."""
+    seed: int = setting(0, low=0, high=2**31 - 1)
+    """Seed of the environments."""
+    env_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Options of the environment instead of the run's."""
     evaluation_policy: Literal["greedy", "sampled"] | None = None
     """Take the best actions or sample them; None: as the run's evaluations did."""
-    max_steps: int | None = None
+    max_steps: int | None = setting(None, low=1, high=10**9)
     """Env steps after which an episode is cut; None: 27,000, or the environment's own limit if longer."""
 
     @property
@@ -50,36 +74,18 @@ class Evaluate:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``evaluate RUN_DIR [FLAGS]``."""
-    asked = flags.parse(Evaluate, args, "jaxrl-dist evaluate")
-    if not asked.run_dir:
+    options = flags.parse(Evaluate, args, "jaxrl-dist evaluate")
+    if not options.run_dir:
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist evaluate runs/NAME")
-    check_range(asked, "episodes", low=1, high=10**6)
-    policy = asked_policy(asked)
+    policy = options.load(env_options=options.env_options)
 
     from jaxrl_dist.run.console import Display, played
 
-    display = Display(asked.episodes)
+    display = Display(options.episodes)
+    show = display.evaluating
     with display.live:
-        how: dict[str, Any] = {"max_steps": asked.max_steps, "sampled": asked.sampled}
-        result = policy.evaluate(asked.episodes, asked.seed, **how, progress=display.evaluating)
+        result = policy.evaluate(
+            options.episodes, options.seed, max_steps=options.max_steps, sampled=options.sampled, progress=show
+        )
     display.console.print(visible(played(result.summary())))
     return 0
-
-
-def asked_policy(asked: Evaluate, name: str | None = None) -> Policy:
-    """Loads the policy of the run that the user named; ``name`` picks one of several policies.
-
-    Raises:
-      ConfigError: the directory holds no run, or no policy.
-    """
-    check_range(asked, "seed", low=0, high=2**31 - 1)
-    check_range(asked, "max_steps", low=1, high=10**9)
-    own = from_file(asked.algorithm) if asked.algorithm else None
-    check_run_dir(pathlib.Path(asked.run_dir))
-    stored_fields(pathlib.Path(asked.run_dir), own, asked.env)  # fails before JAX is imported
-    find_modules(asked.env)
-
-    from jaxrl_dist.play.policy import load_policy
-
-    how: dict[str, Any] = {"policy": name, "checkpoint": asked.checkpoint}
-    return load_policy(asked.run_dir, own, env=asked.env, env_options=asked.env_options or None, **how)

@@ -14,7 +14,7 @@ from jaxrl_dist.checks import flag, shown
 from jaxrl_dist.commands import help
 from jaxrl_dist.config import synonyms
 from jaxrl_dist.config.train import RUN_DEFAULTS, Config, Train
-from jaxrl_dist.config.values import alternatives, from_texts, setting
+from jaxrl_dist.config.values import alternatives, check_declared, from_texts, setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings.policies import Policies
 
@@ -82,7 +82,25 @@ def parse(target: Any, args: Sequence[str], prog: str) -> Any:
     if wants_help(args):
         print(help.page(target, prog), end="")
         raise SystemExit(0)
-    return target(**read(args, _types(target)))
+    options = target(**read(args, _types(target)))
+    check_declared(options)
+    return options
+
+
+def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
+    """As ``parse``, for a command that also takes those of ``train``, which are returned as they are."""
+    known, left = _known(_types(target)), 0
+    own, others = list[str](), list[str]()
+    for arg in args:
+        if _LIKE_A_FLAG.match(arg):
+            given, equals, _ = arg.partition("=")
+            left = 0 if given not in known else 1 if equals else 1 + known[given].most
+        if left > 0:
+            own.append(arg.removesuffix("="))  # which is no value
+        else:
+            others.append(arg)
+        left -= 1
+    return parse(target, ["--help"] if wants_help(args) else own, prog), others
 
 
 def _types(kind: Any) -> dict[str, Any]:

@@ -119,11 +119,10 @@ def _declaring(name: str, kind: type) -> type | None:
 def page(kind: Any, prog: str) -> str:
     """Returns the help of a command whose flags are the fields of a dataclass."""
     hints, texts, values = get_type_hints(kind, include_extras=True), inherited_docstrings(kind), defaults_of(kind)
-    spelled_by_name = {name: spellings_of(name, hints[name]) for name in values}
-    positional = [names[0] for names in spelled_by_name.values() if not names[0].startswith("-")]
+    positional = [name for field in values if not (name := spellings_of(field, hints[field])[0]).startswith("-")]
     lines = [f"usage: {' '.join([prog, *positional, '[FLAGS]'])}", "", *_wrapped(kind.__doc__, 0), ""]
-    for name, names in spelled_by_name.items():
-        lines += _entry(names, hints[name], texts.get(name, ""), values[name])
+    for name, value in values.items():
+        lines += _entry(name, hints[name], texts.get(name, ""), value)
     return "\n".join(lines) + "\n"
 
 
@@ -153,41 +152,27 @@ def train_page(
     for name in values:
         groups[group_of(name, kind, command)].append(name)
     groups["common"].sort(key=lambda name: COMMON.index(name) if name in COMMON else -1)
-    lines = [
-        f"usage: {prog} --env ENV [FLAGS]",
-        "",
-        *_wrapped(inspect.cleandoc(kind.__doc__), 0),
-        "",
-        *_wrapped(about, 0),
-    ]
-    for group, names in groups.items():
-        if names and (everything or group in SHORT):
-            lines += ["", f"{group}:"]
-            for name in names:
-                lines += _entry(
-                    spellings_of(name, hints[name]),
-                    hints[name],
-                    texts.get(name, ""),
-                    values[name],
-                    sources.get(name, "default"),
-                )
+    groups = {group: names for group, names in groups.items() if names}
+    lines = [f"usage: {prog} --env ENV [FLAGS]", "", *_wrapped(f"{inspect.cleandoc(kind.__doc__)}\n\n{about}", 0)]
+    shown = [group for group in groups if everything or group in SHORT]
+    for group in shown:
+        lines += ["", f"{group}:"]
+        for name in groups[group]:
+            lines += _entry(name, hints[name], texts.get(name, ""), values[name], sources.get(name, "default"))
     if not everything:
-        rest = ", ".join(f"{group} ({len(names)})" for group, names in groups.items() if names and group not in SHORT)
+        rest = ", ".join(f"{group} ({len(names)})" for group, names in groups.items() if group not in shown)
         lines += ["", *_wrapped(f"More flags, with --help-all: {rest}.", 0)]
     return "\n".join(lines) + "\n"
 
 
-def _entry(names: list[str], hint: Any, text: str, value: Any, source: str = "default") -> Iterator[str]:
+def _entry(field: str, hint: Any, text: str, value: Any, source: str = "default") -> Iterator[str]:
     """Yields the lines of one setting: how it is written, what it means, its value and where that comes from."""
-    choices = choices_of(hint)
-    switch = is_switch(hint)
-    shown = ", ".join([f"--[no-]{names[0][2:]}" if switch else names[0], *names[1:]])
-    if names[0].startswith("--") and not switch:
-        shown += f" {'{' + ','.join(choices) + '}' if choices else _metavar(hint)}"
-    origin = "" if source == "default" else f"; {source}"
-    default = f" ({spelled(value)}{origin})" if names[0].startswith("-") else ""
-    body = _wrapped(f"{text}{default}", _COLUMN)
-    head = f"  {shown}"
+    name, *aliases = spellings_of(field, hint)
+    head = ", ".join([f"  --[no-]{name[2:]}" if is_switch(hint) else f"  {name}", *aliases])
+    if name.startswith("--"):
+        head += _metavar(hint)
+        text += f" ({spelled(value)}{'' if source == 'default' else f'; {source}'})"
+    body = _wrapped(text, _COLUMN)
     if len(head) + 2 > _COLUMN:
         yield head
     else:
@@ -197,11 +182,15 @@ def _entry(names: list[str], hint: Any, text: str, value: Any, source: str = "de
 
 def _metavar(hint: Any) -> str:
     """Returns the placeholder of a flag's value."""
-    kinds = {part for part in (get_args(hint) or (hint,)) if part not in (type(None), ...)}
-    if get_origin(hint) is dict:
-        return "KEY=VALUE ..."
-    word = {frozenset({int}): "N", frozenset({float}): "X"}.get(frozenset(kinds), "TEXT")
-    return f"{word} ..." if get_origin(hint) is tuple else word
+    (kind, *others), _ = alternatives(hint)
+    if is_switch(hint):
+        return ""
+    if get_origin(kind) is dict:
+        return " KEY=VALUE ..."
+    part, many = (get_args(kind)[0], " ...") if get_origin(kind) is tuple else (kind, "")
+    choices = choices_of(part)
+    word = "{" + ",".join(choices) + "}" if choices else {int: "N", float: "X"}.get(part, "TEXT")
+    return f" {'TEXT' if others else word}{many}"
 
 
 def _wrapped(text: str, indent: int) -> list[str]:

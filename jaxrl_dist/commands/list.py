@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
+from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.settings import placements
 
 
 def run(args: Sequence[str]) -> int:
     """Runs ``list KIND``."""
+    kinds: dict[str, Callable[[], Iterator[str]]] = {
+        "algorithms": _algorithms,
+        "envs": _envs,
+        "plans": lambda: (f"{name:12} {plan.help}" for name, plan in PLANS.items()),
+        "placements": _placements,
+    }
+    libraries = {f"envs {library}": functools.partial(_envs, library) for library in LIBRARIES}
     what = " ".join(args)
-    kinds = ("algorithms", "envs", "plans", "placements")
-    if what in (f"envs {library}" for library in LIBRARIES):
-        from jaxrl_dist.envs.device import libraries
-
-        library = args[-1]
-        print("\n".join(f"{library}:{env_id}" for env_id in libraries.load(library).ids()))
-        return 0
-    if what not in kinds:
+    if what not in kinds | libraries:
         raise ConfigError(
             f"list what? {what!r} is none of {', '.join(kinds)}{did_you_mean(what, kinds)}; envs may be followed by "
             f"one of {', '.join(LIBRARIES)}"
         )
-    if what == "envs":
-        from jaxrl_dist.envs.device import libraries
-        from jaxrl_dist.envs.source import BACKENDS
-
-        lines = [f"{name}:{env_id}" for name, backend in BACKENDS.items() for env_id in backend.ids()]
-        lines += libraries.summary()
-        lines.append("MODULE:NAME, such as my_module:make: what makes a gymnasium.Env or a gymnax-style one")
-    elif what == "algorithms":
-        from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
-
-        lines = [f"{name:9} {config_class(name).__doc__.splitlines()[0]}" for name in ALGORITHMS]
-        lines += [f"{name:9} {algorithm}, --plan {fields['plan']}" for name, (algorithm, fields) in PRESETS.items()]
-    elif what == "placements":
-        from jaxrl_dist.settings import placements
-
-        lines = [
-            f"{name:12} {placement.says}"
-            for name, placement in zip(placements.spelled(), placements.PLACEMENTS.values(), strict=True)
-        ]
-    else:
-        lines = [f"{name:12} {plan.help}" for name, plan in PLANS.items()]
-    print("\n".join(lines))
+    print("\n".join((kinds | libraries)[what]()))
     return 0
+
+
+def _algorithms() -> Iterator[str]:
+    for name in ALGORITHMS:
+        yield f"{name:9} {str(config_class(name).__doc__).splitlines()[0]}"
+    for name, (algorithm, fields) in PRESETS.items():
+        yield f"{name:9} {algorithm}, --plan {fields['plan']}"
+
+
+def _envs(library: str | None = None) -> Iterator[str]:
+    from jaxrl_dist.envs.device import libraries
+    from jaxrl_dist.envs.source import BACKENDS
+
+    backends = {library: libraries.load(library)} if library else BACKENDS
+    for name, backend in backends.items():
+        yield from (f"{name}:{env_id}" for env_id in backend.ids())
+    if library is None:
+        yield from libraries.summary()
+        yield "MODULE:NAME, such as my_module:make: what makes a gymnasium.Env or a gymnax-style one"
+
+
+def _placements() -> Iterator[str]:
+    for name, placement in zip(placements.spelled(), placements.PLACEMENTS.values(), strict=True):
+        yield f"{name:12} {placement.says}"

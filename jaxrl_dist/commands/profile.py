@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -11,92 +12,81 @@ from typing import TYPE_CHECKING
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import flags, request
 from jaxrl_dist.config.train import CONFIG_FILE
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
-from jaxrl_dist.run.atomic_files import replacing
+from jaxrl_dist.run.atomic_files import check_place, replacing
 from jaxrl_dist.run.directories import check_run_dir
 
 if TYPE_CHECKING:
     from jaxrl_dist.profiling.timing import Profile
 
-HELP = """\
-usage: jaxrl-dist profile ALGO --env ID [FLAGS]
-       jaxrl-dist profile RUN_DIR [FLAGS]
-
-Times a run, then each of its stages separately: environment, policy, replay, postprocess, gradient, optimizer. FLAGS
-are those of `jaxrl-dist train`, and:
-
-  --seconds S        seconds for the run, and again for the stages (default 10), without compiling
-  --json FILE        write the numbers as JSON
-  --picture FILE     draw them, as .png, .svg or .pdf
-  --trace FILE       write every operation of one pass of each stage, as .json.gz for ui.perfetto.dev
-
-No run directory is written.
-"""
 BAR = 32
 """Width of the bar of a whole iteration, in characters."""
 LAYERS = 5
 """Maximum number of layers that are printed for a stage; JSON has all."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Times a run, then each of its stages separately: environment, policy, replay, postprocess, gradient, optimizer.
+
+    RUN_DIR stands in the place of ALGO for a run to repeat. No run directory is written. FLAGS are those of `jaxrl-dist
+    train`, and:
+    """
+
+    seconds: float = setting(10.0, above=0, high=10**6)
+    """Seconds for the run, and again for the stages, without compiling."""
+    json: str | None = None
+    """The file for the numbers, as JSON."""
+    picture: str | None = None
+    """The file for a picture of them: .png, .svg or .pdf."""
+    trace: str | None = None
+    """The file for every operation of one pass of each stage: .json.gz, for ui.perfetto.dev."""
+
+    def validate(self) -> None:
+        """Checks that the files can be written.
+
+        Raises:
+          ConfigError: a directory is missing, or an extension names another format.
+        """
+        for name, endings in {"json": ("",), "picture": (".png", ".svg", ".pdf"), "trace": (".json.gz",)}.items():
+            if (file := getattr(self, name)) is not None:
+                if not file.endswith(endings):
+                    raise ConfigError(f"--{name} {file} needs the extension {' or '.join(endings)}")
+                check_place(pathlib.Path(file))
+
+
 def run(args: Sequence[str]) -> int:
     """Runs ``profile ALGO --env ID [FLAGS]`` or ``profile RUN_DIR [FLAGS]``."""
-    if flags.wants_help(args):
-        print(HELP, end="")
-        return 0
+    output, args = flags.split(Output, args, "jaxrl-dist profile ALGO --env ID")
+    output.validate()
     if not args:
         raise ConfigError("which run? Such as: jaxrl-dist profile ppo --env CartPole-v1")
-    wanted, args = flags.taken(args, "--seconds")
-    files = {}
-    for name in ("--json", "--picture", "--trace"):
-        files[name], args = flags.taken(args, name)
-    seconds = _seconds(wanted)
-    for name, file in files.items():
-        if file is not None and not pathlib.Path(file).absolute().parent.is_dir():
-            raise ConfigError(f"{name} {file}: there is no directory {pathlib.Path(file).parent}")
-    if files["--picture"] is not None and pathlib.Path(files["--picture"]).suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--picture {files['--picture']} needs the extension .png, .svg or .pdf")
-    trace = None if files["--trace"] is None else pathlib.Path(files["--trace"])
-    if trace is not None and not trace.name.endswith(".json.gz"):
-        raise ConfigError(f"--trace {trace} needs the extension .json.gz")
-    if args and pathlib.Path(args[0]).is_dir():
+    if pathlib.Path(args[0]).is_dir():
         check_run_dir(pathlib.Path(args[0]))
         args = ["--config", str(pathlib.Path(args[0], CONFIG_FILE)), *args[1:]]
-    asked = request.parse(args)
-    assert asked is not None, "help has been printed"
-    request.output_flags(asked.fields)
-    config, source = asked.resolved()
+    train = request.parse(args)
+    assert train is not None, "help has been printed"
+    request.output_flags(train.fields)
+    config, source = train.resolved()
 
     from jaxrl_dist.profiling import timing
     from jaxrl_dist.run.console import one_line_warnings
 
+    trace = None if output.trace is None else pathlib.Path(output.trace)
     with one_line_warnings():
-        found = timing.profile(config, source, seconds, trace)
-    print(visible("\n".join(lines(found))))
-    if (file := files["--json"]) is not None:
-        with replacing(pathlib.Path(file)) as partial:
-            partial.write_text(json.dumps(timing.to_json(found), indent=2) + "\n", encoding="utf-8")
-        print(f"wrote {file}")
-    if (file := files["--picture"]) is not None:
-        _draw(found, pathlib.Path(file))
-        print(f"wrote {file}")
+        profile = timing.profile(config, source, output.seconds, trace)
+    print(visible("\n".join(lines(profile))))
+    if output.json is not None:
+        with replacing(pathlib.Path(output.json)) as partial:
+            partial.write_text(json.dumps(timing.to_json(profile), indent=2) + "\n", encoding="utf-8")
+        print(f"wrote {output.json}")
+    if output.picture is not None:
+        _draw(profile, pathlib.Path(output.picture))
+        print(f"wrote {output.picture}")
     if trace is not None:
         print(f"wrote {trace}; ui.perfetto.dev opens it")
     return 0
-
-
-def _seconds(text: str | None) -> float:
-    """Converts the value of ``--seconds``.
-
-    Raises:
-      ConfigError: it is not a positive number.
-    """
-    try:
-        seconds = 10.0 if text is None else float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < 1e6:
-        raise ConfigError(f"--seconds {text} is no number of seconds above 0")
-    return seconds
 
 
 def lines(found: Profile) -> list[str]:
@@ -138,8 +128,7 @@ def _draw(found: Profile, out: pathlib.Path) -> None:
     """Draws a bar for each thread, divided into its stages."""
     from jaxrl_dist.commands.plot import drawing
 
-    names = list(dict.fromkeys(stage for stages in found.threads.values() for stage in stages))
-    colors = dict(zip(names, drawing.styles(names).values(), strict=True))
+    styles = drawing.styles([stage for stages in found.threads.values() for stage in stages])
     figure, (ax,) = drawing.figure("two", 1, height=0.9 + 0.5 * len(found.threads))
     labelled = set[str]()  # several threads may have a stage, which the legend names once
     for y, stages in enumerate(found.threads.values()):
@@ -147,7 +136,7 @@ def _draw(found: Profile, out: pathlib.Path) -> None:
         for stage, seconds in stages.items():
             label = None if stage in labelled else stage
             labelled.add(stage)
-            ax.barh(y, max(seconds, 0.0) * 1e3, left=left, color=colors[stage]["color"], label=label)
+            ax.barh(y, max(seconds, 0.0) * 1e3, left=left, color=styles[stage]["color"], label=label)
             left += max(seconds, 0.0) * 1e3
     ax.set_yticks(range(len(found.threads)), list(found.threads))
     ax.invert_yaxis()

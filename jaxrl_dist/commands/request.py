@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,6 +11,7 @@ from jaxrl_dist.algorithms import config_class, from_file
 from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.run.files import default_run_dir
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
 from jaxrl_dist.settings.resolve import settled
@@ -35,6 +37,12 @@ class Request(NamedTuple):
     def resolved(self) -> tuple[Train[Any], EnvSource]:
         """Returns the complete config, and its environment."""
         return self.settled()[:2]
+
+    def in_run_dir(self, config: Train[Any]) -> Train[Any]:
+        """Returns the resolved config with a run directory: a new one if the user names none."""
+        if config.run_dir is not None:
+            return config
+        return dataclasses.replace(config, run_dir=default_run_dir(self.fields["env"], self.name, config.seed))
 
     def settled(self) -> tuple[Train[Any], EnvSource, Mapping[str, str]]:
         """Returns the complete config, its environment, and the sources of its values; see ``resolve.settled``."""
@@ -159,7 +167,7 @@ def output_flags(fields: dict[str, Any]) -> dict[str, bool]:
       ConfigError: they contradict each other, or ``fields`` ask for what only ``train`` does.
     """
     if "plan_memory" in fields:
-        raise ConfigError("--plan-memory is of train: `jaxrl-dist train ... --plan-memory here` says what a run takes")
+        raise ConfigError("only `train` accepts --plan-memory: `train ... --plan-memory here` says what a run takes")
     output = {name: fields.pop(name, False) for name in ("quiet", "verbose")}
     fields.pop("resume_or_start", None)
     if all(output.values()):

@@ -17,47 +17,47 @@ from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.settings.policies import label
 from jaxrl_dist.settings.stored import stored_config
 
-HELP = """\
-usage: jaxrl-dist resume RUN_DIR [FLAGS]
 
-Continues a run from its newest complete checkpoint. Stored files never name code, so name yours again: --env for an
-environment of the form my_module:make, --algorithm for the file of your own algorithm. Nor do they choose to send
-metrics away: say --wandb or --no-wandb again. These flags may change; `jaxrl-dist train ALGO --help` explains them:
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Continues a run from its newest complete checkpoint.
 
-  {flags}
+    Stored files never name code, so name yours again: --env for an environment of the form my_module:make, --algorithm
+    for the file of your own algorithm. Nor do they choose to send metrics away: say --wandb or --no-wandb again. These
+    flags may change; `jaxrl-dist train ALGO --help` explains them: {flags}
+    """
 
---change-env-options lets --env-options change: a step of a curriculum. The spaces must stay the same.
-"""
-CHANGE = "--change-env-options"
+    algorithm: str | None = None
+    """File of the algorithm, if the run trained your own."""
+    change_env_options: bool = False
+    """Let --env-options change: a step of a curriculum. The spaces must stay the same."""
+
+
+_TRAIN = (*RESUMABLE, "env", "quiet", "verbose")
+Resume.__doc__ = str(Resume.__doc__).format(flags=" ".join(map(flag, _TRAIN)))
 
 
 def run(args: Sequence[str]) -> int:
     """Runs ``resume RUN_DIR [FLAGS]``."""
-    change = CHANGE in args
-    args = [arg for arg in args if arg != CHANGE]
-    allowed = (*RESUMABLE, "env", "quiet", "verbose", *(["env_options"] if change else []))
-    if flags.wants_help(args):
-        print(HELP.format(flags=" ".join(map(flag, allowed))), end="")
-        return 0
+    options, args = flags.split(Resume, args, "jaxrl-dist resume RUN_DIR")
     if not args or args[0].startswith("-"):
         raise ConfigError("which run? Name its directory, as in: jaxrl-dist resume runs/NAME")
     run_dir, env = pathlib.Path(args[0]), flags.value_of(args, "--env")
-    file, args = flags.taken(args[1:], "--algorithm")
-    own = from_file(file) if file else None
     check_run_dir(run_dir)
-    before = stored_config(run_dir, own, env)
-    given = flags.parse_train(type(before.algorithm), args)
+    before = stored_config(run_dir, from_file(options.algorithm) if options.algorithm else None, env)
+    given = flags.parse_train(type(before.algorithm), args[1:])
     defaults = {field.name: field.default for field in dataclasses.fields(flags.Command)}
-    was = {**defaults, **vars(before), **vars(before.algorithm)}
-    changes = {name: value for name, value in given.items() if value != was[name]}
+    old = {**defaults, **vars(before), **vars(before.algorithm)}
+    changes = {name: value for name, value in given.items() if value != old[name]}
+    changeable = (*RESUMABLE, "env_options") if options.change_env_options else RESUMABLE
     for name in changes:
-        if name not in allowed:
-            how = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."
-            how = f"{CHANGE} allows it" if name == "env_options" else how
-            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {how}")
+        if name not in (*_TRAIN, *changeable):
+            instead = f"a new run takes it: jaxrl-dist train --config {run_dir} {flag(name)} ..."
+            instead = "--change-env-options allows it" if name == "env_options" else instead
+            raise ConfigError(f"{flag(name)} cannot change where a run is resumed; {instead}")
     trackers.check_asked(before.wandb, given)
     output = request.output_flags(given)
-    changes = {name: value for name, value in changes.items() if name in (*RESUMABLE, "env_options")}
+    changes = {name: value for name, value in changes.items() if name in changeable}
     dataclasses.replace(before, **changes).validate()
 
     from jaxrl_dist.run.console import one_line_warnings
@@ -65,6 +65,7 @@ def run(args: Sequence[str]) -> int:
 
     with signals.stopping() as stop, joined("resume", given, stop), one_line_warnings(output["quiet"]):
         find_modules(env)
+        change = options.change_env_options
         prepared = resuming.prepare_resume(before, run_dir, changes, change_env_options=change)
         show(label(before.algorithm), prepared, stop, **output)
     return 0

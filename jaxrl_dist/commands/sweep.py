@@ -10,108 +10,112 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from jaxrl_dist.checks import check_range, counted, flag
+from jaxrl_dist.checks import counted, flag
 from jaxrl_dist.commands import flags, request
 from jaxrl_dist.config.launch import Processes
 from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Train
-from jaxrl_dist.config.values import marked
-from jaxrl_dist.errors import DIVERGED, ConfigError, say
+from jaxrl_dist.config.values import marked, setting
+from jaxrl_dist.errors import DIVERGED, ConfigError, say, visible
 from jaxrl_dist.run import atomic_files, machine, signals, subprocesses
 from jaxrl_dist.run import files as run_files
 
 if TYPE_CHECKING:
     from jaxrl_dist.settings.members import MemberConfig
+    from jaxrl_dist.training.results import Row
 
-HELP = """\
-usage: jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...] [--jobs K] [FLAGS]
-
-Trains the members that --seeds and --vary ask for, each in a process, --jobs of them at a time (default: 2). That
-suits plans whose actors are threads; under --plan on_device `jaxrl-dist train` trains all members in one program,
-which is faster. The same command with the same --run-dir continues a sweep that was stopped.
-
-`jaxrl-dist train ALGO --help` explains the other flags.
-"""
+USAGE = "jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...]"
 _OURS = (*marked(Processes), *ALONE, "seed", "run_dir", "quiet", "resume_or_start")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The flags that only ``sweep`` has."""
+    """Trains the members that --seeds and --vary ask for, each in a process, --jobs of them at a time.
 
-    jobs: int = 2
+    That suits plans whose actors are threads; under --plan on_device `jaxrl-dist train` trains all members in one
+    program, which is faster. The same command with the same --run-dir continues a sweep that was stopped.
+
+    `jaxrl-dist train ALGO --help` explains the other flags.
+    """
+
+    jobs: int = setting(2, low=1, high=1000)
+    """Number of members that train at the same time."""
 
 
 def run(args: Sequence[str]) -> int:
     """Runs ``sweep ALGO --env ID [FLAGS]``."""
-    if not args or flags.wants_help(args):
-        print(HELP, end="")
-        return 0
-    jobs, args = flags.taken(args, "--jobs")
-    if jobs is not None and not jobs.isdecimal():
-        raise ConfigError(f"--jobs must be a whole number, not {jobs}")
-    sweep = Sweep(int(jobs or Sweep.jobs))
-    check_range(sweep, "jobs", low=1, high=1000)
-    found = request.parse(args)
-    assert found is not None, "help is answered above"
-    if "plan_memory" in found.fields:
-        raise ConfigError(
-            "--plan-memory is of train: `jaxrl-dist train ... --plan-memory here` says what one member takes"
-        )
-    output = request.output_flags(found.fields)
+    sweep, args = flags.split(Sweep, args or ["--help"], USAGE)
+    population = request.parse(args)
+    assert population is not None, "help has been printed"
+    output = request.output_flags(population.fields)
     if output["verbose"]:
-        raise ConfigError("--verbose is of train: a sweep prints one line for each member")
+        raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
     with signals.stopping() as stop:
-        config, source = found.resolved()
+        config, source = population.resolved()
 
         from jaxrl_dist.settings.members import is_population, members
         from jaxrl_dist.settings.stored import to_json
-        from jaxrl_dist.training.results import Row, refill, score_name, scored, table, write_results
+        from jaxrl_dist.training.results import Row, table
 
         if not is_population(config) or config.evolve is not None:
             raise ConfigError("a sweep needs members, by --seeds or --vary, which are not selected by --evolve")
         if config.average_every is not None:
-            raise ConfigError("--average-every is of train: the members of a sweep do not communicate")
-        if config.run_dir is None:
-            run_dir = run_files.default_run_dir(found.fields["env"], found.name, config.seed)
-            config = dataclasses.replace(config, run_dir=run_dir)
-        path, population = pathlib.Path(str(config.run_dir)), members(config)
-        rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(population)]
-        commands = [_command(args, config, member) for member in population]
-        logs = [path / run_files.MEMBERS / f"{row.member}.log" for row in rows]
-
-        def ended(number: int, status: str = "done") -> None:
-            row = rows[number]
-            row.status, last = status, refill(row, path / run_files.MEMBERS / row.member)
-            if last is not None:
-                row.env_steps, row.iteration = last.env_steps, last.iteration
-            write_results(path, rows)
-            done = sum(row.status == "done" for row in rows)
-            if not output["quiet"]:
-                field, (score,) = scored([row])
-                shown = status if score is None else f"{score_name(field, config.evaluation_policy)} {score:.6g}"
-                print(f"member {row.member}: {shown}, {done} of {len(rows)} done", flush=True)
-
-        def failed(number: int, why: str) -> None:
-            status = "diverged" if why.startswith(DIVERGED) else "failed"
-            what = f"member {rows[number].member} has {status}, the others go on"
-            print(f"jaxrl-dist: {what}: {why}; see {logs[number]}", file=sys.stderr)
-            ended(number, status)
-
+            raise ConfigError("only `train` accepts --average-every: the members of a sweep do not communicate")
+        config = population.in_run_dir(config)
+        path, own = pathlib.Path(str(config.run_dir)), members(config)
+        commands = [_command(args, config, member) for member in own]
+        rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(own)]
+        progress = _Progress(path, rows, config.evaluation_policy, quiet=output["quiet"])
         with _claimed(path, to_json(config, source.spec)):
-            if not output["quiet"]:
-                print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}", flush=True)
+            progress.print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}")
+            logs = [progress.log(number) for number in range(len(rows))]
             logs[0].parent.mkdir(exist_ok=True)
             for log in logs:
                 _wait_for(log.with_suffix(""), stop)
             try:
-                subprocesses.run_all(commands, logs, sweep.jobs, stop, ended, failed)
+                subprocesses.run_all(commands, logs, sweep.jobs, stop, progress.ended, progress.failed)
             except subprocesses.RefusedError as error:
                 raise ConfigError(str(error)) from None
         if stop():
-            raise stop.interrupted(f"interrupted; the same command with --run-dir {path} goes on")
-        if not output["quiet"]:
-            print(table(rows, config.evaluation_policy))
+            raise stop.interrupted(f"interrupted; the same command with --run-dir {path} continues it")
+        progress.print(table(rows, config.evaluation_policy))
     return int(any(row.status in ("diverged", "failed") for row in rows))
+
+
+@dataclasses.dataclass
+class _Progress:
+    """Stores and shows the results of members as they end."""
+
+    path: pathlib.Path
+    rows: list[Row]
+    policy: str
+    """That of evaluations."""
+    quiet: bool
+
+    def log(self, number: int) -> pathlib.Path:
+        """Returns the file for the output of a member."""
+        return self.path / run_files.MEMBERS / f"{self.rows[number].member}.log"
+
+    def print(self, text: str) -> None:
+        if not self.quiet:
+            print(visible(text), flush=True)
+
+    def ended(self, number: int, status: str = "done") -> None:
+        from jaxrl_dist.training.results import refill, score_name, scored, write_results
+
+        row = self.rows[number]
+        row.status, last = status, refill(row, self.log(number).with_suffix(""))
+        if last is not None:
+            row.env_steps, row.iteration = last.env_steps, last.iteration
+        write_results(self.path, self.rows)
+        field, (score,) = scored([row])
+        result = status if score is None else f"{score_name(field, self.policy)} {score:.6g}"
+        done = sum(row.status == "done" for row in self.rows)
+        self.print(f"member {row.member}: {result}, {done} of {len(self.rows)} done")
+
+    def failed(self, number: int, why: str) -> None:
+        status = "diverged" if why.startswith(DIVERGED) else "failed"
+        say(f"member {self.rows[number].member} has {status}, the others continue: {why}; see {self.log(number)}")
+        self.ended(number, status)
 
 
 def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
@@ -124,9 +128,9 @@ def _claimed(path: pathlib.Path, config: Mapping[str, Any]) -> IO[bytes]:
     """
     config = json.loads(json.dumps(config))
     if (path / CONFIG_FILE).exists():
-        # An older version stored no clock; members with several agents then refuse to go on.
-        there = {"clock": config["clock"], **atomic_files.read_json(path / CONFIG_FILE)}
-        if {name: there.get(name) for name in config} != config:
+        # An older version stored no clock; members with several agents then refuse to continue.
+        stored = {"clock": config["clock"], **atomic_files.read_json(path / CONFIG_FILE)}
+        if {name: stored.get(name) for name in config} != config:
             raise ConfigError(f"--run-dir {path} holds a run with other flags; name another directory")
         return run_files.lock(str(path))
     run_files.claim(str(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import pathlib
 import shlex
@@ -75,13 +74,10 @@ def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool
     trackers.check_asked(bool(run.fields.get("wandb")), run.fields.keys() - {*run.stored})
     config, source = run.resolved()
 
-    from jaxrl_dist.run import files
     from jaxrl_dist.run.console import one_line_warnings
     from jaxrl_dist.training import setup
 
-    if config.run_dir is None:
-        run_dir = files.default_run_dir(run.fields["env"], run.name, config.seed)
-        config = dataclasses.replace(config, run_dir=run_dir)
+    config = run.in_run_dir(config)
     with one_line_warnings(quiet):
         try:
             prepared = _resumed_or_started(config) if again else None

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
-from jaxrl_dist.checks import check_range
 from jaxrl_dist.commands import evaluate, flags, help
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
 
 
@@ -17,30 +17,28 @@ class Video(evaluate.Evaluate):
 
     out: Annotated[str, help.Argument("FILE.gif")] = ""
     """The file to write."""
-    episodes: int = 1
+    episodes: int = setting(1, low=1, high=100)
     """Number of episodes to play, one after the other."""
-    fps: int = 30
+    fps: int = setting(30, low=1, high=50)
     """Frames per second; each step is one frame."""
-    max_steps: int | None = 1000
+    max_steps: int | None = setting(1000, low=1, high=10**9)
     """Env steps after which an episode is cut; None: as in evaluate."""
 
 
 def run(args: Sequence[str]) -> int:
     """Runs ``video RUN_DIR FILE.gif [FLAGS]``."""
-    asked = flags.parse(Video, args, "jaxrl-dist video")
-    if not asked.run_dir or not asked.out:
-        missing = "which file?" if asked.run_dir else "which run, and which file?"
-        raise ConfigError(f"{missing} As in: jaxrl-dist video {asked.run_dir or 'runs/NAME'} episode.gif")
-    check_range(asked, "episodes", low=1, high=100)
-    check_range(asked, "fps", low=1, high=50)
-    policy = evaluate.asked_policy(asked)
+    options = flags.parse(Video, args, "jaxrl-dist video")
+    if not options.run_dir or not options.out:
+        missing = "which file?" if options.run_dir else "which run, and which file?"
+        raise ConfigError(f"{missing} As in: jaxrl-dist video {options.run_dir or 'runs/NAME'} episode.gif")
+    policy = options.load(env_options=options.env_options)
 
     from jaxrl_dist.play.video import record
     from jaxrl_dist.run.console import Display, played
 
-    display = Display(asked.episodes * policy.source.spec.num_agents)
+    display = Display(options.episodes * policy.source.spec.num_agents)
+    sizes = {name: getattr(options, name) for name in ("episodes", "seed", "fps", "max_steps", "sampled")}
     with display.live:
-        options = asked.episodes, asked.seed, asked.fps, asked.max_steps
-        result, pictures = record(policy, asked.out, *options, sampled=asked.sampled, progress=display.evaluating)
-    display.console.print(visible(f"{played(result.summary())}\nwrote {asked.out}: {pictures} pictures"))
+        result, pictures = record(policy, options.out, **sizes, progress=display.evaluating)
+    display.console.print(visible(f"{played(result.summary())}\nwrote {options.out}: {pictures} pictures"))
     return 0

@@ -25,6 +25,7 @@ from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.values import Named, check_declared, marked, marks_of, plain, setting
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.protocols import Traits
 
 BACKENDS = ("gymnax", "envpool", "gymnasium")
 """Sources of environments; an id without a prefix is looked up in this order."""
@@ -211,8 +212,8 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
         for name in ("actor_devices", "learner_devices"):
             parse_devices(name, getattr(self, name))
         self.check_launch()
-        if hasattr(self.algorithm, "validate") and not isinstance(self.algorithm, type):
-            self.algorithm.validate()
+        if not isinstance(self.algorithm, type):
+            Traits.of(self.algorithm).validate()
 
 
 def _texts(vary: Mapping[str, Any]) -> dict[str, Any]:

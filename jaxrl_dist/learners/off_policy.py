@@ -14,12 +14,12 @@ from jaxrl_dist.checks import check_divides
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.memory import ring
-from jaxrl_dist.types import Algorithm, Learner, Replay, Rollout, TrainState
+from jaxrl_dist.types import Algorithm, Replay, Rollout, TrainState
 
 
 def off_policy(
     algorithm: Algorithm, like: Rollout, frame_stack: int = 1, num_agents: int = 1, *, packed: bool = False
-) -> Learner:
+) -> sgd.Learner:
     """Adds each rollout to the memory, then makes ``ratio`` updates per agent step from sampled windows.
 
     Args:
@@ -107,7 +107,7 @@ def off_policy(
     def start_mid_episode(memory: ring.Memory) -> ring.Memory:
         return ring.start_mid_episode(memory, frame_stack)
 
-    return Learner(init, update, relearn, cut, start_mid_episode)
+    return sgd.Learner(init, update, relearn, cut, start_mid_episode)
 
 
 PRIORITY_EPSILON = 1e-6

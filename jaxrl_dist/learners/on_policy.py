@@ -14,10 +14,10 @@ from jaxrl_dist import mesh, packing, rng
 from jaxrl_dist.checks import check_divides, divisors_near
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
-from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
+from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
 
 
-def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False) -> Learner:
+def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False) -> sgd.Learner:
     """Postprocesses a rollout, then makes ``num_epochs`` passes over it in ``num_minibatches`` updates each.
 
     Examples are shuffled within groups of environments (see ``envs_per_group``). The keys depend on the group's global
@@ -82,7 +82,7 @@ def on_policy(algorithm: Algorithm, num_agents: int = 1, *, packed: bool = False
         )
         return state, _means(metrics)
 
-    return Learner(partial(sgd.init, algorithm), update)
+    return sgd.Learner(partial(sgd.init, algorithm), update)
 
 
 COUNTED = "counted"

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from jaxrl_dist import rng
 from jaxrl_dist.learners import league, sgd
-from jaxrl_dist.types import Algorithm, Learner, PyTree, Rollout, TrainState
+from jaxrl_dist.types import Algorithm, PyTree, Rollout, TrainState
 
 
-def combined_learner(learners: Mapping[str, Learner], copies: Mapping[str, league.Copies] = {}) -> Learner:
+def combined_learner(learners: Mapping[str, sgd.Learner], copies: Mapping[str, league.Copies] = {}) -> sgd.Learner:
     """Returns the learner that updates each policy with its learner, from the experience of its agents.
 
     The keys of a policy fold in its number; the first policy gets the same keys as in a run without the others.
@@ -71,7 +71,7 @@ def combined_learner(learners: Mapping[str, Learner], copies: Mapping[str, leagu
         return joined(states), metrics
 
     replay = all(learner.relearn is not None for learner in learners.values())
-    return Learner(init, update, relearn if replay else None, cut, start_mid_episode, parts=tuple(learners.items()))
+    return sgd.Learner(init, update, relearn if replay else None, cut, start_mid_episode, parts=tuple(learners.items()))
 
 
 def joined(states: Mapping[str, TrainState]) -> TrainState:
@@ -87,11 +87,11 @@ def state_of(state: TrainState, name: str) -> TrainState:
     return TrainState._make(part[name] if isinstance(part, dict) else part for part in state)
 
 
-def still(algorithm: Algorithm) -> Learner:
+def still(algorithm: Algorithm) -> sgd.Learner:
     """Returns the learner of a policy that does not train: it counts rollouts, and leaves the variables as they are."""
 
     def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         del rollout, key
         return state._replace(iteration=state.iteration + 1), {}
 
-    return Learner(partial(sgd.init, algorithm), update)
+    return sgd.Learner(partial(sgd.init, algorithm), update)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,24 @@ LARGEST_SUMS = 2**24
 """Bytes of sums that a GPU keeps before it adds them up."""
 MAX_SKIPPED = 10
 """Number of consecutive non-finite gradients after which training has diverged and the run ends."""
+
+
+class Learner(NamedTuple):
+    """Pure functions that train; ``learners.sharded`` runs them under ``jax.shard_map``."""
+
+    init: Callable[[jax.Array], TrainState]
+    """``(key) -> state``."""
+    update: Callable[..., tuple[TrainState, Mapping[str, jax.Array]]]
+    """``(state, rollout, key) -> (state, metrics)``; for prioritised replay, an optional fourth argument ``[T, B]``
+    gives the priorities of the windows that end with each step."""
+    relearn: Callable[[TrainState, jax.Array], tuple[TrainState, Mapping[str, jax.Array]]] | None = None
+    """``(state, key) -> (state, metrics)``: an iteration's updates from what the memory holds; None without one."""
+    cut: Callable[[PyTree], PyTree] = lambda memory: memory
+    """``(memory) -> memory``: run before environments are restarted, so that no window spans old and new episodes."""
+    start_mid_episode: Callable[[PyTree], PyTree] = lambda memory: memory
+    """``(memory) -> memory``: prepares an empty memory for environments in the middle of their episodes."""
+    parts: tuple[tuple[str, Learner], ...] = ()
+    """The name and learner of each policy; empty for the learner of one of them."""
 
 
 def init(algorithm: Algorithm, key: jax.Array) -> TrainState:

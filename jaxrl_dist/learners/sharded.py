@@ -8,8 +8,9 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxrl_dist.learners import gradients, off_policy
+from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.mesh import REPLICATED, ROLLOUT, STATE, TIME_BATCH, Program, acting
-from jaxrl_dist.types import Algorithm, Learner
+from jaxrl_dist.types import Algorithm
 
 
 def compile_update(learner: Learner, mesh: Mesh, *, prioritized: bool = False) -> Program:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxrl_dist.checks import MAX_SIZE, check_used
 from jaxrl_dist.config.values import OR_OBJECT, Inherits, setting
 from jaxrl_dist.errors import ConfigError
 
+TorsoName = Literal["auto", "mlp", "minatar", "nature", "impala"]
+CoreName = Literal["none", "gru", "lstm", "attention", "linear"]
 if TYPE_CHECKING:
-    Torso = Any
-    Core = Any
-else:  # the names that a flag accepts; Python also accepts a pair (init, apply), and a triple (init, step, initial)
-    Torso = Annotated[Literal["auto", "mlp", "minatar", "nature", "impala"], OR_OBJECT]
-    Core = Annotated[Literal["none", "gru", "lstm", "attention", "linear"], OR_OBJECT]
+    from jaxrl_dist.protocols import CoreLike, TorsoLike
+
+    Torso = TorsoName | TorsoLike
+    Core = CoreName | CoreLike
+else:  # the names that a flag accepts; Python also accepts functions
+    Torso, Core = Annotated[TorsoName, OR_OBJECT], Annotated[CoreName, OR_OBJECT]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from jaxrl_dist.types import PyTree
 class Network(NamedTuple):
     """A network that reads observations, or with a ``Recurrence`` a ``views.View`` of them."""
 
-    init: Callable[[jax.Array], PyTree]
+    init: Callable[[jax.Array], dict[str, PyTree] | list[PyTree]]
     """``(key) -> params``, float32."""
     apply: Callable[..., jax.Array]
     """``(params, obs [N, ...], *inputs) -> outputs``, float32; the builder documents inputs and shapes."""
@@ -51,7 +51,7 @@ class RecurrentNetwork(NamedTuple):
     The builder documents the ``outputs``, each a float32 array.
     """
 
-    init: Callable[[jax.Array], PyTree]
+    init: Callable[[jax.Array], dict[str, PyTree]]
     """``(key) -> params``, float32."""
     step: Callable[..., tuple[Any, ...]]
     """``(params, obs [B, ...], core [B, ...], *inputs) -> (*outputs [B, ...], core [B, ...])``. The caller applies

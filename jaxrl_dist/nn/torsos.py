@@ -19,6 +19,7 @@ from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.convolution import max_pool
 from jaxrl_dist.nn.layers import Conv, LayerNorm, dense
 from jaxrl_dist.nn.observations import flatten, rank, side_by_side
+from jaxrl_dist.protocols import TorsoLike
 from jaxrl_dist.spaces import Space, channels_first, is_image
 from jaxrl_dist.types import PyTree
 
@@ -96,7 +97,7 @@ _CNNS: dict[str, tuple[int, Callable[..., nn.Module]]] = {  # (shortest side of 
 }
 
 
-def choose_torso(torso: Any, observation: Space) -> str:
+def choose_torso(torso: str | TorsoLike, observation: Space) -> str:
     """Resolves ``TorsoConfig.torso`` for a space: ``mlp``, ``minatar``, ``nature``, ``impala``, ``parts`` or ``own``.
 
     ``parts`` reads named parts, at least one of which is an image for a CNN; the others form one long vector.
@@ -171,6 +172,7 @@ class _Parts:
     """
 
     def __init__(self, config: TorsoConfig, space: Space, dtype: DTypeLike) -> None:
+        assert isinstance(config.torso, str), "your own torso reads all parts"
         self._space = spaces.leaves(space)
         chosen = {path: _of_part(config.torso, part) for path, part in self._space.items()}
         self._flat = [path for path, name in chosen.items() if name == "mlp"]

@@ -66,7 +66,9 @@ def asynchronous(job: Job) -> Iterator[Report]:
     """Runs ``job`` with actors in threads; the acting policy may lag some versions behind the learner."""
     prioritized = prioritizes(job.algorithm)
     update = job.once("update", lambda job: compile_update(job.learner, job.mesh, prioritized=prioritized))
-    relearn = compile_relearn(job.learner, job.mesh) if job.pool.free_running else None
+    relearn = None
+    if job.pool.free_running:
+        relearn = job.once("relearn", lambda job: compile_relearn(job.learner, job.mesh))
     return overlapped(job, Trainer(update, relearn, (job.key(Stream.LEARN), job.key(Stream.LEARN_MORE))))
 
 
@@ -134,7 +136,7 @@ def overlapped(job: Job, training: Training) -> Iterator[Report]:
     """Runs ``job`` with actors in threads, while ``training`` learns from what they send."""
     clock, stages, options = Clock(job.resumed, job.excluded_seconds), Stages(), job.pool
     specs, here = content_specs(job.algorithm), arrays.own_part(job.mesh)
-    join = joiner(here, options.num_actors, specs)
+    join = job.once("join", lambda _: joiner(here, options.num_actors, specs))
     state = job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))

@@ -54,7 +54,8 @@ def gradients(job: Job) -> Iterator[Report]:
     options = job.pool._replace(in_flight=0)
     steps = job.steps_per_iteration // options.num_actors
     (algorithm,) = job.algorithm.values()
-    apply, state = compile_apply(algorithm, job.mesh, steps), job.initial_state()
+    apply = job.once("apply", lambda job: compile_apply(algorithm, job.mesh, steps))
+    state = job.initial_state()
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(state)
     by_device = [differentiate(job, on) for on in options.meshes]
@@ -94,7 +95,7 @@ def gradients(job: Job) -> Iterator[Report]:
 def differentiate(job: Job, on: Mesh) -> Deliver:
     """Returns a function from an actor's rollout to its gradient and metrics, placed on the learner's devices."""
     (algorithm,) = job.algorithm.values()
-    gradient = compile_gradient(algorithm, on)
+    gradient = job.once(("gradient", on), lambda _: compile_gradient(algorithm, on))
     key = meshes.put(rng.stream(job.session_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
     def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:

@@ -18,7 +18,8 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.hosts import arrays, peers
-from jaxrl_dist.types import Algorithms, Array, Checkpoint, Learner, Report, TrainState, Variables
+from jaxrl_dist.learners.sgd import Learner
+from jaxrl_dist.types import Algorithms, Array, Checkpoint, Report, TrainState, Variables
 
 T = TypeVar("T")
 
@@ -186,7 +187,12 @@ class Job(NamedTuple):
         """Returns the job of an actor pool."""
         # Threads do not vote on stopping: with several processes, waits end with the rollouts under way.
         stop = self.stop if peers.world() is None else lambda: False
-        return ActorJob(self.algorithm, self.source, self.num_envs, self.rollout_length, self.session_seed, stop)
+        sizes = self.num_envs, self.rollout_length
+
+        def once(name: Hashable, make: Callable[[], T]) -> T:
+            return self.once(name, lambda _: make())
+
+        return ActorJob(self.algorithm, self.source, *sizes, self.session_seed, stop, once)
 
     @property
     def iterations_per_report(self) -> int:

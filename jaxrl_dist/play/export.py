@@ -15,6 +15,7 @@ from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.policy import Policy
+from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.atomic_files import replacing
 from jaxrl_dist.spaces import Part
 from jaxrl_dist.types import PyTree
@@ -94,7 +95,7 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
     if names := list(policy.source.spec.policies):
         known = ", ".join(names)
         raise ConfigError(f"a file acts as one policy, and the run has {known}; name one, as in --policy {names[0]}")
-    read = getattr(policy.config.algorithm, "core_inputs", "")
+    read = Traits.of(policy.config.algorithm).core_inputs
     if "reward" in read:
         raise ConfigError(
             f"an exported function takes no reward, and this policy was trained with --core-inputs {read}: train one "
@@ -126,7 +127,7 @@ def _exported(
     size = jax_export.symbolic_shape("b")[0] if batch is None else batch
     observation = policy.source.spec.observation
     if isinstance(observation, dict):
-        hidden = getattr(policy.config.algorithm, "hidden", ())
+        hidden = Traits.of(policy.config.algorithm).hidden
         observation = {name: part for name, part in observation.items() if name not in hidden}
     mask = None if policy.source.is_pure else policy.source.spec.mask
 

@@ -16,6 +16,7 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import clipped
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
 from jaxrl_dist.run.checkpoint import load_variables
 from jaxrl_dist.run.directories import check_run_dir
 from jaxrl_dist.run.files import members_of
@@ -73,7 +74,7 @@ class Policy:
         if names := ", ".join(self.source.spec.policies):
             raise ValueError(f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts")
         obs, num_envs = self._checked(obs)
-        if reward is None and core is not None and "reward" in getattr(self.config.algorithm, "core_inputs", ""):
+        if reward is None and core is not None and "reward" in Traits.of(self.config.algorithm).core_inputs:
             raise ValueError("this policy reads the reward of its last action: policy(obs, core, key, reward) takes it")
         core = self.initial_core(num_envs) if core is None else core
         if reward is not None:
@@ -109,7 +110,7 @@ class Policy:
         Raises:
           ValueError: another part is missing, or there are more.
         """
-        hidden: tuple[str, ...] = getattr(self.config.algorithm, "hidden", ())
+        hidden = Traits.of(self.config.algorithm).hidden
         there = obs if isinstance(obs, dict) else {}
         needed = [name for name in space if name not in hidden]
         if missing := [name for name in needed if name not in there]:
@@ -181,12 +182,12 @@ def _checked_key(key: Any) -> jax.Array:
 
 def load_policy(
     run_dir: str | pathlib.Path,
-    algorithm: type | None = None,
+    algorithm: type[Hyperparameters] | None = None,
     *,
     env: Any = None,
     env_options: dict[str, str] | None = None,
-    torso: Any = None,
-    core: Any = None,
+    torso: TorsoLike | None = None,
+    core: CoreLike | None = None,
     policy: str | None = None,
     checkpoint: str | int | None = None,
 ) -> Policy:

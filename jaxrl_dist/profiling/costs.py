@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,54 +62,64 @@ def _moved(jaxpr: Any) -> tuple[int, set[int], set[int]]:
     Returns:
       The bytes, the places of the arguments that elementwise operations read, and of the results that they write.
     """
-    place = {x: at for at, x in enumerate(jaxpr.invars)}  # also for arguments with another shape or with new parts
+    place = {x: at for at, x in enumerate(jaxpr.invars)}  # also for views of arguments
+    made: dict[Any, int] = {}  # values that elementwise operations make
     total, read = 0, set[int]()
-    made = set[Any]()
     for eqn in jaxpr.eqns:
         name, given, out = eqn.primitive.name, eqn.invars, eqn.outvars
-        inside = list(_inside(eqn))
-        if name in _SAME or name in _PUTTING:
-            if _known(given[0], place):
-                place[out[0]] = place[given[0]]
-            if _known(given[0], made):
-                made.add(out[0])
-        if name in _TAKING:
-            total += _sizes(given[1:]) + 2 * _sizes(out)
-        elif name in _PUTTING:
-            total += _sizes(given[1:]) + _sizes(given[_PUTTING[name] :][:1])
-        elif name in _WHOLE or name.startswith(("reduce_", "cum")):
-            total += _sizes(given) + _sizes(out)
-        elif name in ("scan", "while"):
-            total += _times(eqn) * sum(map(of_memory, inside))
-        elif inside:
-            found = [_moved(inner) for inner in inside]
-            total += _times(eqn) * (max if name == "cond" else sum)(moved for moved, _, _ in found)
-            for inner, (_, reads, writes) in zip(inside, found, strict=True):
+        if name in _VIEWS:
+            for known in (place, made):
+                for value in _among(given[:1], known):
+                    known[out[0]] = value
+        if (moved := _moved_at_once(eqn)) is not None:
+            total += moved
+        elif inside := list(_inside(eqn)):
+            parts = [_moved(inner) for inner in inside]
+            total += _times(eqn) * (max if name == "cond" else sum)(moved for moved, _, _ in parts)
+            for inner, (_, reads, writes) in zip(inside, parts, strict=True):
                 passed = given[len(given) - len(inner.invars) :]
-                read |= {place[passed[at]] for at in reads if _known(passed[at], place)}
-                made |= {out[at] for at in writes}
-        elif name not in _SAME:
-            read |= {place[x] for x in given if _known(x, place)}
-            made |= set(out)
-    return total, read, {at for at, x in enumerate(jaxpr.outvars) if _known(x, made)}
+                read |= {*_among(map(passed.__getitem__, reads), place)}
+                made |= dict.fromkeys((out[at] for at in writes), 1)
+        else:
+            read |= {*_among(given, place)}
+            made |= dict.fromkeys(out, 1)
+    return total, read, {at for at, x in enumerate(jaxpr.outvars) if _among([x], made)}
+
+
+def _moved_at_once(eqn: Any) -> int | None:
+    """Returns the bytes that an operation reads and writes; None: it is elementwise, or calls a program."""
+    name, given, out = eqn.primitive.name, eqn.invars, eqn.outvars
+    if name in ("scan", "while"):
+        return _times(eqn) * sum(map(of_memory, _inside(eqn)))
+    if name in _SAME:
+        return 0
+    if name in _TAKING:
+        return _sizes(given[1:]) + 2 * _sizes(out)
+    if name in _PUTTING:
+        return _sizes(given[1:]) + _sizes(given[_PUTTING[name] :][:1])
+    if name in _WHOLE or name.startswith(("reduce_", "cum")):
+        return _sizes(given) + _sizes(out)
+    return None
 
 
 _SAME = ("reshape", "squeeze", "expand_dims")
 _TAKING = ("gather", "dynamic_slice", "slice")
 _PUTTING = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2}
 """Operations that put an operand, by its place among the operands, into the first one."""
+_VIEWS = {*_SAME, *_PUTTING}
+"""Operations whose result stands for their first operand: it has another shape, or new parts."""
 _WHOLE = ("dot_general", "conv_general_dilated", "sort", "top_k", "argmax", "argmin")
 
 
-def _known(variable: Any, variables: Collection[Any]) -> bool:
-    """Returns whether a variable is among those; constants, which cannot be hashed, are not."""
-    return not isinstance(variable, Literal) and variable in variables
+def _among(variables: Iterable[Any], known: Mapping[Any, int]) -> list[int]:
+    """Returns the values of the variables that are known; constants, which cannot be hashed, are not."""
+    return [known[x] for x in variables if not isinstance(x, Literal) and x in known]
 
 
 def _sizes(variables: Iterable[Any]) -> int:
     """Returns the bytes of arrays; keys and effects have none."""
-    found = (x.aval for x in variables)
-    return sum(aval.size * getattr(aval.dtype, "itemsize", 0) for aval in found if hasattr(aval, "dtype"))
+    avals = (x.aval for x in variables)
+    return sum(aval.size * getattr(aval.dtype, "itemsize", 0) for aval in avals if hasattr(aval, "dtype"))
 
 
 def _times(eqn: Any) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Loop:
     copies: int = 0
     conditionals: int = 0
     """Branches; a GPU's host waits for the predicate of each. The larger branch is counted."""
-    collectives: dict[str, int] = dataclasses.field(default_factory=dict)
+    collectives: Counter[str] = dataclasses.field(default_factory=Counter)
     loops: list[Loop] = dataclasses.field(default_factory=list)
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Loop]]:
@@ -51,17 +52,13 @@ class Loop:
         for loop in self.loops:
             yield from loop.walk(depth + 1)
 
-    def find(self, name: str) -> Loop | None:
-        """Returns the first loop of this name, this one or one inside it."""
-        return next((loop for _, loop in self.walk() if loop.name == name), None)
-
     def started(self) -> int:
         """Returns the kernels, copies and collectives of one pass, those of the loops inside it included.
 
         A loop whose number of passes is known only at run time counts once.
         """
         inside = sum((loop.times or 1) * loop.started() for loop in self.loops)
-        return self.kernels + self.copies + sum(self.collectives.values()) + inside
+        return self.kernels + self.copies + self.collectives.total() + inside
 
     def counts(self) -> dict[str, Any]:
         """Returns the numbers of this loop without those inside it, for JSON."""
@@ -77,7 +74,9 @@ def find_loops(hlo: str) -> Loop:
     Raises:
       ValueError: the text holds no entry computation.
     """
-    return _Program(hlo).read()
+    program, dispatch = _Program(hlo), Loop("dispatch", 1)
+    program.fill(dispatch, program.entry, 0)
+    return dispatch
 
 
 class _Instruction(NamedTuple):
@@ -92,37 +91,30 @@ class _Instruction(NamedTuple):
 class _Program:
     def __init__(self, hlo: str) -> None:
         self._computations: dict[str, list[_Instruction]] = {}
-        self._entry: str | None = None
         self._tables = {name: dict(_table(hlo, name)) for name in ("FunctionNames", "FileLocations", "StackFrames")}
-        body: list[_Instruction] = []
+        entries, body = list[str](), list[_Instruction]()
         for line in hlo.splitlines():
             if head := re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line):
                 body = self._computations[head[2]] = []
-                self._entry = head[2] if head[1] else self._entry
-            elif found := re.match(r"\s+(?:ROOT )?%?[\w.-]+ = .*? ([a-z][\w-]*)\(", line):
-                body.append(_instruction(found[1], line))
-        if self._entry is None:
-            raise ValueError("this is no text of an HLO module: it has no ENTRY computation")
+                entries += [head[2]] if head[1] else []
+            elif opcode := re.match(r"\s+(?:ROOT )?%?[\w.-]+ = .*? ([a-z][\w-]*)\(", line):
+                body.append(_instruction(opcode[1], line))
+        if not entries:
+            raise ValueError("this is not the text of an HLO module: it has no ENTRY computation")
+        (self.entry,) = entries
 
-    def read(self) -> Loop:
-        assert self._entry is not None
-        dispatch = Loop("dispatch", 1)
-        self._fill(dispatch, self._entry, 0)
-        return dispatch
-
-    def _fill(self, loop: Loop, computation: str, level: int) -> None:
+    def fill(self, loop: Loop, computation: str, level: int) -> None:
         """Counts what one pass of a computation starts; ``level`` is the loop's among ``SCOPES``."""
         inner: dict[str, Loop] = {}  # what belongs to a loop that XLA has dissolved, because it has one pass
         present = set(self._scopes(computation))
         for instruction in self._executed(computation):
-            into = loop
             scope = instruction.scope
             if instruction.opcode == "while":
                 loop.loops.append(self._loop(instruction, level))
-                continue
-            if scope in SCOPES[level:] and scope != loop.name and scope not in present:
-                into = inner.setdefault(scope, Loop(scope, 1))
-            _count(into, instruction.opcode)
+            elif scope in SCOPES[level:] and scope != loop.name and scope not in present:
+                _count(inner.setdefault(scope, Loop(scope, 1)), instruction.opcode)
+            else:
+                _count(loop, instruction.opcode)
         loop.loops += inner.values()
 
     def _loop(self, instruction: _Instruction, level: int) -> Loop:
@@ -131,7 +123,7 @@ class _Program:
         times = instruction.number if instruction.number is not None else self._passes(condition)
         loop = Loop(scope or self._function(instruction.frame), times)
         # XLA may have moved a loop without a scope out of another one; its parts keep the scope that they had there.
-        self._fill(loop, body, SCOPES.index(scope) + 1 if scope else len(SCOPES))
+        self.fill(loop, body, SCOPES.index(scope) + 1 if scope else len(SCOPES))
         if times is None:  # a condition that only counts passes is not computed
             for part in self._executed(condition):
                 _count(loop, part.opcode)
@@ -139,9 +131,9 @@ class _Program:
 
     def _passes(self, condition: str) -> int | None:
         """Returns the passes of a loop whose condition compares a count with a constant, as ``jax.lax.scan`` does."""
-        parts = [part for part in self._executed(condition) if part.opcode == "constant" or part.opcode not in FREE]
+        parts = list(self._executed(condition))
         constants = [part.number for part in parts if part.opcode == "constant"]
-        compared = [part.opcode for part in parts if part.opcode != "constant"]
+        compared = [part.opcode for part in parts if part.opcode not in FREE]
         return constants[0] if compared == ["compare"] and len(constants) == 1 else None
 
     def _executed(self, computation: str) -> Iterator[_Instruction]:
@@ -218,7 +210,7 @@ def _count(loop: Loop, opcode: str) -> None:
     if opcode == "conditional":
         loop.conditionals += 1
     elif name in COLLECTIVES:
-        loop.collectives[name] = loop.collectives.get(name, 0) + 1
+        loop.collectives[name] += 1
     elif name == "copy":
         loop.copies += 1
     else:

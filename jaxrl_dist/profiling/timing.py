@@ -26,6 +26,7 @@ from jaxrl_dist.config.values import varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.profiling import stages as parts
+from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run.atomic_files import replacing
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import by_policy, label
@@ -155,10 +156,11 @@ def _learning_throughout(config: Train[Any], total: int) -> Any:
     changes = {}
     for policy, part in by_policy(config).items():
         before = f"{policy}." if policy else ""
-        if hasattr(part.algorithm, "learning_starts"):
+        traits = Traits.of(part.algorithm)
+        if traits.learning_starts:
             changes[f"{before}learning_starts"] = 0
-        if (steps := getattr(part.algorithm, "learning_rate_steps", None)) is not None:
-            changes[f"{before}learning_rate_steps"] = max(steps, total)
+        if traits.learning_rate_steps is not None:
+            changes[f"{before}learning_rate_steps"] = max(traits.learning_rate_steps, total)
     return varied(config.algorithm, changes)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import distributions, jax, jnp, np, observations, optax, spaces
-from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, PyTree, Variables
+from jaxrl_dist.types import Acted, Algorithm, Context, EnvSpec, Policy, PyTree, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,14 +18,6 @@ class Still:
 
     stored_as: ClassVar[str]
     """Its name in ``config.json``."""
-
-    def validate(self) -> None:
-        """Raises ``ConfigError`` if a value is out of range."""
-
-    @staticmethod
-    def preset(spec: EnvSpec) -> dict[str, Any]:
-        """Returns no flags: nothing differs for any environment."""
-        return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +133,7 @@ def still(text: str) -> Still | None:
     return None
 
 
-def _at_the_end(algorithm: Algorithm) -> Callable[..., Acted]:
+def _at_the_end(algorithm: Algorithm) -> Policy:
     from jaxrl_dist.actors.evaluate import END_OF_SCHEDULES  # here, not above: it imports JAX
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
@@ -150,10 +142,10 @@ def _at_the_end(algorithm: Algorithm) -> Callable[..., Acted]:
     return policy
 
 
-def _still(init: Any, policy: Any) -> Algorithm:
+def _still(init: Callable[[jax.Array], Variables], policy: Policy) -> Algorithm:
     """Returns an algorithm that never learns."""
 
-    def none(*args: Any) -> Any:
+    def none(*args: Any, **named: Any) -> NoReturn:
         raise NotImplementedError("this policy does not train")
 
     return Algorithm(init, policy, postprocess=none, loss=none, optimizer=optax.identity(), trains=False)

@@ -15,6 +15,8 @@ from jaxrl_dist.checks import divisor_below
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
 from jaxrl_dist.errors import UnusedError
+from jaxrl_dist.protocols import Traits
+from jaxrl_dist.settings.policies import Policies
 
 if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
@@ -43,7 +45,7 @@ class Given(NamedTuple):
 
 def several(algorithm: Any) -> bool:
     """Returns whether the ``algorithm`` of a ``Train`` holds those of several policies."""
-    return isinstance(algorithm, Mapping) or (not isinstance(algorithm, type) and hasattr(algorithm, "parts"))
+    return isinstance(algorithm, Mapping | Policies)
 
 
 def kind_of(algorithm: Any) -> Any:
@@ -134,10 +136,11 @@ def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]
 def _of_presets(asked: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the values of fields and hyperparameters that nobody needs to give, and the sources of both."""
     spec, kind = source.spec, kind_of(asked.config.algorithm)
-    core = asked.own.get("core", "none") if asked.by_name else getattr(asked.config.algorithm, "core", "none")
-    preset = kind.preset(spec) if hasattr(kind, "preset") else {}
-    if core != "none" and hasattr(kind, "recurrent_preset"):
-        preset = kind.recurrent_preset(preset)
+    core = asked.own.get("core", "none") if asked.by_name else Traits.of(asked.config.algorithm).core
+    traits = Traits.of(kind)
+    preset = traits.preset(spec)
+    if core != "none":
+        preset = traits.recurrent_preset(preset)
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {
         "default": {**RUN_DEFAULTS, "plan": default_plan(is_pure=source.is_pure)},
@@ -164,7 +167,7 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
     """
     algorithm, rows, sizes = config.algorithm, config.num_envs * spec.num_agents, dict[str, int]()
     for name in ("replay_capacity", "num_minibatches"):
-        size = getattr(algorithm, name, None)
+        size = getattr(Traits.of(algorithm), name)
         if not isinstance(size, int) or sources.get(name, "default") not in NOBODY:
             continue
         if name == "replay_capacity" and size > rows:

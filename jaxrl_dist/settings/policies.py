@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.protocols import Traits
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -31,7 +32,7 @@ class Policies:
         """Raises ``ConfigError`` if a value of a policy is out of range."""
         for name, part in self.parts.items():
             with naming(name):
-                getattr(part.algorithm, "validate", lambda: None)()
+                Traits.of(part.algorithm).validate()
 
 
 def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:

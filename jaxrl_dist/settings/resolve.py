@@ -15,6 +15,7 @@ from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
 from jaxrl_dist.errors import ConfigError, UnusedError
+from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still, still
 from jaxrl_dist.settings.given import RUN_FIELDS, Given, filled, given, kind_of, rounded, several
 from jaxrl_dist.settings.policies import NAME, Policies, by_policy, naming
@@ -140,7 +141,7 @@ def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool
     elif isinstance(algorithm, Fixed):
         with naming(policy):
             algorithm = acting_config(algorithm.run_dir, algorithm.policy, env).algorithm
-    return getattr(kind_of(algorithm), "joint", False)
+    return Traits.of(kind_of(algorithm)).joint
 
 
 # --- Several policies ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from jaxrl_dist.config.train import Train
 from jaxrl_dist.run.directories import check_run_dir
 
 if TYPE_CHECKING:
+    from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike
     from jaxrl_dist.types import Report
 
 # The functions import what needs JAX, so that a run's config can be read without it.
@@ -39,11 +40,11 @@ def train(config: Train[Any]) -> Iterator[Report]:
 
 def resume(
     run_dir: str | pathlib.Path,
-    algorithm: type | None = None,
+    algorithm: type[Hyperparameters] | None = None,
     *,
     env: Any = None,
-    torso: Any = None,
-    core: Any = None,
+    torso: TorsoLike | None = None,
+    core: CoreLike | None = None,
     change_env_options: bool = False,
     **changes: Any,
 ) -> Iterator[Report]:
@@ -80,7 +81,7 @@ def resume(
         return prepare_resume(config, pathlib.Path(run_dir), changes, change_env_options=change_env_options).reports()
 
 
-def preset(algorithm: str | type, env: Any, **changes: Any) -> Train[Any]:
+def preset(algorithm: str | type[Hyperparameters], env: Any, **changes: Any) -> Train[Any]:
     """Returns ``Train(algorithm, env=env)`` with the preset filled in and some fields changed.
 
     Args:

@@ -17,11 +17,12 @@ from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners import off_policy, on_policy, policies
 from jaxrl_dist.learners.league import Copies
+from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.memory import ring
 from jaxrl_dist.run.machine import memory_size
 from jaxrl_dist.settings.fixed_policies import Copy
 from jaxrl_dist.settings.policies import by_policy, naming
-from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, Learner, Replay, Rollout
+from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, Replay, Rollout
 
 
 def make_learner(

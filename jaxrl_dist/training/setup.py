@@ -23,8 +23,10 @@ from jaxrl_dist.config.values import marked, varied
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
+from jaxrl_dist.learners.sgd import Learner
 from jaxrl_dist.plans.devices import learner_devices
 from jaxrl_dist.plans.job import Job, ProgramCache
+from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run import checkpoint, trackers
 from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still
@@ -38,7 +40,7 @@ from jaxrl_dist.training.learner import check_greedy, check_sizes, make_learner
 from jaxrl_dist.training.member import Member, ProgramShared
 from jaxrl_dist.training.results import Row
 from jaxrl_dist.training.run import Run, resume_command
-from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Learner, Variables
+from jaxrl_dist.types import Algorithm, Algorithms, Array, EnvSpec, Variables
 
 KEEP = 8
 """Configs whose programs stay in memory: a notebook that trains again with one of them begins at once."""
@@ -70,7 +72,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
 def _check_schedules(config: Train[Any]) -> None:
     """Warns if the run goes on after the step sizes of a policy have become zero."""
     for part in by_policy(config).values():
-        steps = getattr(part.algorithm, "learning_rate_steps", None)
+        steps = Traits.of(part.algorithm).learning_rate_steps
         if steps is not None and steps < config.total_env_steps:
             text = (
                 f"--learning-rate-steps {steps} is less than --total-env-steps {config.total_env_steps}: step sizes "
@@ -196,9 +198,9 @@ def _wrapped(config: Train[Any], spec: EnvSpec) -> Algorithm:
         name = algorithms.name_of(config.algorithm)
         if algorithm.episodic:
             raise ConfigError(f"--scale-rewards changes nothing for {name}, which compares whole returns: leave it out")
-        if not hasattr(config.algorithm, "discount"):
+        if (discount := Traits.of(config.algorithm).discount) is None:
             raise ConfigError(f"--scale-rewards needs a field 'discount', which {name} does not have: leave it out")
-        algorithm = wrappers.scale_rewards(algorithm, config.algorithm.discount)
+        algorithm = wrappers.scale_rewards(algorithm, discount)
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         algorithm = wrappers.clip_rewards(algorithm, *bounds)  # outermost: the others see clipped rewards
     return algorithm

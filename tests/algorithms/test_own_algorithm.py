@@ -54,7 +54,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     (folder / "a_helper_beside_it.py").write_text("BOUND = 3.0\n")
     text = OWN.replace("-3.0, 3.0", "-BOUND, BOUND").replace(
-        "import optax\n", "import optax\nfrom a_helper_beside_it import BOUND\n"
+        "import jax\n", "import jax\nfrom a_helper_beside_it import BOUND\n"
     )
     (folder / "my_algo.py").write_text(text)
     return folder / "my_algo.py"

@@ -39,7 +39,7 @@ def test_a_run_is_compiled_and_counted(
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if line.split()[0:2] == ["env_step", "16"])
     assert row.split()[2:5] == [str(loops["env_step"][key]) for key in ("kernels", "copies", "conditionals")]
-    assert "2 x cpu" in out and "of 1 GB" in out and "does not fit" not in out
+    assert "2 x cpu" in out and "of 1.0 GB" in out and "does not fit" not in out
 
 
 @pytest.mark.case  # test_a_run_is_compiled_and_counted
@@ -69,8 +69,8 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
     [(target, found)] = asked
     assert target.name == "h200" and found.resolved()[0].num_envs == 8 and not Path(run_dir).exists()
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "memory of a device: 1.2 GB of 1 GB (state 300 MB, temporary 900 MB)",
-        "it does not fit: 1.2 GB are more than the 1 GB of a device",
+        "memory of a device: 1.2 GB of 1.0 GB (state 300.0 MB, temporary 900.0 MB)",
+        "it does not fit: 1.2 GB are more than the 1.0 GB of a device",
     ]
     assert cli.main(["train", *RUN.split(), "--plan-memory", "h20"]) == 2
     assert "no target 'h20' (did you mean 'h200'?)" in capsys.readouterr().err
@@ -85,10 +85,10 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
         ("", "", "--compile-for which accelerator? Such as here, h200"),
         ("", "--json", "--compile-for which accelerator? Such as here, h200"),
         ("", RUN.removeprefix("ppo "), "--compile-for which accelerator? Such as here, h200"),
-        ("here", f"{RUN} --plan-memory here", "--plan-memory is of train: `jaxrl-dist train ... --plan-memory here`"),
+        ("here", f"{RUN} --plan-memory here", "only `train` accepts --plan-memory: `train ... --plan-memory here`"),
         ("h200", "", "which run? Such as: jaxrl-dist doctor --compile-for h200 ppo --env CartPole-v1"),
         ("h200x2", "ppo --env CartPole-v1 --plan synchronous", "this one is under synchronous"),
-        ("h200x2", f"{RUN} --seeds 2", "leave out --seeds and --vary"),
+        ("h200x2", f"{RUN} --seeds 2", "remove --seeds and --vary"),
         ("h200x2", f"{RUN} --num-devices 1", "--num-devices names devices of this machine"),
         ("h200x2", "ppo --env CartPole-v1 --num-envs 3", "--num-envs 3 does not divide over 2 devices"),
     ],

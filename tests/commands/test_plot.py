@@ -63,7 +63,7 @@ def test_the_middle_is_the_mean_of_the_middle_half_of_the_seeds() -> None:
     rng = np.random.default_rng(0)
     curves = [Curve(np.array([0.0, 100.0]), rng.normal(size=2)) for _ in range(8)]
     line = plot.middle(curves)
-    for point in (0, 50, plot.POINTS - 1):
+    for point in (0, 50, reading.POINTS - 1):
         values = sorted(c.y[0] + (c.y[1] - c.y[0]) * line.x[point] / 100 for c in curves)
         assert line.y[point] == pytest.approx(sum(values[2:6]) / 4)
         assert line.low[point] < line.y[point] < line.high[point]
@@ -123,7 +123,7 @@ def test_seeds_that_begin_and_end_within_a_report_interval_count_whole() -> None
 
 def grouped(runs: Sequence[Path]) -> dict[str, list[str]]:
     """The names of the runs in each group, by its label, after its environment if there are several."""
-    groups = plot.group({run.name: json.loads((run / "config.json").read_text()) for run in runs})
+    groups = reading.group({run.name: json.loads((run / "config.json").read_text()) for run in runs})
     several = len({group.env for group in groups}) > 1
     return {f"{group.env} {group.label}" if several else group.label: sorted(group.runs) for group in groups}
 
@@ -143,7 +143,7 @@ def test_what_cannot_change_a_curve_splits_no_group(tmp_path: Path) -> None:
     """Of every field that may change at a resume, and of those that name the run."""
     fields = {field.name for field in dataclasses.fields(Train)}
     assert {"total_env_steps", "report_interval", "wandb", "checkpoint_interval", "env_timeout"} <= set(RESUMABLE)
-    assert fields >= plot.SAME_CURVE
+    assert fields >= reading.SAME_CURVE
     other = {name: "another" for name in (*RESUMABLE, "run_dir")}
     runs = [make_run(tmp_path, "a", [1.0], run=dict.fromkeys(other)), make_run(tmp_path, "b", [1.0], 1, run=other)]
     assert grouped(runs) == {"ppo": ["a", "b"]}
@@ -238,7 +238,7 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
     "args, message",
     [
         ("", "which runs?"),
-        ("{runs}/nowhere", "nowhere is no run directory"),
+        ("{runs}/nowhere", "nowhere is not a run directory"),
         ("{runs}/good --metric episode/retur", "did you mean 'episode/return'?"),
         ("{runs}/good --x hours", "hours"),
         ("{runs}/good -o {runs}/nowhere/x.png", "nowhere/x.png cannot be written"),
@@ -246,7 +246,7 @@ def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
         ("{runs}/good --outt x", "did you mean '--out'?"),
         ("{runs}/silent", "episode/return never had a value"),
         ("{runs}/empty", "has no reports yet"),
-        ("{runs}/damaged", "damaged: line 1 is no JSON"),
+        ("{runs}/damaged", "damaged: line 1 is not JSON"),
         (
             "{runs}/good --kind curves",
             "--kind must be one of curve, profile, improvement, table, not 'curves' (did you",
@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_the_picture_that_was_there(
 
 
 def test_an_axis_that_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="x hours is none of steps, time"):
+    with pytest.raises(ConfigError, match="x must be one of steps, time, not 'hours'"):
         plot.plot([make_run(tmp_path, "a", [1.0])], tmp_path / "x.png", x="hours")
 
 
@@ -467,7 +467,7 @@ def test_a_population_is_drawn_by_its_members(tmp_path: Path, figures: list[Figu
     for number, (rate, seed) in enumerate(itertools.product((1, 2), (0, 1, 2))):
         make_run(population / "members", f"{number:03d}", [seed, rate], seed, learning_rate=rate)
     single = make_run(tmp_path, "single", [5.0, 6.0], 7, learning_rate=2)
-    assert plot.with_members([single, population])[:2] == [str(single), str(population / "members" / "000")]
+    assert reading.with_members([single, population])[:2] == [str(single), str(population / "members" / "000")]
     plot.plot([population, single], tmp_path / "x.png")
     (legend,) = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == [
@@ -523,18 +523,18 @@ GOOD = b'{"env_steps": 1, "wall_time_s": 1, "episode/return": 1}\n'
 @pytest.mark.parametrize(
     "line, message",
     [
-        (b"5", "line 2 is 5, which is no report"),
-        (b"null", "line 2 is null, which is no report"),
-        (b"[1]", "line 2 is [1], which is no report"),
-        (b'"text"', 'line 2 is "text", which is no report'),
-        (b"", "line 2 is no JSON"),
-        (b"{", "line 2 is no JSON"),
-        (b"\xff", "line 2 is no JSON"),
-        (b'{"env_steps": 2, "episode/return": "\xff"}', "line 2 is no JSON"),
-        (b"\0\0\0\0", "line 2 is no JSON"),
-        (b"[" * 100_000, "line 2 is no JSON"),
-        (b'{"a":' * 100_000, "line 2 is no JSON"),
-        (b"9" * 5000, "line 2 is no JSON"),
+        (b"5", "line 2 is 5, which is not a report"),
+        (b"null", "line 2 is null, which is not a report"),
+        (b"[1]", "line 2 is [1], which is not a report"),
+        (b'"text"', 'line 2 is "text", which is not a report'),
+        (b"", "line 2 is not JSON"),
+        (b"{", "line 2 is not JSON"),
+        (b"\xff", "line 2 is not JSON"),
+        (b'{"env_steps": 2, "episode/return": "\xff"}', "line 2 is not JSON"),
+        (b"\0\0\0\0", "line 2 is not JSON"),
+        (b"[" * 100_000, "line 2 is not JSON"),
+        (b'{"a":' * 100_000, "line 2 is not JSON"),
+        (b"9" * 5000, "line 2 is not JSON"),
         (b"{}", "env_steps of line 2 is missing"),
         (b'{"episode/return": 2}', "env_steps of line 2 is missing"),
         (b'{"env_steps": null, "episode/return": 2}', "env_steps of line 2 is null"),
@@ -564,11 +564,12 @@ def test_a_damaged_line_is_named(line: bytes, message: str, tmp_path: Path, caps
         (b"", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b"\xff", "is not JSON"),
-        (b"5", "algorithm is missing"),
-        (b'{"algorithm": 5, "hyperparameters": {}, "run": {"env": "x"}}', "algorithm is missing"),
-        (b'{"algorithm": "ppo", "hyperparameters": [], "run": {"env": "x"}}', "hyperparameters is missing"),
-        (b'{"algorithm": "ppo", "hyperparameters": {}, "run": null}', "run is missing"),
-        (b'{"algorithm": "ppo", "hyperparameters": {}, "run": {"env": null}}', "env is missing"),
+        (b"5", "a run's config is an object, not a int"),
+        (b'{"algorithm": "ppo"}', "format None is unknown"),
+        (b'{"format": 1, "algorithm": 5, "hyperparameters": {}, "run": {"env": "x"}}', "algorithm, hyperparameters or"),
+        (b'{"format": 1, "algorithm": "ppo", "hyperparameters": [], "run": {"env": "x"}}', "or run is missing"),
+        (b'{"format": 1, "algorithm": "ppo", "hyperparameters": {}, "run": null}', "or run is missing"),
+        (b'{"format": 1, "algorithm": "ppo", "hyperparameters": {}, "run": {"env": null}}', "env is missing"),
     ],
 )
 def test_a_damaged_config_is_named(

@@ -121,12 +121,12 @@ def test_a_sweep_waits_for_the_members_of_one_that_was_killed(
     "flags, message",
     [
         ("", "a sweep needs members, by --seeds or --vary"),
-        ("--seeds 2 --jobs x", "--jobs must be a whole number, not x"),
+        ("--seeds 2 --jobs x", "--jobs: 'x' is no whole number"),
         ("--seeds 2 --jobs 0", "--jobs must be >= 1"),
         ("--seeds 2 --evolve pbt", "not selected by --evolve"),
-        ("--seeds 2 --average-every 3", "--average-every is of train"),
-        ("--seeds 2 --verbose", "--verbose is of train"),
-        ("--seeds 2 --plan-memory here", "--plan-memory is of train"),
+        ("--seeds 2 --average-every 3", "only `train` accepts --average-every"),
+        ("--seeds 2 --verbose", "only `train` accepts --verbose"),
+        ("--seeds 2 --plan-memory here", "only `train` accepts --plan-memory"),
     ],
 )
 def test_refusals(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +200,7 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
 ) -> None:
     def run_all(commands: Any, logs: Any, jobs: int, stop: Any, ended: Any, failed: Any) -> None:
         failed(0, "training has diverged by environment step 9")
-        failed(1, "No space left on device")
+        failed(1, "No space left on \x1b[2Jdevice")
         ended(2)
         with pytest.raises(ConfigError, match="another process is at the run"):
             files.lock(str(tmp_path))
@@ -208,9 +208,10 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
     monkeypatch.setattr(subprocesses, "run_all", run_all)
     assert main(["sweep", "ppo", "--env", "CartPole-v1", "--seeds", "3", "--run-dir", str(tmp_path), "--quiet"]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        f"jaxrl-dist: member 000 has diverged, the others go on: training has diverged by environment step 9; see "
+        f"jaxrl-dist: member 000 has diverged, the others continue: training has diverged by environment step 9; see "
         f"{tmp_path}/members/000.log",
-        f"jaxrl-dist: member 001 has failed, the others go on: No space left on device; see {tmp_path}/members/001.log",
+        f"jaxrl-dist: member 001 has failed, the others continue: No space left on \\x1b[2Jdevice; see "
+        f"{tmp_path}/members/001.log",
     ]
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["diverged", "failed", "done"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from typing import Any
 
@@ -255,60 +254,57 @@ def test_large_images_are_convolved_in_small_parts(side: int, kernels: list[tupl
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
-@pytest.mark.parametrize(
-    "each, device, constant",
-    [
-        ((), "cpu", "MICROBATCH"),
-        ((3,), "cpu", "MICROBATCH"),
-        ((3,), "cpu", "MICROBATCH_BYTES"),
-        ((), "cuda", "SUMMED_AT_ONCE"),
-    ],
-)
+@pytest.mark.parametrize("each, total, num_bytes", [((), 2**14, 1), ((3,), 10240, 1), ((3,), 2**8, 2**15)])
 def test_the_gradient_of_parts_is_that_of_the_whole(
-    each: tuple[int, ...], device: str, constant: str, num_devices: int, monkeypatch: pytest.MonkeyPatch
+    each: tuple[int, ...], total: int, num_bytes: int, num_devices: int
 ) -> None:
-    """With masked examples, weights and priorities, which stay in order."""
-    offered = []
-
-    def choose(*args: Any, default: Any, **ways: Any) -> Any:
-        offered.append(getattr(ways.get(device), "func", None) in (sgd._in_turn, sgd._side_by_side))
-        return ways.get(device, default)(*args)
-
-    monkeypatch.setattr(jax.lax, "platform_dependent", choose)
+    """With masked examples, weights, keys and priorities, which stay in order; against float64."""
     rng = np.random.default_rng(0)
-    values = {name: rng.normal(size=(24, *each)).astype(np.float32) for name in ("x", "y")}
-    values["mask"] = rng.random((24, *each)) < 0.7
-    weight = rng.random(24).astype(np.float32)
+    values = {name: rng.normal(size=(total, *each)).astype(np.float32) for name in ("x", "y")}
+    values["mask"] = rng.random((total, *each)) < 0.7
+    values["other"] = np.zeros((total, num_bytes), np.uint8)
+    weight = rng.random(total).astype(np.float32)
+    keys = jax.vmap(jax.random.key)(np.arange(total))
 
     def loss(variables: Variables, batch: Any, context: Context) -> Any:
-        error = (
-            jnp.sum(variables.params["w"]) * batch["x"]
-            - batch["y"]
-            + jax.vmap(jax.random.normal)(context.keys).reshape(-1, *(1,) * len(each))
-        )
+        noise = jax.vmap(jax.random.normal)(context.keys).reshape(-1, *(1,) * len(each))
+        error = jnp.sum(variables.params["w"]) * batch["x"] - batch["y"] + noise
         priority = jnp.abs(error).reshape(len(error), -1).sum(axis=1)
         return jnp.square(error), batch["mask"], Aux({"error": error}, priority)
 
-    in_bytes = constant == "MICROBATCH_BYTES"  # for parameters that are a kernel of a convolution
-    params = {"w": jnp.full((1, 1, 1, 1) if in_bytes else (), 0.7)}
+    # The limit in bytes holds where a parameter is the kernel of a convolution.
+    params = {"w": jnp.full((1, 1, 1, 1) if num_bytes > 1 else (), 0.7)}
     algorithm = dataclasses.replace(PG(**NET).make(DISCRETE), init=lambda key: Variables(params, ()), loss=loss)
-
-    def run(state: TrainState, batch: Any, weight: jax.Array) -> Any:
-        keys = jax.vmap(jax.random.key)(meshes.global_index(len(weight)))
-        return sgd.gradient(algorithm, state, batch, keys, weight)
-
-    state, batch = sgd.init(algorithm, jax.random.key(0)), meshes.BATCH
-    results = []
-    for limit in (4096, 4 * math.prod(each)):  # losses: one part, or three on each of two devices
-        monkeypatch.setattr(sgd, constant, 9 * limit if in_bytes else limit)  # x, y and mask have 9 bytes
-        function = jax.jit(
-            meshes.learning(
-                run, make_mesh(num_devices), (meshes.REPLICATED, batch, batch), (*[meshes.REPLICATED] * 2, batch)
-            )
+    specs = meshes.REPLICATED, meshes.BATCH, meshes.BATCH, meshes.BATCH
+    function = jax.jit(
+        meshes.learning(
+            lambda *args: sgd.gradient(algorithm, *args), make_mesh(num_devices), specs, (*specs[:1] * 2, meshes.BATCH)
         )
-        results.append(function(state, values, weight))
-        assert any(offered) == (limit < 4096)
-    assert_close(*results, 1e-5)
+    )
+    state = sgd.init(algorithm, jax.random.key(0))
+    program = str(jax.make_jaxpr(function)(state, values, keys, weight))
+    assert "scan[" in program and (",1024]" in program) == (each == ()), "one after the other, and on GPUs all at once"
+    grads, metrics, priority = function(state, values, keys, weight)
+    x, y, mask = (values[name].astype(np.float64) for name in ("x", "y", "mask"))
+    error = 0.7 * x - y + np.asarray(jax.vmap(jax.random.normal)(keys)).reshape(-1, *(1,) * len(each))
+    weights = mask * weight.reshape(-1, *(1,) * len(each)) / mask.sum()
+    np.testing.assert_allclose(np.ravel(grads["w"]), [(weights * 2 * error * x).sum()], rtol=1e-4)
+    np.testing.assert_allclose(metrics["loss/total"], (weights * error**2).sum(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["error"], (mask * error).sum() / mask.sum(), atol=1e-5)
+    np.testing.assert_allclose(priority, np.abs(error).reshape(total, -1).sum(axis=1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", [sgd._in_turn, sgd._side_by_side])
+def test_sums_of_parts_are_those_of_the_whole(way: Any) -> None:
+    """On CPUs one part after the other, and on GPUs all at once."""
+    examples = np.random.default_rng(0).normal(size=(24, 2)).astype(np.float32)
+
+    def function(params: Any, examples: jax.Array) -> Any:
+        errors = examples @ params["w"] - params["b"]
+        return (jax.grad(lambda p: jnp.square(examples @ p["w"] - p["b"]).sum())(params), errors.sum()), errors
+
+    params = {"w": jnp.array([0.5, 2.0]), "b": jnp.float32(0.1)}
+    assert_close(way(function, 3, params, examples), function(params, examples), 1e-5)
 
 
 # --- Masks --------------------------------------------------------------------------------------------

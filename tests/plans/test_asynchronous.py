@@ -24,7 +24,7 @@ from probes import assert_close, learner_of, make_job, make_mesh, perturbed, ran
 from jaxrl_dist import flow, returns
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors import device, host
-from jaxrl_dist.actors.pool import ActorPool, ParamStore, PoolOptions, RestartingEnv, Sample
+from jaxrl_dist.actors.pool import ParamStore, PoolOptions, RestartingEnv, Sample
 from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.algorithms.dqn import DQN
@@ -37,11 +37,9 @@ from jaxrl_dist.learners.gradients import _extended
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
 from jaxrl_dist.memory import ring
-from jaxrl_dist.plans import asynchronous as asynchronous_module
-from jaxrl_dist.plans import gradients as gradients_module
 from jaxrl_dist.plans.asynchronous import asynchronous, rounds
 from jaxrl_dist.plans.gradients import gradients
-from jaxrl_dist.plans.job import Job
+from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.plans.report import check_progress
 from jaxrl_dist.plans.threaded import Tally, homes, joiner, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
@@ -92,60 +90,46 @@ class Hooked(NamedTuple):
 
 
 @functools.cache
-def base(name: str, num_devices: int) -> Job:
-    """Made once, so that its programs are compiled once."""
-    source = find("envpool:CartPole-v1")
+def base(name: str, num_devices: int, env_id: str = "envpool:CartPole-v1", num_actors: int = ACTORS) -> Job:
+    """A job whose runs share their programs, as those of one process do."""
+    source = find(env_id)
     algorithm = CONFIGS[name].make(source.spec)
-    return make_job(algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices)
+    job = make_job(algorithm, source, num_envs=ACTORS * SIZE, rollout_length=LENGTH, num_devices=num_devices)
+    return job._replace(kept=ProgramCache(), pool=PoolOptions(num_actors, (make_mesh(1),)))
 
 
 def make(
     name: str = "impala",
     *,
-    env: EnvSource | None = None,
+    env: EnvSource | str = "envpool:CartPole-v1",
     hook: Callable[[str, int], None] | None = None,
     iterations: int = 10**6,
     interval: int = 1,
     learners: int = 1,
+    num_actors: int = ACTORS,
     **options: Any,
 ) -> Job:
-    """A job of at least so many iterations, with a report after each ``interval``."""
-    job = base(name, learners)
-    source: Any = env or job.source
+    """A job of at least so many iterations, with a report after each ``interval``; ``env`` is like CartPole."""
+    job = base(name, learners, *([env] if isinstance(env, str) else []), num_actors=num_actors)
+    source: Any = job.source if isinstance(env, str) else env
     steps = {"total_env_steps": iterations * STEPS, "report_interval": interval * STEPS}
     return job._replace(
         config=dataclasses.replace(job.config, **steps),
         source=source if hook is None else Hooked(source, hook),
-        pool=PoolOptions(**{"num_actors": ACTORS, "meshes": (make_mesh(1),), **options}),
+        pool=job.pool._replace(**options),
     )
 
 
-@pytest.fixture(autouse=True)
-def compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of equal jobs share their programs."""
-    if "compile" in request.node.name:
-        return
-    for module, name in (
-        (asynchronous_module, "compile_update"),
-        (gradients_module, "compile_apply"),
-        (gradients_module, "compile_gradient"),
-    ):
-        monkeypatch.setattr(module, name, _cached(getattr(module, name)))
-    acting = ActorPool._compile
+class Calling(ProgramCache):
+    """The programs of another cache; those of one name call ``before`` with the number of the call."""
 
-    def compile_acting(self: ActorPool, on: jax.sharding.Mesh) -> Any:
-        job = self._job
-        backend = job.source.spec.id if job.source.spec.backend == "gymnax" else ""
-        key = job.algorithm[""], job.rollout_length, job.seed, job.num_envs // self._options.num_actors, backend, on
-        if key not in _ACTING:
-            _ACTING[key] = acting(self, on)
-        return _ACTING[key]
+    def __init__(self, programs: ProgramCache | None, name: str, before: Callable[[int], None]) -> None:
+        assert programs is not None
+        self._programs, self._name, self._before = programs, name, before
 
-    monkeypatch.setattr(ActorPool, "_compile", compile_acting)
-
-
-_ACTING: dict[Any, Any] = {}
-_cached = functools.cache(lambda function: functools.cache(function))
+    def once(self, name: Any, make: Callable[[], Any]) -> Any:
+        program = self._programs.once(name, make)
+        return Wrapped(program, self._before) if name[0] == self._name else program
 
 
 @pytest.fixture(autouse=True)
@@ -314,15 +298,10 @@ def test_the_last_report_comes_after_the_actors() -> None:
             assert set(threading.enumerate()) <= before
 
 
-def test_a_slow_learner_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_learner_is_not_flooded() -> None:
     made: list[int] = []
-    compiled = asynchronous_module.compile_update
-
-    def slowed(*args: Any, **kinds: Any) -> Any:
-        return Wrapped(compiled(*args, **kinds), lambda call: time.sleep(0.05))
-
-    monkeypatch.setattr(asynchronous_module, "compile_update", slowed)
-    run = asynchronous(make(hook=lambda thread, steps: made.append(steps)))
+    job = make(hook=lambda thread, steps: made.append(steps))
+    run = asynchronous(job._replace(kept=Calling(job.kept, "update", lambda call: time.sleep(0.05))))
     queues = []
     for report in itertools.islice(run, 8):
         queues.append(report.metrics["async/queue"])
@@ -374,7 +353,7 @@ def test_lockstep_repeats_bit_for_bit(name: str, env_id: str, monkeypatch: pytes
     options = {"num_actors": 2} if env_id.startswith("gymnax") else {}  # each actor's reset is a program
     results = []
     for _ in range(2):
-        job = make(name, env=find(env_id), hook=hook, iterations=6, interval=2, lag=1, **options)
+        job = make(name, env=env_id, hook=hook, iterations=6, interval=2, lag=1, **options)
         *reports, last = asynchronous(job)
         results.append(([numbers(report) for report in [*reports, last]], last.variables()))
     assert results[0][0] == results[1][0]
@@ -444,7 +423,7 @@ def test_the_stages_of_a_thread_sum_to_its_time_and_nothing_compiles_late(caplog
         broken(thread, steps)
 
     job = make(hook=hook, iterations=12, learners=2, interval=2, gather=2, gather_deadline=0.001, max_restarts=9)
-    run: Any = asynchronous(job)
+    run: Any = asynchronous(job._replace(kept=None))
     next(run)
     lags = []
     jax.config.update("jax_log_compiles", True)
@@ -605,7 +584,7 @@ def breaks(*when: tuple[str, int]) -> Callable[[str, int], None]:
 @pytest.mark.parametrize("env_id", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_environments_that_fail_are_made_anew(env_id: str) -> None:
     hook = breaks(("actor-0", 3), ("actor-2", 5), ("actor-0", 11))
-    job = make(env=find(env_id), hook=hook, iterations=6, max_restarts=2)
+    job = make(env=env_id, hook=hook, iterations=6, max_restarts=2)
     restarts = [report.metrics["async/restarts"] for report in asynchronous(job)]
     assert restarts == sorted(restarts) and restarts[-1] == 3
 
@@ -764,7 +743,12 @@ def compile_first(plan: str, name: str = "a2c") -> None:
     take(PLANS[plan](make(name)), 2)
 
 
-def fails_in_an_actor(plan: str, seed: int) -> None:
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_error_in_an_actor_ends_the_run(plan: str, seed: int) -> None:
     rng, at = np.random.default_rng(seed), []
     where = f"actor-{rng.integers(ACTORS)}", int(rng.integers(60))
 
@@ -778,7 +762,9 @@ def fails_in_an_actor(plan: str, seed: int) -> None:
     surfaces(PLANS[plan](make("a2c", hook=broken_step, **options)), at, "broken_step")
 
 
-def fails_in_the_learner(plan: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int) -> None:
     fatal, at = int(np.random.default_rng(seed).integers(12)), []
 
     def broken_update(call: int) -> None:
@@ -786,30 +772,10 @@ def fails_in_the_learner(plan: str, seed: int, monkeypatch: pytest.MonkeyPatch) 
             at.append(time.perf_counter())
             raise ZeroDivisionError("injected")
 
-    module, name = {
-        "asynchronous": (asynchronous_module, "compile_update"),
-        "gradients": (gradients_module, "compile_apply"),
-    }[plan]
     compile_first(plan)
-    compiled = getattr(module, name)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, lambda *args, **kinds: Wrapped(compiled(*args, **kinds), broken_update))
-        surfaces(PLANS[plan](make("a2c")), at, "broken_update")
-
-
-SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("plan", PLANS)
-def test_an_error_in_an_actor_ends_the_run(plan: str, seed: int) -> None:
-    fails_in_an_actor(plan, seed)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("plan", PLANS)
-def test_an_error_in_the_learner_ends_the_run(plan: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    fails_in_the_learner(plan, seed, monkeypatch)
+    job = make("a2c")
+    kept = Calling(job.kept, {"asynchronous": "update", "gradients": "apply"}[plan], broken_update)
+    surfaces(PLANS[plan](job._replace(kept=kept)), at, "broken_update")
 
 
 @pytest.mark.parametrize(
@@ -856,15 +822,10 @@ def test_one_gradient_is_one_update() -> None:
     assert any(jax.tree.leaves(moved))
 
 
-def test_gradients_are_no_older_than_there_are_other_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_no_older_than_there_are_other_actors() -> None:
     """As no actor goes on before its gradient has been applied, however slow the learner."""
-    compiled = gradients_module.compile_apply
-
-    def slowed(*args: Any) -> Any:
-        return Wrapped(compiled(*args), lambda call: time.sleep(0.03))
-
-    monkeypatch.setattr(gradients_module, "compile_apply", slowed)
-    *_, last = take(gradients(make("a2c")), 4)
+    job = make("a2c")
+    *_, last = take(gradients(job._replace(kept=Calling(job.kept, "apply", lambda call: time.sleep(0.03)))), 4)
     assert last.metrics["async/lag"] <= ACTORS - 1
 
 

@@ -302,10 +302,10 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
     "args, message",
     [
         ("", "which run? Such as: jaxrl-dist profile ppo --env CartPole-v1"),
-        ("ppo --env CartPole-v1 --seconds soon", "--seconds soon is no number of seconds above 0"),
-        ("ppo --env CartPole-v1 --seconds 0", "--seconds 0 is no number of seconds above 0"),
-        ("ppo --env CartPole-v1 --json nowhere/x.json", "--json nowhere/x.json: there is no directory nowhere"),
-        ("ppo --env CartPole-v1 --picture x.txt", "--picture x.txt needs the extension .png, .svg or .pdf"),
+        ("ppo --env CartPole-v1 --seconds soon", "--seconds: 'soon' is no number"),
+        ("ppo --env CartPole-v1 --seconds 0", "--seconds must be > 0 and <= 1000000, not 0.0"),
+        ("ppo --env CartPole-v1 --json no/x.json", "no/x.json cannot be written: there is no directory no"),
+        ("ppo --env CartPole-v1 --picture x.txt", "--picture x.txt needs the extension .png or .svg or .pdf"),
         ("ppo --env CartPole-v1 --trace x.txt", "--trace x.txt needs the extension .json.gz"),
         (
             "a2c --env envpool:CartPole-v1 --plan gradients --trace x.json.gz",

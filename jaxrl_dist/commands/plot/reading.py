@@ -5,15 +5,19 @@ Imports numpy late, so that ``--help`` is fast.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from jaxrl_dist.checks import did_you_mean
+from jaxrl_dist.commands import help
 from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings.policies import Policies
+from jaxrl_dist.settings.stored import stored_content
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +33,29 @@ POINTS = 200
 FINAL = 0.1
 """Last part of a curve whose mean is the run's final score."""
 _MAX_METRICS = 2**31  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Plots learning curves of runs, or compares their final scores; seeds of one configuration form a group."""
+
+    run_dirs: Annotated[tuple[str, ...], help.Argument("RUN_DIR ...")] = ()
+    """Directories of runs or of populations; runs without a value of the metric are skipped with a warning."""
+    out: Annotated[str | None, help.Alias("-o")] = None
+    """The file to write; its extension sets the format: png, pdf, svg ..., for tables md or csv. None: curves.png, or
+    the terminal for a table."""
+    kind: Literal["curve", "profile", "improvement", "table"] = "curve"
+    """Learning curves; or of final scores the performance profile, the probability of improvement, or a table."""
+    metric: str = "episode/return"
+    """A metric of metrics.jsonl; of several policies, '*/episode/return' is each one's."""
+    score: Literal["training", "evaluation"] = "training"
+    """The final score of a run: the metric's mean over its last tenth, or its value in the evaluation at the end."""
+    x: Literal["steps", "time"] = "steps"
+    """Horizontal axis of curves: environment steps or seconds."""
+    smooth: int = setting(1, low=1)
+    """Number of reports in the moving average that is drawn; 1 draws every report as it is."""
+    width: Literal["one", "two"] = "two"
+    """Width of the picture: 'one' column of a page with two columns (3.3 inches), or 'two' (6.9 inches)."""
 
 
 class Curve(NamedTuple):
@@ -108,24 +135,19 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     try:
         content = read_plain(path, _MAX_METRICS)
     except ConfigError as error:
-        raise ConfigError(f"{run_dir} is no run directory: {error.with_flags}") from None
+        raise ConfigError(f"{run_dir} is not a run directory: {error.with_flags}") from None
     names: set[str] = set()
-    whose, of_episodes, _ = metric.partition("episode/")  # of several policies: NAME/episode/return
+    policy, of_episodes, _ = metric.partition("episode/")  # of several policies: NAME/episode/return
     points: list[tuple[float, float, float]] = []
     for number, line in _lines(path, content):
         names |= line.keys()
-        at: Any = line.get(field)
-        value: Any = line.get(metric)
-        if not _can_draw(at) or (points and at < points[-1][0]):
-            after = f" after {points[-1][0]:g}" if points and _can_draw(at) else ""
-            shown = _shown(at) if field in line else "missing"
-            raise ConfigError(f"{path} is damaged: {field} of line {number} is {shown}{after}")
-        if value is None:
-            continue
-        if not _can_draw(value):
-            raise ConfigError(f"{path}: {metric} of line {number} is {_shown(value)}, which cannot be drawn")
-        episodes: Any = line.get(f"{whose}episode/count") if of_episodes else 1
-        points.append((at, value, episodes if _can_draw(episodes) and episodes > 0 else 1))
+        at = _number(path, number, line, field)
+        if points and at < points[-1][0]:
+            raise ConfigError(f"{path} is damaged: {field} of line {number} is {at:g} after {points[-1][0]:g}")
+        if line.get(metric) is not None:
+            episodes: Any = line.get(f"{policy}episode/count") if of_episodes else 1
+            weight = episodes if _can_draw(episodes) and episodes > 0 else 1
+            points.append((at, _number(path, number, line, metric), weight))
     if not names:
         raise NoValueError(f"{path} has no reports yet")
     if metric not in names:
@@ -149,7 +171,7 @@ def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Cur
     from jaxrl_dist.run.files import SUMMARY
 
     path, (field, _) = run_dir / SUMMARY, AXES[x]
-    summary = read_json(path) if path.exists() else {field: 0}  # not of a run that goes on, or has ended early
+    summary = read_json(path) if path.exists() else {field: 0}  # the run still trains, or has ended early
     if not isinstance(summary, dict) or not _can_draw(summary.get(field)):
         raise ConfigError(f"{path} is damaged: {field} is missing")
     evaluation: Any = summary.get("evaluation")
@@ -171,17 +193,30 @@ def _in_whole_intervals(points: list[tuple[float, float, float]]) -> list[tuple[
 
 def _lines(path: pathlib.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the reports in ``metrics.jsonl``, each with its line number."""
-    *whole, last = content.split(b"\n")  # the last line has no newline, so it may be incomplete
-    for number, text in enumerate([*whole, last], 1):
+    texts = content.split(b"\n")
+    for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
-            if number > len(whole):
+            if number == len(texts):  # it has no newline, so it may be incomplete
                 return
-            raise ConfigError(f"{path} is damaged: line {number} is no JSON") from None
+            raise ConfigError(f"{path} is damaged: line {number} is not JSON") from None
         if not isinstance(line, dict):
-            raise ConfigError(f"{path} is damaged: line {number} is {_shown(line)}, which is no report")
+            raise ConfigError(f"{path} is damaged: line {number} is {_shown(line)}, which is not a report")
         yield number, line
+
+
+def _number(path: pathlib.Path, number: int, line: Mapping[str, Any], name: str) -> float:
+    """Returns a number of a line.
+
+    Raises:
+      ConfigError: it is missing or cannot be drawn.
+    """
+    value: Any = line.get(name)
+    if not _can_draw(value):
+        shown = f"{_shown(value)}, which cannot be drawn" if name in line else "missing"
+        raise ConfigError(f"{path} is damaged: {name} of line {number} is {shown}")
+    return float(value)
 
 
 def _can_draw(x: Any) -> bool:
@@ -285,18 +320,15 @@ def metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
 
 
 def read_config(run_dir: pathlib.Path) -> Mapping[str, Any]:
-    """Reads a run's ``config.json``, and checks that it has every entry that ``group`` needs.
+    """Reads a run's ``config.json``, with every entry that ``group`` needs.
 
     Hyperparameters of several policies are named as in ``--vary prey.learning-rate=...``.
-    """
-    from jaxrl_dist.run.atomic_files import read_json
 
+    Raises:
+      ConfigError: the file is missing or damaged.
+    """
     path = run_dir / CONFIG_FILE
-    config = read_json(path)
-    parts = {"algorithm": str, "hyperparameters": dict, "run": dict}
-    for part, kind in parts.items():
-        if not (isinstance(config, dict) and isinstance(config.get(part), kind)):
-            raise ConfigError(f"{path} is damaged: {part} is missing")
+    config = stored_content(path)
     if not isinstance(config["run"].get("env"), str):
         raise ConfigError(f"{path} is damaged: env is missing")
     if config["algorithm"] != Policies.stored_as:

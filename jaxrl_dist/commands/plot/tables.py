@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands.plot import statistics
-from jaxrl_dist.commands.plot.reading import AXES, FINAL, SAME_CURVE, Curve, Group
+from jaxrl_dist.commands.plot.reading import AXES, FINAL, SAME_CURVE, Curve, Group, Plot
 
 ALL = "all environments, scaled"
 """Row of a table over several environments."""
@@ -35,47 +35,41 @@ def env_names(groups: Sequence[Group]) -> dict[str, str]:
 
 def scores(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, dict[str, np.ndarray]]:
     """Returns the final scores ``[N]`` of each label's N runs, by environment; scaled if there are several."""
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for group in groups:
-        found.setdefault(group.label, {})[group.env] = np.array([curves[name].final() for name in group.runs])
+    labels = _finals(groups, curves)
     envs = {group.env for group in groups}
-    if len(envs) > 1:
-        for env in envs:
-            together = np.concatenate([each[env] for each in found.values() if env in each])
-            low, span = together.min(), float(np.ptp(together)) or 1.0
-            for each in found.values():
-                if env in each:
-                    each[env] = (each[env] - low) / span
-    return found
+    for env in envs if len(envs) > 1 else ():
+        runs = np.concatenate([finals[env] for finals in labels.values() if env in finals])
+        for finals in labels.values():
+            if env in finals:
+                finals[env] = (finals[env] - runs.min()) / (float(np.ptp(runs)) or 1.0)
+    return labels
 
 
-def score_name(metric: str, evaluated: str | None) -> str:
-    """Returns what a final score is, in words; ``evaluated``: the policy of the evaluation that it is of, if any."""
-    return (
-        f"final {metric}" if evaluated is None else f"{evaluated} {metric.removeprefix('*/').replace('episode/', '')}"
-    )
+def _finals(groups: Sequence[Group], curves: Mapping[str, Curve]) -> dict[str, dict[str, np.ndarray]]:
+    """As ``scores``, never scaled."""
+    labels: dict[str, dict[str, np.ndarray]] = {}
+    for group in groups:
+        labels.setdefault(group.label, {})[group.env] = np.array([curves[name].final() for name in group.runs])
+    return labels
 
 
 def table(
-    groups: Sequence[Group],
-    curves: Mapping[str, Curve],
-    metric: str,
-    evaluated: str | None = None,
-    *,
-    as_csv: bool = False,
+    groups: Sequence[Group], curves: Mapping[str, Curve], name: str, score: str = "training", *, as_csv: bool = False
 ) -> str:
     """Returns the mean, the interquartile mean and its interval of final scores, as Markdown or CSV.
 
-    In each environment, the highest interquartile mean comes first. ``evaluated`` is as for ``score_name``.
+    In each environment, the highest interquartile mean comes first.
+
+    Args:
+      name: what the scores are.
+      score: as ``Plot.score``.
     """
     rows: list[tuple[str, ...]] = []
-    names = env_names(groups)
-    for env, name in names.items():
-        final = {x.label: [np.array([curves[run].final() for run in x.runs])] for x in groups if x.env == env}
-        rows += _ranked(name, final)
-    if len(names) > 1:
-        rows += _ranked(ALL, {label: list(each.values()) for label, each in scores(groups, curves).items()})
-    name = score_name(metric, evaluated)
+    envs, labels = env_names(groups), _finals(groups, curves)
+    for env, shown in envs.items():
+        rows += _ranked(shown, {label: [finals[env]] for label, finals in labels.items() if env in finals})
+    if len(envs) > 1:
+        rows += _ranked(ALL, {label: list(finals.values()) for label, finals in scores(groups, curves).items()})
     head = ("environment", "group", "runs", f"{name}, mean", f"{name}, IQM", "low", "high")
     if as_csv:
         text = io.StringIO()
@@ -85,18 +79,22 @@ def table(
     cells += [(*row[:5], f"{row[5]} .. {row[6]}") for row in rows]
     cells = [tuple(cell.replace("|", "\\|") for cell in row) for row in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["| " + " | ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     lines.insert(1, "|" + "|".join("-" * (n + 2) for n in widths) + "|")
     trimmed = "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean."
-    return "\n".join([*lines, "", *_meaning(metric, evaluated, len(names)), trimmed])
+    return "\n".join([*lines, "", *_meaning(name, score, len(envs)), trimmed])
 
 
-def _meaning(metric: str, evaluated: str | None, envs: int) -> list[str]:
-    name = score_name(metric, evaluated)
-    trained = "the mean of training over the last tenth of each run"
-    what = trained if evaluated is None else "the mean over the episodes of the evaluation that ends each run"
+MEANS = {
+    "training": "the mean of training over the last tenth of each run",
+    "evaluation": "the mean over the episodes of the evaluation that ends each run",
+}
+"""What the final score of a run is, by ``Plot.score``."""
+
+
+def _meaning(name: str, score: str, envs: int) -> list[str]:
     scaled = ["Over environments, scores are scaled: 0 is the lowest of all runs in an environment, 1 the highest."]
-    return [f"{name[0].upper()}{name[1:]}: {what}.", *(scaled if envs > 1 else [])]
+    return [f"{name[0].upper()}{name[1:]}: {MEANS[score]}.", *(scaled if envs > 1 else [])]
 
 
 def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[str, ...]]:
@@ -110,37 +108,34 @@ def _ranked(env: str, samples: Mapping[str, statistics.Strata]) -> list[tuple[st
 
 
 def caption(
-    kind: str,
+    plot: Plot,
     groups: Sequence[Group],
     curves: Mapping[str, Curve],
     configs: Mapping[str, Mapping[str, Any]],
-    metric: str,
-    x: str,
-    smooth: int,
-    evaluated: str | None = None,
+    score: str,
 ) -> str:
-    """Returns the text beside a picture: what it shows, and the runs and settings of each group."""
-    interval = f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)"
-    lines = [TELLS[kind].format(interval=interval)]
-    if kind == "curve":
-        average = f", as a moving average over {smooth} reports" if smooth > 1 else ""
-        lines.insert(0, f"{metric} by {AXES[x][1]}{average}.")
-    else:
-        lines += _meaning(metric, evaluated, len({group.env for group in groups}))
+    """Returns the text beside a picture: what it shows, and the runs and settings of each group.
+
+    Args:
+      score: what the scores are.
+    """
+    axis = AXES[plot.x][1]
+    average = f", as a moving average over {plot.smooth} reports" if plot.smooth > 1 else ""
+    tells = TELLS[plot.kind].format(interval=f"{statistics.CONFIDENCE:.0%} bootstrap interval (Agarwal et al. 2021)")
+    meaning = _meaning(score, plot.score, len({group.env for group in groups}))
+    lines = [f"{plot.metric} by {axis}{average}.", tells] if plot.kind == "curve" else [tells, *meaning]
+    number, unit = (",.0f", axis) if plot.x == "steps" else (",.1f", "s")
     for group in groups:
         config = configs[group.runs[0]]
         seeds = sorted(str(configs[name]["run"].get("seed")) for name in group.runs)
-        ends = [float(curves[name].x[-1]) for name in group.runs]
-        number = ",.0f" if x == "steps" else ",.1f"
-        until = f"{max(ends):{number}} {AXES[x][1] if x == 'steps' else 's'}"
-        if min(ends) < (1 - FINAL) * max(ends):
-            until = f"{min(ends):{number}} to {until}"
+        first, last = (float(end([curves[name].x[-1] for name in group.runs])) for end in (min, max))
+        until = f"{first:{number}} to " if first < (1 - FINAL) * last else ""
         settings = {**config["hyperparameters"], **config["run"]}
         shown = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in {*SAME_CURVE, "env"}]
         lines += [
             "",
             f"{group.env}, {group.label}: {config['algorithm']}, {counted(len(group.runs), 'run')} "
-            f"(seeds {' '.join(seeds)}), {until}.",
+            f"(seeds {' '.join(seeds)}), {until}{last:{number}} {unit}.",
             f"  {' '.join(shown)}",
         ]
     return "\n".join(lines) + "\n"

@@ -36,6 +36,7 @@ from jaxrl_dist.envs.native import is_team, plain, unnamed
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import postponed
 from jaxrl_dist.mesh import over_policies
+from jaxrl_dist.protocols import Environment
 from jaxrl_dist.spaces import zeros
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -144,15 +145,15 @@ def _family(env: Any) -> str:
 
 
 def from_gymnax(
-    env: Any,
-    params: Any,
+    env: Environment,
+    params: PyTree,
     env_id: str,
     family: str,
     wrappers: Wrappers = UNWRAPPED,
     backend: str = "gymnax",
     contract: Contract | None = None,
 ) -> DeviceEnv:
-    """Wraps a gymnax-style environment object (``reset_env``, ``step_env``, ``is_truncated``, spaces).
+    """Wraps a gymnax-style environment object.
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
     Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
