@@ -110,7 +110,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     def choices(outputs: jax.Array, obs: PyTree) -> distributions.Distribution:
         return head.distribution(outputs, observations.legal(spec, obs))
 
-    def split(core: PyTree) -> tuple[jax.Array | None, PyTree]:
+    def split(core: PyTree) -> tuple[Any, PyTree]:
         """Divides the policy's state into the noise of the last action and the rest."""
         return core if noise_size else (None, core)
 
@@ -119,7 +119,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
         noise, core = split(core)
-        if noise is not None and context.keys is not None:
+        if config.noise_correlation is not None and context.keys is not None:
             noise = exploration.correlated(noise, context.keys, config.noise_correlation)
         read = inputs.read(core)
         outputs, value, memory = network.step(variables.params, obs, inputs.memory(core), core_inputs=read)

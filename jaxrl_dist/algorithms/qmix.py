@@ -41,6 +41,7 @@ class QMIX(DQN, n_step=1):
 
     def make(self, spec: EnvSpec) -> Algorithm:
         team = _team_of(self, spec)
+        action_shape = spaces.zeros(spec.action, 1).shape[1:]
         network = networks.q_network(
             self, team.observation, team.num_actions, num_atoms=1, dueling=self.dueling, noisy=False
         )
@@ -78,7 +79,7 @@ class QMIX(DQN, n_step=1):
             if keys is not None:
                 keys = jax.vmap(lambda key: jax.random.split(key, team.size))(keys)
             action, core = self.act(values(variables.params, obs), legal(obs), keys, core, context.env_step)
-            return action.reshape(-1, *spec.action.shape), core, {}
+            return action.reshape(-1, *action_shape), core, {}
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
             obs, next_obs = batch["obs"], batch["next_obs"]

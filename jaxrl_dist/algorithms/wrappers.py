@@ -29,7 +29,7 @@ it into zeros."""
 class RunningStats(NamedTuple):
     """Count, mean and summed squared deviation of all values so far; float32."""
 
-    count: jax.Array  # []
+    count: jax.Array  # type: ignore[assignment]  # []; hides ``tuple.count``
     mean: jax.Array  # [...]
     deviation: jax.Array  # [...]
 
@@ -71,21 +71,21 @@ class RunningStats(NamedTuple):
 
 
 def extended(
-    algorithm: Algorithm, stats: Callable[[PyTree], PyTree], core: Callable[[int], PyTree] | None = None
+    algorithm: Algorithm, stats: Callable[[PyTree], PyTree], state: Callable[[int], PyTree] | None = None
 ) -> Algorithm:
-    """Puts ``stats(params)`` in front of ``variables.stats``, and ``core(num_envs)`` in front of the policy's state.
+    """Puts ``stats(params)`` in front of ``variables.stats``, and ``state(num_envs)`` in front of the policy's state.
 
-    The algorithm sees the rest. Without ``core``, the policy's state stays as it is.
+    The algorithm sees the rest. Without ``state``, the policy's state stays as it is.
     """
 
     def inner(variables: Variables) -> Variables:
         return variables._replace(stats=variables.stats[1])
 
-    def rest(state: PyTree) -> PyTree:
-        return state if core is None else state[1]
+    def rest(core: PyTree) -> PyTree:
+        return core if state is None else core[1]
 
-    def with_rest(state: PyTree, rest: PyTree) -> PyTree:
-        return rest if core is None else (state[0], rest)
+    def with_rest(core: PyTree, rest: PyTree) -> PyTree:
+        return rest if state is None else (core[0], rest)
 
     def init(key: jax.Array) -> Variables:
         variables = algorithm.init(key)
@@ -93,22 +93,22 @@ def extended(
 
     def initial_core(num_envs: int) -> PyTree:
         initial = algorithm.initial_core(num_envs)
-        return initial if core is None else (core(num_envs), initial)
+        return initial if state is None else (state(num_envs), initial)
 
-    def policy(variables: Variables, obs: PyTree, state: PyTree, context: Context) -> Acted:
-        action, after, extras = algorithm.policy(inner(variables), obs, rest(state), context)
-        return action, with_rest(state, after), extras
+    def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
+        action, after, extras = algorithm.policy(inner(variables), obs, rest(core), context)
+        return action, with_rest(core, after), extras
 
-    def feedback(state: PyTree, action: PyTree, step: Timestep) -> PyTree:
-        return with_rest(state, algorithm.feedback(rest(state), action, step))
+    def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
+        return with_rest(core, algorithm.feedback(rest(core), action, step))
 
-    def behaviour(variables: Variables, state: PyTree, context: Context) -> tuple[PyTree, PyTree]:
+    def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
         assert algorithm.behaviour is not None
-        params, after = algorithm.behaviour(inner(variables), rest(state), context)
-        return params, with_rest(state, after)
+        params, after = algorithm.behaviour(inner(variables), rest(core), context)
+        return params, with_rest(core, after)
 
     def inner_rollout(rollout: Rollout) -> Rollout:
-        return rollout if core is None else rollout.with_inner_core()
+        return rollout if state is None else rollout.with_inner_core()
 
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         return algorithm.postprocess(inner(variables), inner_rollout(rollout), context)
