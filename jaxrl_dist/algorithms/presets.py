@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxrl_dist.lazy import spaces
+from jaxrl_dist.lazy import observations, spaces
 from jaxrl_dist.types import EnvSpec
 
 KINDS = {
@@ -37,11 +37,10 @@ def kind_of(spec: EnvSpec) -> str:
         family = "unknown"
     if family in ("atari", "minatar", "bsuite", "craftax", "game"):
         return family
-    parts = spaces.leaves(spec.observation)
-    seen = [part for path, part in parts.items() if path != spec.mask]
-    if not any(isinstance(part, spaces.Box) for part in seen):
+    parts = spaces.leaves(observations.seen(spec)).values()
+    if not any(isinstance(part, spaces.Box) for part in parts):
         return "table"
-    if any(map(spaces.is_image, seen)):
+    if any(map(spaces.is_image, parts)):
         return "image"
     suffix = "/continuous" if continuous(spec) else ""
     kind = family + suffix

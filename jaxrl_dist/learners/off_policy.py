@@ -101,13 +101,8 @@ def off_policy(
     def relearn(state: TrainState, key: jax.Array) -> tuple[TrainState, Mapping[str, jax.Array]]:
         return learn(state, jax.random.fold_in(key, state.updates))
 
-    def cut(memory: ring.Memory) -> ring.Memory:
-        return ring.cut(memory, window, frame_stack)
-
-    def start_mid_episode(memory: ring.Memory) -> ring.Memory:
-        return ring.start_mid_episode(memory, frame_stack)
-
-    return sgd.Learner(init, update, relearn, cut, start_mid_episode)
+    cut = partial(ring.cut, window=window, frame_stack=frame_stack)
+    return sgd.Learner(init, update, relearn, cut, partial(ring.start_mid_episode, frame_stack=frame_stack))
 
 
 PRIORITY_EPSILON = 1e-6

@@ -148,7 +148,7 @@ def losses_of(
     for name, x in aux.metrics.items():
         if np.shape(x) not in (shape, ()):
             raise ConfigError(f"{said} losses {shape} with a metric {name!r} {np.shape(x)}; it needs the losses' shape")
-    if aux.priority is None and algorithm.replay and algorithm.replay.priority_exponent is not None:
+    if aux.priority is None and getattr(algorithm.replay, "priority_exponent", None) is not None:
         raise ConfigError(f"{said} no Aux.priority, which prioritised replay needs; it has {each}")
     if aux.priority is not None and np.shape(aux.priority) != (len(context.keys),):
         raise ConfigError(f"{said} an Aux.priority {np.shape(aux.priority)}; it needs {each}")

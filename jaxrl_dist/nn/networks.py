@@ -94,19 +94,14 @@ def make_network(
         x = preprocess(obs, observation, dtype)
         return [x if space is observation else preprocess(obs, space, dtype) for space in reads]
 
-    def encode(params: PyTree, obs: PyTree) -> PyTree:
-        if not torsos:
-            return side_by_side(inputs(obs)[0], observation)
-        features = tuple(torso.apply(params[name], x) for torso, name, x in zip(made, torsos, inputs(obs), strict=True))
-        return features if len(torsos) > 1 else features[0]
-
-    def for_core(params: PyTree, obs: PyTree, further: jax.Array | None) -> PyTree:
-        features = encode(params, obs)
-        if further is None:
-            return features
-        first, *rest = features if len(torsos) > 1 else (features,)
-        first = jnp.concatenate([first, further.astype(first.dtype)], axis=-1)
-        return (first, *rest) if rest else first
+    def encode(params: PyTree, obs: PyTree, core_inputs: jax.Array | None) -> PyTree:
+        if torsos:
+            features = [torso.apply(params[name], x) for torso, name, x in zip(made, torsos, inputs(obs), strict=True)]
+        else:
+            features = [side_by_side(inputs(obs)[0], observation)]
+        if core_inputs is not None:
+            features[0] = jnp.concatenate([features[0], core_inputs.astype(features[0].dtype)], axis=-1)
+        return tuple(features) if len(features) > 1 else features[0]
 
     def init(key: jax.Array) -> PyTree:
         keys = jax.random.split(key, first_head + heads.num_keys)
@@ -114,13 +109,13 @@ def make_network(
         each = list(zip(made, inputs(obs), keys[: len(made)], strict=True))
         params = {name: torso.init(own, x) for name, (torso, x, own) in zip(torsos, each, strict=False)}
         blank = jnp.zeros((1, core_inputs)) if core_inputs else None
-        core_params, features = core.init(keys[first_head - 1], for_core(params, obs, blank))
+        core_params, features = core.init(keys[first_head - 1], encode(params, obs, blank))
         return params | core_params | heads.init(keys[first_head:], features)
 
     def step(
         params: PyTree, obs: PyTree, state: PyTree, *further: Any, core_inputs: jax.Array | None = None
     ) -> tuple[Any, ...]:
-        features, state = core.step(params, for_core(params, obs, core_inputs), state)
+        features, state = core.step(params, encode(params, obs, core_inputs), state)
         return *heads.apply(params, features, *further), state
 
     def unroll(
@@ -131,21 +126,10 @@ def make_network(
         *further: Any,
         core_inputs: jax.Array | None = None,
     ) -> tuple[Any, ...]:
-        features, state = core.unroll(params, for_core(params, obs, core_inputs), state, valid)
+        features, state = core.unroll(params, encode(params, obs, core_inputs), state, valid)
         return *heads.apply(params, features, *further), state
 
     return RecurrentNetwork(init, step, unroll, core.initial)
-
-
-def _feed_forward(config: TorsoConfig, observation: Space, heads: Heads, torsos: Sequence[str] = ("torso",)) -> Network:
-    """A network without a core, whose heads have one output."""
-    built = make_network(config, observation, NO_CORE, heads, torsos)
-
-    def apply(params: PyTree, obs: jax.Array, *inputs: Any) -> jax.Array:
-        output, _ = built.step(params, obs, (), *inputs)
-        return output
-
-    return Network(built.init, apply)
 
 
 _FEATURES = Heads(0, lambda keys, features: {}, lambda params, features: (features,))
@@ -161,7 +145,8 @@ def _built(
 ) -> Network:
     """A network whose heads have one output; with a core, ``View.core[name]`` holds its state."""
     if recurrence is None:
-        return _feed_forward(config, observation, heads, torsos)
+        plain = make_network(config, observation, NO_CORE, heads, torsos)
+        return Network(plain.init, lambda params, obs, *inputs: plain.step(params, obs, (), *inputs)[0])
     body = make_network(config, observation, recurrence.core, _FEATURES, torsos, core_inputs=recurrence.core_inputs)
 
     def init(key: jax.Array) -> PyTree:
