@@ -232,7 +232,7 @@ BAD = {
     A3C + "--normalize-observations": "--normalize-observations does not work with --plan gradients",
     A3C + "--ema-steps 9": "--ema-steps does not work with --plan gradients",
     A3C + "--scale-rewards": "--scale-rewards does not work with --plan gradients",
-    A3C + "--gather 1": "--gather does not work with --plan gradients, which takes each gradient as it comes",
+    A3C + "--gather 1": "--gather does not work with --plan gradients; --plan asynchronous does",
     CARTPOLE + "--plan gradients": "--num-epochs times --num-minibatches is 16; 1 works, or an algorithm without them",
     A3C + "--actor-devices 0-7": "--actor-devices 0-7 are more than --num-actors 4 can use",
     IMPALA + "--actor-devices 0-": "must be device numbers such as 0,1 or 2-7, not '0-'",

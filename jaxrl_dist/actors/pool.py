@@ -135,8 +135,6 @@ class PoolOptions(NamedTuple):
     """Meshes of one device each; actors take them in turn."""
     lag: int | None = None
     """Versions by which the acting policy lags behind the learner, exactly; None: actors use the newest."""
-    max_lag: int | None = None
-    """Samples whose policy lags by more versions are dropped; None: no limit."""
     gather: int | None = None
     """Number of samples that suffice once ``gather_deadline`` seconds have passed; None: one of every actor."""
     gather_deadline: float = 1.0

@@ -34,9 +34,9 @@ class Environment:
     info_metrics: str | None = None
     """Numbers in the environment's info to report, such as success,score: the mean over episodes of the last value, or
     with :sum, as in fuel:sum, of the sum."""
-    normalize_observations: bool = setting(without_preset=False, varies=True, per_policy=True)
+    normalize_observations: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
     """Normalise observations by their running mean and standard deviation over all devices."""
-    scale_rewards: bool = setting(without_preset=False, varies=True, per_policy=True)
+    scale_rewards: bool = setting(without_preset=False, varies=True, per_policy=True, needs_rollouts=True)
     """Divide rewards by the running standard deviation of the discounted return."""
     clip_rewards: str | None = setting(None, varies=True, per_policy=True)
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1; reported returns stay raw."""
@@ -65,17 +65,17 @@ class Actors:
     or 4."""
     actor_devices: str | None = setting(None, resumable=True, of_machine=True, needs_actors=True)
     """Devices that act under the plans with actor threads, such as 0,1 or 0-3; None: the devices that learn."""
-    max_lag: int | None = setting(None, low=0, high=10**6, needs_actors=True)
+    max_lag: int | None = setting(None, low=0, high=10**6, needs_actors=True, timed=True, skips=True)
     """Drop experience whose policy is more than this many versions behind the learner; None: use all experience."""
-    lockstep: bool = setting(False, needs_actors=True)
+    lockstep: bool = setting(False, needs_actors=True, needs_rollouts=True)
     """Keep actors a fixed lag behind the learner: a seed then gives the same run for any timing of the threads."""
-    lag: int = setting(1, low=0, high=1000)
+    lag: int = setting(1, low=0, high=1000, needs="lockstep")
     """Policy versions that actors in lockstep stay behind the learner."""
-    free_running: bool = False
+    free_running: bool = setting(False, timed=True)
     """Keep learning from the replay memory while no new experience arrives, beyond the replay ratio."""
-    gather: int | None = setting(None, low=1, high=1000, needs_actors=True)
+    gather: int | None = setting(None, low=1, high=1000, needs_actors=True, timed=True, skips=True, needs_rollouts=True)
     """Rollouts that suffice for an update once the gather deadline has passed, one per actor; None: wait for all."""
-    gather_deadline: float = setting(1.0, above=0, high=10**6)
+    gather_deadline: float = setting(1.0, above=0, high=10**6, needs="gather")
     """Seconds to wait for the other actors' rollouts after the first one."""
     on_actor_error: Literal["raise", "restart"] = setting("raise", resumable=True, needs_actors=True)
     """If an environment fails: end the run, or recreate its actor's environments and continue."""
@@ -104,7 +104,7 @@ class Population:
 class Evaluation:
     """How the policy is evaluated."""
 
-    ema_steps: int = setting(without_preset=0, low=0, high=10**15, varies=True, per_policy=True)
+    ema_steps: int = setting(without_preset=0, low=0, high=10**15, varies=True, per_policy=True, needs_rollouts=True)
     """Env steps over which greedy actions average the parameters (exponential moving average); 0: the newest ones."""
     evaluation_policy: Literal["greedy", "sampled"] = setting(
         "greedy", needs="evaluation_episodes", resumable=True, compiled=False

@@ -20,10 +20,11 @@ from jaxrl_dist.checks import (
     parse_devices,
 )
 from jaxrl_dist.config.groups import Actors, Checkpoints, Environment, Evaluation, Execution, Population
+from jaxrl_dist.config.inherit import Named
 from jaxrl_dist.config.launch import Processes
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.synonyms import hint
-from jaxrl_dist.config.values import Named, check_declared, marked, marks_of, plain, setting
+from jaxrl_dist.config.values import check_declared, marked, marks_of, plain, setting
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
 

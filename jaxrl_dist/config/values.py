@@ -1,4 +1,4 @@
-"""Fields of configs: converts Python values to what flags and files can hold, and overrides inherited defaults.
+"""Fields of configs: what holds for them, and converting Python values to what flags and files can hold.
 
 Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 """
@@ -15,7 +15,6 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from jaxrl_dist.checks import check_range, check_used, did_you_mean, flag, shown
-from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.errors import ConfigError
 
 OR_OBJECT = "or an object from Python"
@@ -51,6 +50,12 @@ class Marks(NamedTuple):
     """Whether it names devices of this machine."""
     needs_actors: bool = False
     """Whether it does nothing under plans without actor threads."""
+    timed: bool = False
+    """Whether it lets a run depend on the threads' timing, which ``--lockstep`` rules out."""
+    skips: bool = False
+    """Whether it leaves experience out, of which a replay memory must have all."""
+    needs_rollouts: bool = False
+    """Whether it does not work where actors send gradients."""
     group: str | None = None
     """The group that help shows it in; None: that of its class."""
 
@@ -83,8 +88,9 @@ def check_declared(config: Any) -> None:
       ConfigError: a number is out of range; the message names its flag.
       UnusedError: a field does nothing.
     """
-    every = (x for base in type(config).__mro__[::-1] for x in vars(base).get("__dataclass_fields__", {}).values())
-    fields = {x.name: (str(x.type), marks_of(x)) for x in every if Marks in x.metadata}
+    bases = filter(dataclasses.is_dataclass, reversed(type(config).__mro__))
+    declared = [field for base in bases for field in dataclasses.fields(base) if Marks in field.metadata]
+    fields = {field.name: (str(field.type), marks_of(field)) for field in declared}
     for name, (kind, own) in fields.items():
         if re.search(r"\b(int|float)\b", kind):
             check_range(config, name, low=own.low, high=own.high, above=own.above, below=own.below)
@@ -288,51 +294,6 @@ _FROM_TEXT: Mapping[Any, Callable[[str], Any]] = {
     float: float,
     bool: lambda text: {"true": True, "false": False}[text.lower()],
 }
-
-
-class Named:
-    """A dataclass that refuses unknown fields with a ``ConfigError`` that suggests what to use instead."""
-
-    def __new__(cls, *values: Any, **fields: Any) -> Any:
-        known = getattr(cls, "__dataclass_fields__", fields)
-        for name in fields:
-            if name not in known:
-                raise ConfigError(f"{cls.__name__} has no field {name!r}{cls.unknown(name, list(known))}")
-        return super().__new__(cls)
-
-    @classmethod
-    def unknown(cls, name: str, known: list[str]) -> str:
-        """Returns what to use instead of an unknown field, to be appended to a message."""
-        return hint(name, known, lambda field: "" if field == name else "other algorithms have")
-
-
-class Inherits(Named):
-    """A dataclass whose subclasses may give inherited fields other defaults: ``class Rainbow(DQN, num_atoms=51)``.
-
-    Such a field keeps the type and docstring of the class that declares it. Values need names, since the order of
-    fields is that of the bases.
-    """
-
-    def __new__(cls, *values: Any, **fields: Any) -> Any:
-        if values:
-            raise ConfigError(f"{cls.__name__} takes its fields by name, and {shown(values[0])} has none")
-        return super().__new__(cls, **fields)
-
-    def validate(self) -> None:
-        """Raises ``ConfigError`` as ``check_declared`` does; subclasses check what a declaration cannot say, too."""
-        check_declared(self)
-
-    def __init_subclass__(cls, **defaults: Any) -> None:
-        """Raises ``TypeError`` if a default names no inherited field."""
-        super().__init_subclass__()
-        bases = reversed(cls.__bases__) if defaults else ()  # the class's own fields are added later
-        hints = dict(hint for base in bases for hint in get_type_hints(base, include_extras=True).items())
-        for name, default in defaults.items():
-            if name not in hints:
-                raise TypeError(f"{cls.__name__} inherits no field {name!r}")
-            # As a type: the annotation's text may use names that the subclass's module does not import.
-            cls.__annotations__[name] = hints[name]
-            setattr(cls, name, default)
 
 
 def varied(algorithm: Any, values: Mapping[str, Any]) -> Any:

@@ -48,6 +48,10 @@ class Wrappers(NamedTuple):
         own = None if own is None else -(-own // self.action_repeat)
         return min((limit for limit in (own, self.time_limit) if limit is not None), default=None)
 
+    def cut(self, truncated: jax.Array, steps: jax.Array) -> jax.Array:
+        """Returns ``truncated``, with the episodes that ``steps`` env steps bring to the flag's limit."""
+        return truncated if self.time_limit is None else truncated | (steps >= self.time_limit)
+
     @property
     def own_limit(self) -> int | None:
         """The time limit in raw environment steps, before action repeat."""

@@ -6,7 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxrl_dist.checks import MAX_SIZE, check_used
-from jaxrl_dist.config.values import OR_OBJECT, Inherits, setting
+from jaxrl_dist.config.inherit import Inherits
+from jaxrl_dist.config.values import OR_OBJECT, setting
 from jaxrl_dist.errors import ConfigError
 
 TorsoName = Literal["auto", "mlp", "minatar", "nature", "impala"]

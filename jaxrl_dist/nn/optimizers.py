@@ -7,7 +7,8 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_dist.checks import check_used
-from jaxrl_dist.config.values import Inherits, setting
+from jaxrl_dist.config.inherit import Inherits
+from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
 
 if TYPE_CHECKING:  # ``--help`` reads this file without JAX

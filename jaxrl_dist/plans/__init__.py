@@ -61,8 +61,6 @@ def pool_options(
     *first, last = (name for name, other in PLANS.items() if other.threaded)
     needed = f"--plan {', '.join(first)} or {last}"
     check_used(config, *marked(config, needs_actors=True), there=plan.threaded, needed=needed)
-    check_used(config, "lag", there=config.lockstep, needed="--lockstep")
-    check_used(config, "gather_deadline", there=config.gather is not None, needed="--gather")
     check_used(config, "max_restarts", there=config.on_actor_error == "restart", needed="--on-actor-error restart")
     check_used(config, "on_actor_error", there=on_host, needed="environments on the host")
     if config.free_running and len(algorithm) > 1:

@@ -20,6 +20,7 @@ from jaxrl_dist.actors.pool import ActorPool, ParamStore, Sample
 from jaxrl_dist.actors.step import Stages
 from jaxrl_dist.checks import check_divides, flag
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sharded import compile_relearn, compile_update
@@ -50,11 +51,10 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
         )
     threaded.check(config, (num_devices, "devices"))
     check_divides("num_actors", config.num_actors or 1, (peers.count(), "processes"))
-    for field in ("gather", "max_lag"):
+    for field in marked(config, skips=True):
         if getattr(config, field) is not None and algorithm.replay is not None:
             raise ConfigError(f"{flag(field)} leaves experience out, and what {name} replays must be without gaps")
-    lags = 0 not in (config.lag if config.lockstep else None, config.max_lag)
-    if lags and algorithm.replay is None and not algorithm.corrects_lag:
+    if threaded.may_lag(config) and algorithm.replay is None and not algorithm.corrects_lag:
         text = (
             f"{name} takes all experience for that of the newest policy, and under --plan asynchronous some is older: "
             "it may learn worse, or not at all; impala and appo correct for that"

@@ -19,6 +19,7 @@ from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Snapshot
 from jaxrl_dist.actors.step import Rollouts, Stages
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.learners.gradients import check_sizes
@@ -39,11 +40,9 @@ def check(config: Train[Any], algorithm: Algorithm, name: str, num_devices: int)
     threaded.check(config)
     if algorithm.replay is not None and algorithm.replay.priority_exponent is not None:
         raise ConfigError("--priority-exponent is for what is replayed, and --plan gradients replays nothing")
-    for field in ("normalize_observations", "scale_rewards", "ema_steps", "lockstep"):
+    for field in marked(config, needs_rollouts=True):
         if getattr(config, field):
             raise ConfigError(f"{flag(field)} does not work with --plan gradients; --plan asynchronous does")
-    if config.gather is not None:
-        raise ConfigError("--gather does not work with --plan gradients, which takes each gradient as it comes")
     check_sizes(algorithm, config.rollout_length)
 
 

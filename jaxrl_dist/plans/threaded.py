@@ -17,6 +17,7 @@ from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, PoolOptions, 
 from jaxrl_dist.actors.step import Rollouts, Stages, keys_of
 from jaxrl_dist.checks import check_divides, flag, parse_devices
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import state_of
@@ -57,7 +58,7 @@ def check(config: Train[Any], *divisors: tuple[int, str]) -> None:
     check_divides("num_envs", config.num_envs, *divisors, (config.num_actors, "actors (--num-actors)"))
     if config.gather is not None and config.gather > config.num_actors:
         raise ConfigError(f"--gather {config.gather} is more than --num-actors {config.num_actors}")
-    for name in ("gather", "max_lag", "free_running"):
+    for name in marked(config, timed=True):
         value = getattr(config, name)
         if config.lockstep and value is not None and value is not False:  # 0 is a lag
             raise ConfigError(f"{flag(name)} depends on the threads' timing, and --lockstep is to rule that out")
@@ -85,7 +86,6 @@ def pool_options(config: Train[Any], learners: Sequence[jax.Device]) -> PoolOpti
         all_actors=config.num_actors,
         meshes=tuple(meshes.make_mesh([device]) for device in arrays.own_devices(acting)[:num_actors]),
         lag=config.lag if config.lockstep else None,
-        max_lag=config.max_lag,
         gather=config.gather,
         gather_deadline=config.gather_deadline,
         free_running=config.free_running,
@@ -216,13 +216,18 @@ def _whole(on: Mesh, spec: PartitionSpec, shards: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(join, *shards)
 
 
+def may_lag(config: Train[Any]) -> bool:
+    """Returns whether the learner may get experience of older policies than its own."""
+    return 0 not in (config.lag if config.lockstep else None, config.max_lag)
+
+
 class Tally(reports.HostInterval):
     """The ``HostInterval`` of plans with actor threads, which also counts samples and their lags."""
 
     def __init__(self, job: Job, pool: ActorPool, store: ParamStore, length: int) -> None:
         super().__init__(job, length)
         self._steps = np.array(job.steps)  # of samples learned from or dropped as too old
-        self._pool, self._store, self._max_lag = pool, store, job.pool.max_lag
+        self._pool, self._store, self._max_lag = pool, store, job.config.max_lag
         self._trained = 0
         self._restarts_before = 0 if job.resumed is None else job.resumed.progress.get("restarts", 0)
         self._lags: collections.Counter[int] = collections.Counter()  # of the samples learned from

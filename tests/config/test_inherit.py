@@ -9,7 +9,7 @@ import pytest
 from jaxrl_dist import cli
 from jaxrl_dist.algorithms.ddpg import DDPG
 from jaxrl_dist.algorithms.td3 import TD3
-from jaxrl_dist.config.values import Inherits
+from jaxrl_dist.config.inherit import Inherits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,12 +107,13 @@ def make(
     interval: int = 1,
     learners: int = 1,
     num_actors: int = ACTORS,
+    max_lag: int | None = None,
     **options: Any,
 ) -> Job:
     """A job of at least so many iterations, with a report after each ``interval``; ``env`` is like CartPole."""
     job = base(name, learners, *([env] if isinstance(env, str) else []), num_actors=num_actors)
     source: Any = job.source if isinstance(env, str) else env
-    steps = {"total_env_steps": iterations * STEPS, "report_interval": interval * STEPS}
+    steps = {"total_env_steps": iterations * STEPS, "report_interval": interval * STEPS, "max_lag": max_lag}
     return job._replace(
         config=dataclasses.replace(job.config, **steps),
         source=source if hook is None else Hooked(source, hook),

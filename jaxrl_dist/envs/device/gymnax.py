@@ -224,8 +224,7 @@ def from_gymnax(
             return rows_where(ended, reset_all(keys), stepped)
 
         obs, env_state = restarted(started, keys[:, 1], state.ended, (next_obs, next_env))
-        if wrappers.time_limit is not None:
-            truncated = truncated | (state.episode_length + 1 >= wrappers.time_limit)
+        truncated = wrappers.cut(truncated, state.episode_length + 1)
         valid, terminated, truncated = outcome(state.ended, terminated, truncated)
         reward = jnp.where(valid, reward, 0.0)
         episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
