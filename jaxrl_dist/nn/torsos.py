@@ -109,17 +109,16 @@ def choose_torso(torso: str | TorsoLike, observation: Space) -> str:
         return "own"
     if torso not in ("auto", "mlp", *_CNNS):
         raise ConfigError(f"unknown --torso {torso!r}; these work: {', '.join(['auto', 'mlp', *_CNNS])}")
-    named = isinstance(observation, dict)
     chosen = {_of_part(torso, part) for part in spaces.leaves(observation).values()}
     if torso not in ("auto", "mlp", *chosen):
-        what = f"and no part of the observations {spaces.describe(observation)} is one"
-        what = what if named else f"but observations have shape {observation.shape}"
-        works = " or ".join(["auto", "mlp", *([] if named else _fitting(observation))])
+        what, fits = f"and no part of the observations {spaces.describe(observation)} is one", list[str]()
+        if not isinstance(observation, dict):
+            what, fits = f"but observations have shape {observation.shape}", _fitting(observation)
         raise ConfigError(
             f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, {what}; "
-            f"--torso {works} can read them"
+            f"--torso {' or '.join(['auto', 'mlp', *fits])} can read them"
         )
-    return "parts" if named and chosen != {"mlp"} else chosen.pop()
+    return "parts" if isinstance(observation, dict) and chosen != {"mlp"} else chosen.pop()
 
 
 def _fitting(observation: spaces.Part) -> list[str]:
