@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxrl_dist import spaces
 from jaxrl_dist.nn.config import NetworkConfig, TorsoConfig
 from jaxrl_dist.nn.cores import NO_CORE, Core, Recurrence, beside, make_core
-from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, mixing_heads, q_heads
+from jaxrl_dist.nn.heads import Heads, action_value_head, actor_critic_heads, linear_head, q_heads
+from jaxrl_dist.nn.layers import dense
 from jaxrl_dist.nn.observations import preprocess, side_by_side
 from jaxrl_dist.nn.torsos import choose_torso, make_torso
 from jaxrl_dist.nn.views import View, take_rows, unroll_late
@@ -202,13 +203,36 @@ def q_network(
 
 
 def mixing_network(size: int, num_agents: int, state_size: int) -> Network:
-    """The value of a team: ``apply`` is ``(params, state [N, S], values [N, k]) -> [N]``; see ``mixing_heads``."""
-    heads = mixing_heads(num_agents, size)
+    """Mixes the values of agents monotonically to the value of their team (Rashid et al. 2018, figure 2).
 
-    def init(key: jax.Array) -> PyTree:
-        return heads.init(jax.random.split(key, heads.num_keys), jnp.zeros((1, state_size)))
+    ``apply`` is ``(params, state [N, S], values [N, num_agents]) -> [N]``. A hidden layer reads the state, and linear
+    layers make of it the weights and biases of a mixing network; both networks have ``size`` hidden units. The
+    absolute value makes the weights positive, so the output never falls where an agent's value rises.
 
-    return Network(init, lambda params, state, values: heads.apply(params, state, values)[0])
+    Where episodes end only by a time limit, the paper's layers let values grow without bound: agents learn to go to
+    states far from those seen, whose value nothing corrects. So the hidden layer is of tanh, which bounds the weights
+    in all states; and the mixing network has leaky ReLUs of slope 0.5, since ELU has a floor, to which values below
+    zero only fit by large weights; slope 0.1 still diverged. Weights and biases start at 0.01 of the usual gain; with
+    the usual gain they grow as well.
+    """
+    sizes = {"weights": num_agents * size, "bias": size, "last_weights": size, "last_bias": 1}
+    layers: dict[str, Any] = {name: dense(width, scale=0.01) for name, width in sizes.items()}
+    hidden: Any = dense(size, scale=1.0)
+
+    def init(key: jax.Array) -> dict[str, PyTree]:
+        keys = jax.random.split(key, 1 + len(layers))
+        read, params = hidden.init_with_output(keys[0], jnp.zeros((1, state_size)))
+        made = {name: layer.init(key, read) for (name, layer), key in zip(layers.items(), keys[1:], strict=True)}
+        return {"hidden": params, **made}
+
+    def apply(params: PyTree, state: jax.Array, values: jax.Array) -> jax.Array:
+        read = jnp.tanh(hidden.apply(params["hidden"], state))
+        made = {name: layer.apply(params[name], read) for name, layer in layers.items()}
+        weights = jnp.abs(made["weights"]).reshape(*values.shape, size)
+        mixed = jax.nn.leaky_relu(jnp.einsum("...k,...kh->...h", values, weights) + made["bias"], 0.5)
+        return jnp.sum(mixed * jnp.abs(made["last_weights"]), axis=-1) + made["last_bias"][..., 0]
+
+    return Network(init, apply)
 
 
 # --- Actors and critics ---------------------------------------------------------------------------------

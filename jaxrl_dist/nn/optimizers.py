@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # ``--help`` reads this file without JAX
     import jax
     import optax
 
+OptimizerName = Literal[
+    "adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "muon", "nadam", "nadamw", "radam", "rmsprop", "sgd"
+]
 DECOUPLED = ("adamw", "lamb", "lion", "muon", "nadamw")
 """Optimisers that decay the parameters apart from the gradient (Loshchilov and Hutter 2019, algorithm 2)."""
 
@@ -28,23 +31,7 @@ class OptimizerConfig(Inherits):
     (Loshchilov and Hutter 2017, equation 5)."""
     learning_rate_steps: int | None = setting(None, low=1, high=10**15)
     """Env steps over which the schedule takes step sizes to zero, where they stay."""
-    optimizer: (
-        Literal[
-            "adabelief",
-            "adagrad",
-            "adam",
-            "adamw",
-            "lamb",
-            "lion",
-            "muon",
-            "nadam",
-            "nadamw",
-            "radam",
-            "rmsprop",
-            "sgd",
-        ]
-        | None
-    ) = None
+    optimizer: OptimizerName | None = None
     """Optimiser by optax's name, with optax's defaults; None: the algorithm's, with the algorithm's settings."""
     weight_decay: float | None = setting(None, low=0)
     """Multiple of the parameters by which they shrink: apart from the gradient with adamw, lamb, lion, muon and nadamw,
