@@ -183,10 +183,7 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
 
 
 def policy_gradient(
-    config: ActorCriticConfig,
-    spec: EnvSpec,
-    gae_lambda: float | jax.Array,
-    optimizer: optax.GradientTransformationExtraArgs,
+    config: ActorCriticConfig, spec: EnvSpec, gae_lambda: float | jax.Array, optimizer: optax.GradientTransformation
 ) -> Algorithm:
     """Returns the algorithm whose loss is ``-log pi(a|s) A``, a squared value error and an entropy bonus.
 

@@ -32,8 +32,8 @@ class ES(TablePresets, TorsoConfig, OptimizerConfig):
 
     @classmethod
     def preset(cls, spec: EnvSpec) -> dict[str, Any]:
-        """Flags that differ from the defaults above for this kind of environment."""
-        return super().preset(spec) | {"rollout_length": horizon(spec)}
+        """Returns the table's flags; a rollout is a whole episode, or 1000 steps of a longer one."""
+        return super().preset(spec) | {"rollout_length": min(spec.max_episode_steps or 1000, 1000)}
 
     def weigh(self, fitness: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the weights ``[N]`` of the environments' noise, given their returns, and which count, ``[N]`` bool.
@@ -98,11 +98,6 @@ class ES(TablePresets, TorsoConfig, OptimizerConfig):
             episodic=True,
             paired=True,
         )
-
-
-def horizon(spec: EnvSpec) -> int:
-    """Returns the default length of a rollout: a whole episode, or 1000 steps of a longer one."""
-    return min(spec.max_episode_steps or 1000, 1000)
 
 
 def centred_ranks(x: jax.Array) -> jax.Array:

@@ -29,11 +29,6 @@ def stored(rollout: Rollout) -> tuple[Rollout, PyTree, jax.Array | None]:
     return steps, first, read
 
 
-def window(config: ReplayConfig) -> int:
-    """Returns a window's length: burn-in, training steps, and the steps that the last return's bootstrap needs."""
-    return config.burn_in + config.sequence_length + config.n_step - 1 + (config.core_inputs != "none")
-
-
 def priority(config: ReplayConfig, error: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the priority ``[N]`` of windows by their errors ``[N, L]`` (Kapturowski et al. 2019, section 2.3)."""
     size = jnp.where(mask, jnp.abs(jax.lax.stop_gradient(error)), 0.0)
@@ -61,6 +56,8 @@ def sequences(
     if config.core == "none":
         return algorithm
     inputs, length = CoreInputs.of(config, spec), config.sequence_length
+    # Burn-in, training steps, the steps that the last return's bootstrap needs, and one that only supplies inputs.
+    window = config.burn_in + length + config.n_step - 1 + (config.core_inputs != "none")
 
     def initial_core(num_envs: int) -> PyTree:
         memory = {name: network.initial_core(num_envs) for name, network in networks.items()}
@@ -134,5 +131,5 @@ def sequences(
         loss=loss,
         initial_core=initial_core,
         feedback=feedback,
-        window=window(config),
+        window=window,
     )

@@ -105,9 +105,6 @@ class TD3(
             due = updates % self.actor_period == 0
             return optax.incremental_update(params, target, jnp.where(due, self.target_rate, 0.0))
 
-        def initial_noise(num_envs: int) -> PyTree:
-            return jnp.zeros((num_envs, scale.size)) if correlated else ()
-
         algorithm = Algorithm(
             init=init,
             policy=policy,
@@ -127,7 +124,7 @@ class TD3(
             target=update_target,
             initial_target=copied,
             **n_step_replay(self),
-            initial_core=initial_noise,
+            initial_core=lambda num_envs: jnp.zeros((num_envs, scale.size)) if correlated else (),
         )
         if self.noise != "parameter":
             return sequences.sequences(self, spec, algorithm, {"actor": actor, "critic": critic}, lambda params: params)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from jaxrl_dist import spaces
 from jaxrl_dist.errors import ConfigError
@@ -51,10 +51,6 @@ def preprocess(obs: PyTree, space: Space, dtype: DTypeLike) -> PyTree:
     """
     if isinstance(space, dict):
         return {name: preprocess(obs[name], part, dtype) for name, part in space.items()}
-    return _preprocess_part(obs, space, dtype)
-
-
-def _preprocess_part(obs: ArrayLike, space: Part, dtype: DTypeLike) -> jax.Array:
     if isinstance(space, Discrete):
         return jax.nn.one_hot(jnp.asarray(obs, jnp.int32), space.n, dtype=dtype)
     if isinstance(space, MultiDiscrete):
