@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -13,23 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_dist import mesh, packing, rng
-from jaxrl_dist.actors.step import (
-    Rollouts,
-    Stages,
-    act,
-    after_step,
-    behave,
-    by_parts,
-    count_steps,
-    env_of,
-    indices,
-    initial_core,
-    keys_of,
-    num_parts,
-    num_rows,
-    rollout_context,
-    step_numbers,
-)
+from jaxrl_dist.actors import step as steps
+from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages, initial_core
 from jaxrl_dist.envs.base import DeviceEnv, EnvSlice, not_finite
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import (
@@ -83,20 +67,20 @@ def make_rollout(
         env_step: jax.Array,
         first: jax.Array | int = 0,
     ) -> tuple[ActorState, Rollouts, PyTree]:
-        num_envs, spec = num_rows(actor.obs), env.spec
-        steps = step_numbers(iteration, rollout_length)
+        num_envs, spec = steps.num_rows(actor.obs), env.spec
+        numbers = steps.step_numbers(iteration, rollout_length)
 
         def of_envs(actor: ActorState, index: jax.Array) -> tuple[ActorState, Rollouts, PyTree]:
             def begin(algorithm: Algorithm, key: jax.Array, index: jax.Array, *acting: PyTree) -> tuple[PyTree, ...]:
                 variables, core, env_step = acting
-                own, core = behave(algorithm, variables, core, rollout_context(key, iteration, env_step))
-                return rng.per_step(key, steps, index), own, core
+                own, core = steps.behave(algorithm, variables, core, steps.rollout_context(key, iteration, env_step))
+                return rng.per_step(key, numbers, index), own, core
 
-            env_keys = rng.per_step(env_key, steps, index)
+            env_keys = rng.per_step(env_key, numbers, index)
             if any(each.episodic for each in algorithm.values()):
                 env_state, obs = env.reset(rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0])
                 actor = ActorState(env_state, spec.keyed(obs), actor.initial_core, actor.initial_core)
-            keys = keys_of(algorithm, act_key), indices(algorithm, spec, index)
+            keys = steps.keys_of(algorithm, act_key), steps.indices(algorithm, spec, index)
             act_keys, own, started = over_policies(begin, 3)(algorithm, *keys, variables, actor.core, env_step)
 
             def step(
@@ -104,10 +88,10 @@ def make_rollout(
             ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[PyTree, ...]]:
                 env_state, obs, core = carry
                 context = over_policies(Context)(keys[0], env_step)
-                action, core, extras = over_policies(act, 3)(algorithm, variables, own, obs, core, context)
+                action, core, extras = over_policies(steps.act, 3)(algorithm, variables, own, obs, core, context)
                 env_state, *stepped = env.step(env_state, spec.bare(action), keys[1])
                 timestep, episodes = map(spec.keyed, stepped)
-                core = over_policies(after_step)(algorithm, core, actor.initial_core, action, timestep)
+                core = over_policies(steps.after_step)(algorithm, core, actor.initial_core, action, timestep)
                 seen, timestep = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(timestep)
                 return (env_state, seen, core), (obs, action, extras, timestep, episodes)
 
@@ -123,12 +107,12 @@ def make_rollout(
             return actor, over_policies(Rollout.env_major)(experience), swap_axes(episodes)
 
         index = first + mesh.global_index(num_envs)
-        each = over_policies(partial(num_parts, num_envs=num_envs))(algorithm, variables)
+        each = over_policies(partial(steps.num_parts, num_envs=num_envs))(algorithm, variables)
         parts = max(each.values()) if len(each) == 1 else 1
         if parts == 1:
             actor, experience, episodes = of_envs(actor, index)
         else:
-            actor, experience, episodes = by_parts(env_major, parts, (actor, index))
+            actor, experience, episodes = steps.by_parts(env_major, parts, (actor, index))
             experience = over_policies(Rollout.env_major)(experience)
         return actor, experience, over_policies(EpisodeStats.merge)(episodes)
 
@@ -138,25 +122,13 @@ def make_rollout(
 def _experience(algorithm: Algorithm, last: PyTree, observations: PyTree, *others: PyTree) -> Rollout:
     """Joins the outputs of the scan over steps, ``[T, B, ...]``, and the last observations."""
     action, extras, step, core, final_core = others
-    return Rollout(
-        obs=jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, last),
-        action=action,
-        reward=step.reward,
-        terminated=step.terminated,
-        truncated=step.truncated,
-        valid=step.valid,
-        extras=extras,
-        core=core,
-        final_core=final_core,
-    )
+    obs = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), observations, last)
+    return Rollout(obs, action, step.reward, step.terminated, step.truncated, step.valid, extras, core, final_core)
 
 
 def steps_of(spec: EnvSpec, experience: Rollouts) -> jax.Array:
     """Returns the env steps and the agent steps of a rollout, int32 ``[2]``."""
-    return count_steps(spec, over_policies(lambda rollout: rollout.valid)(experience)).sum(axis=0)
-
-
-NO_FAULT = np.uint32(2**32 - 1)
+    return steps.count_steps(spec, over_policies(lambda rollout: rollout.valid)(experience)).sum(axis=0)
 
 
 class Fault(NamedTuple):
@@ -166,30 +138,9 @@ class Fault(NamedTuple):
     where: Array  # uint32, in that iteration's rollout, as ``find_fault`` counts; NO_FAULT: nowhere
 
 
-def find_fault(experience: Rollouts) -> jax.Array:
-    """The first observation or reward of a rollout that is not finite, as uint32 ``(t * B + b) * 2 + field``.
-
-    ``t`` counts observations, so step ``t - 1`` led to it; ``field`` is 0 for an observation and 1 for a reward.
-    ``NO_FAULT``: all are finite. ``B`` counts the rows of all policies, one after the other in the order of names.
-    """
-    sizes = [experience[name].reward.shape[1] for name in sorted(experience)]
-    parts = zip(sorted(experience), itertools.accumulate(sizes, initial=0), strict=False)
-    return jnp.min(jnp.stack([_find_fault(experience[name], before, sum(sizes)) for name, before in parts]))
-
-
-def _find_fault(experience: Rollout, before: int, rows: int) -> jax.Array:
-    """As ``find_fault`` for a policy whose rows follow ``before`` others, of ``rows`` in all."""
-
-    def first(x: jax.Array, t: int, field: int) -> jax.Array:
-        wrong = ~jnp.isfinite(x).all(axis=tuple(range(2, x.ndim)))
-        step, env = (jax.lax.broadcasted_iota(jnp.uint32, wrong.shape, axis) for axis in (0, 1))
-        return jnp.min(jnp.where(wrong, ((step + t) * rows + env + before) * 2 + field, NO_FAULT))
-
-    found = first(experience.reward, 1, 1)
-    for part in jax.tree.leaves(experience.obs):
-        if jnp.issubdtype(part.dtype, jnp.floating):
-            found = jnp.minimum(found, first(part, 0, 0))
-    return found
+def fault_of(experience: Rollouts) -> jax.Array:
+    """The first observation or reward of a rollout that is not finite, as ``find_fault``."""
+    return steps.find_fault(*over_policies(lambda rollout: (rollout.obs, rollout.reward), 2)(experience))
 
 
 def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int, first: int = 0) -> None:
@@ -203,9 +154,9 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
     """
     size, found = num_envs // len(fault.where), []
     for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
-        if where != NO_FAULT:
+        if where != steps.NO_FAULT:
             t, index, field = (int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2)))
-            row = (first + device * size) // spec.num_agents + env_of(spec, index, size)
+            row = (first + device * size) // spec.num_agents + steps.env_of(spec, index, size)
             found.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
     if found:
         step, index, field = min(found)
@@ -227,7 +178,7 @@ def compile_rollout(
     ) -> tuple[ActorState, Rollouts, PyTree, jax.Array, jax.Array]:
         actor, experience, episodes = rollout(variables, actor, act_key, env_key, iteration, env_step, first)
         experience = over_policies(sent)(experience)
-        counts = episodes, steps_of(env.spec, experience), find_fault(experience)
+        counts = episodes, steps_of(env.spec, experience), fault_of(experience)
         return actor, experience, *jax.tree.map(lambda x: x[None], counts)
 
     def sent(experience: Rollout) -> Rollout:
@@ -243,21 +194,12 @@ def compile_rollout(
 class DeviceActor:
     """Fills rollouts from environments that are pure functions, with one call of a program per rollout."""
 
-    def __init__(
-        self,
-        algorithm: Algorithms,
-        env: DeviceEnv,
-        on: Mesh,
-        program: mesh.Program,
-        rollout_length: int,
-        env_key: jax.Array,
-        share: EnvSlice,
-        stages: Stages,
-    ) -> None:
-        """``program`` is ``compile_rollout``'s for the same algorithm, environment, mesh and length."""
-        self._program, self._spec, self._share, self._length = program, env.spec, share, rollout_length
+    def __init__(self, job: ActorJob, on: Mesh, program: mesh.Program, share: EnvSlice, stages: Stages) -> None:
+        """``program`` is ``compile_rollout``'s for the same job and mesh."""
+        env, key = job.source.device(), rng.stream(job.seed, rng.Stream.ENV)
+        self._program, self._spec, self._share, self._length = program, env.spec, share, job.rollout_length
         self._stages = stages
-        self._state = mesh.put(jax.jit(lambda key: init(algorithm, env, share, key))(env_key), on, mesh.BATCH)
+        self._state = mesh.put(jax.jit(lambda key: init(job.algorithm, env, share, key))(key), on, mesh.BATCH)
         self._stages.mark("start")
 
     def rollout(
@@ -271,10 +213,10 @@ class DeviceActor:
         self._stages.mark("other")
         size, first = self._share.size, self._share.first
         self._state, rollout, *counts = self._program(variables, self._state, iteration, env_step, np.int32(first))
-        episodes, steps, where = jax.device_get(counts)
+        episodes, counted, where = jax.device_get(counts)
         check_fault(self._spec, Fault(np.full_like(where, iteration), where), size, self._length, first)
         self._stages.mark("acting")
-        return rollout, over_policies(EpisodeStats.merge)(episodes), steps.sum(axis=0)
+        return rollout, over_policies(EpisodeStats.merge)(episodes), counted.sum(axis=0)
 
     def close(self) -> None:
         """Does nothing: the environments are arrays."""

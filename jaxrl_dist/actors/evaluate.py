@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.actors.played import ALL_FINITE, Episodes, Played, begin, go_on
-from jaxrl_dist.actors.step import after_step, blank_stacks, env_of, in_rows, indices, initial_core, keys_of, row_slices
-from jaxrl_dist.envs.base import DrawnEnv, EnvSlice, not_finite
+from jaxrl_dist.actors import played
+from jaxrl_dist.actors import step as steps
+from jaxrl_dist.actors.device import Fault, check_fault
+from jaxrl_dist.actors.played import Episodes, Played
+from jaxrl_dist.envs.base import DrawnEnv, EnvSlice
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory import frames
@@ -60,25 +62,6 @@ class Evaluation(NamedTuple):
             **{f"info/{x}": float(y[told].mean()) for x, y in self.info.items() if (told := ~np.isnan(y)).any()},
             **{f"{policy}/{x}": y for policy in self.policies for x, y in self.policies[policy].summary().items()},
         }
-
-
-def evaluate(
-    algorithm: Algorithms,
-    variables: Any,
-    source: EnvSource,
-    episodes: int,
-    seed: int,
-    *,
-    max_steps: int | None = None,
-    num_envs: int = MAX_ENVS,
-    sampled: bool = False,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Evaluation:
-    """Plays ``episodes`` episodes once; for the arguments see ``Evaluator`` and ``Evaluator.play``."""
-    evaluator = Evaluator(algorithm, source, episodes, seed, max_steps, num_envs, sampled=sampled)
-    played = evaluator.play(variables, progress)
-    assert played is not None, "nothing stops it"
-    return played
 
 
 def check_samples(algorithm: Algorithms) -> None:
@@ -146,8 +129,8 @@ class Evaluator:
         ) -> tuple[PyTree, ...]:
             env_step = jnp.float32(END_OF_SCHEDULES if sampled else 0)
 
-            def act_one(algorithm: Algorithm, *given: PyTree) -> tuple[PyTree, ...]:
-                variables, obs, core, stacks, key, index = given
+            def act_one(algorithm: Algorithm, *arguments: PyTree) -> tuple[PyTree, ...]:
+                variables, obs, core, stacks, key, index = arguments
                 stacks, obs = frames.push(stacks, obs)
                 # A policy that does not train may have no best action.
                 drawn = sampled or not algorithm.trains
@@ -156,7 +139,7 @@ class Evaluator:
                 return action, core, stacks
 
             algorithm, rows = variant(hyper), jnp.arange(self._num_envs, dtype=jnp.int32)
-            of_rows = keys_of(algorithm, key), indices(algorithm, source.spec, rows)
+            of_rows = steps.keys_of(algorithm, key), steps.indices(algorithm, source.spec, rows)
             acted: tuple[PyTree, ...]
             acted = over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, *of_rows)
             return acted
@@ -170,12 +153,11 @@ class Evaluator:
                 return step._replace(obs=obs)
 
             step = over_policies(seen)(stacks, step)
-            return over_policies(after_step)(variant(hyper), core, start, action, step)
+            return over_policies(steps.after_step)(variant(hyper), core, start, action, step)
 
         self._act, self._update_core = act, update_core
         if source.pure is not None and episodes:
-            self._begin = jax.jit(partial(begin, source.pure, self._quota))
-            self._go_on = jax.jit(partial(go_on, source.pure, self._quota, self._max_steps, act, update_core))
+            self._begin, self._play_on = played.programs(source.pure, self._quota, self._max_steps, act, update_core)
 
     def of_member(self, seed: int, hyper: Mapping[str, float]) -> Evaluator:
         """Returns an evaluator with another seed and hyperparameters; they share their programs."""
@@ -186,11 +168,10 @@ class Evaluator:
     @property
     def _quota(self) -> np.ndarray:
         """Episodes that each row plays, ``[B]``; with several policies, all rows play the same number."""
+        each, more = divmod(self._episodes, self._num_envs)
         if self._source.spec.policies:
-            return np.full(self._num_envs, -(-self._episodes // self._num_envs))
-        return np.full(self._num_envs, self._episodes // self._num_envs) + (
-            np.arange(self._num_envs) < self._episodes % self._num_envs
-        )
+            more = self._num_envs if more else 0
+        return each + (np.arange(self._num_envs) < more)
 
     def play(
         self,
@@ -216,16 +197,14 @@ class Evaluator:
           EnvError: an environment's own code failed.
           TimeoutError: an environment has not answered in time.
         """
-        if self._source.pure is not None and watch is None:
-            return self._play_compiled(variables, progress, stop)
-        num_envs, quota = self._num_envs, self._quota
+        spec, num_envs, quota = self._source.spec, self._num_envs, self._quota
         put = partial(jax.device_put, device=jax.local_devices()[0])
-        spec, share = self._source.spec, EnvSlice.all(num_envs)
-        variables, start, stacks = put(
-            (variables, initial_core(self._algorithm, spec, share), blank_stacks(spec, num_envs))
-        )
+        variables, start = put((variables, steps.initial_core(self._algorithm, spec, EnvSlice.all(num_envs))))
+        if self._source.pure is not None and watch is None:
+            return self._play_compiled(variables, start, progress, stop)
+        stacks = put(steps.blank_stacks(spec, num_envs))
         episodes = Episodes.none(np, quota, spec.info_metrics)
-        steps, key = 0, rng.stream(self._seed, rng.Stream.ACT)
+        number, key = 0, rng.stream(self._seed, rng.Stream.ACT)
         with contextlib.closing(self._source.host(num_envs, self._seed, training=False, drawn=bool(watch))) as env:
             obs, core = spec.keyed(env.reset()), start
             progress(0)
@@ -234,14 +213,14 @@ class Evaluator:
             while (episodes.done < quota).any():
                 if stop():
                     return None
-                action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks, key, np.uint32(steps))
-                steps += 1
+                action, core, stacks = self._act(self._hyper, variables, put(obs), core, stacks, key, np.uint32(number))
+                number += 1
                 step, ended = map(spec.keyed, env.step(spec.bare(jax.tree.map(np.asarray, action))))
                 if jax.tree.leaves(start):
                     core = self._update_core(self._hyper, core, start, stacks, action, put(step))
                 if watch is not None:
                     watch(env, np.flatnonzero(episodes.done == 0))
-                obs, step, ended = in_rows(spec, step, ended)
+                obs, step, ended = steps.in_rows(spec, step, ended)
                 done, episodes = episodes.done, episodes.after(step, ended, quota, self._max_steps)
                 if (episodes.done > done).any():
                     progress(int(episodes.done.sum()))
@@ -257,41 +236,32 @@ class Evaluator:
             told = {metric: values[rows][whole] for metric, values in info.items()}
             return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=told)
 
-        parts = {policy: of_rows(rows) for policy, rows in row_slices(self._source.spec, self._num_envs).items()}
+        parts = {policy: of_rows(rows) for policy, rows in steps.row_slices(self._source.spec, self._num_envs).items()}
         parts.pop("", None)
         return of_rows(slice(None))._replace(policies=parts)
 
     def _play_compiled(
-        self, variables: Variables, progress: Callable[[int], None], stop: Callable[[], bool]
+        self, variables: Variables, start: PyTree, progress: Callable[[int], None], stop: Callable[[], bool]
     ) -> Evaluation | None:
         """Plays in one program, some steps per dispatch; as ``play``."""
-        put = partial(jax.device_put, device=jax.local_devices()[0])
-        rows = EnvSlice.all(self._num_envs)
-        variables, start = put((variables, initial_core(self._algorithm, self._source.spec, rows)))
-        played: Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
-        steps, done, key = _FIRST_STEPS, 0, rng.stream(self._seed, rng.Stream.ACT)
+        state: Played = self._begin(rng.stream(self._seed, rng.Stream.ENV), start)
+        num_steps, done, key = _FIRST_STEPS, 0, rng.stream(self._seed, rng.Stream.ACT)
         progress(0)
         while True:
             if stop():
                 return None
             began = time.perf_counter()
-            played = self._go_on(self._hyper, variables, start, played, np.int32(steps), key)
-            before, done = done, int(played.episodes.done.sum())
-            self._check_finite(played)
+            state = self._play_on(self._hyper, variables, start, state, np.int32(num_steps), key)
+            before, done = done, int(state.episodes.done.sum())
+            fault = Fault(*(np.asarray(x)[None] for x in (state.steps, state.fault)))
+            check_fault(self._source.spec, fault, self._num_envs, rollout_length=1)
             if done > before:
                 progress(done)
             if done == self._quota.sum():
                 break
             if time.perf_counter() - began < _DISPATCH_SECONDS:
-                steps *= 2
-        return self._evaluation(played.episodes)
-
-    def _check_finite(self, played: Played) -> None:
-        """Raises ``EnvError`` for the first observation or reward that was not finite."""
-        where, step = int(played.fault), max(int(played.steps) - 1, 0)
-        if where != ALL_FINITE:
-            index = env_of(self._source.spec, where // 2, self._num_envs)
-            raise not_finite(self._source.spec, index, step, ("observation", "reward")[where % 2])
+                num_steps *= 2
+        return self._evaluation(state.episodes)
 
 
 def _seed(seed: int) -> int:

@@ -10,11 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.actors.step import in_rows, row_slices
+from jaxrl_dist.actors.step import NO_FAULT, find_fault, in_rows
 from jaxrl_dist.envs.base import DeviceEnv
 from jaxrl_dist.types import Array, EpisodeStats, PyTree, Timestep, Variables
-
-ALL_FINITE = np.int32(2**31 - 1)
 
 
 class Episodes(NamedTuple):
@@ -82,63 +80,59 @@ class Played(NamedTuple):
     key: jax.Array
     steps: jax.Array  # int32 scalar
     episodes: Episodes
-    fault: jax.Array  # int32 scalar, 2 * environment + (0: observation, 1: reward); ALL_FINITE: none
+    fault: jax.Array  # uint32 scalar, of the last step; see ``find_fault``
 
 
-def begin(env: DeviceEnv, quota: np.ndarray, key: jax.Array, start: PyTree) -> Played:
-    state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))
-    obs = env.spec.keyed(obs)
-    fault = _fault(env, obs, jnp.zeros(len(quota)))
-    episodes = Episodes.none(jnp, quota, env.spec.info_metrics)
-    return Played(state, obs, start, key, jnp.zeros((), jnp.int32), episodes, fault)
+def programs(
+    env: DeviceEnv, quota: np.ndarray, max_steps: int, act: Callable[..., Any], update_core: Callable[..., Any]
+) -> tuple[Callable[..., Played], Callable[..., Played]]:
+    """Compiles two functions.
 
+    - ``(key, start) -> played``: resets the environments; ``start`` are the cores at the start of an episode.
+    - ``(hyper, variables, start, played, steps, key) -> played``: takes up to ``steps`` steps, until all episodes are
+      over or an environment returns NaN or infinity.
 
-def go_on(
-    env: DeviceEnv,
-    quota: np.ndarray,
-    max_steps: int,
-    act: Callable[..., Any],
-    update_core: Callable[..., Any],
-    hyper: Any,
-    variables: Variables,
-    start: PyTree,
-    played: Played,
-    steps: jax.Array,
-    key: jax.Array,
-) -> Played:
-    """Takes up to ``steps`` steps, until all episodes are over or an environment returns NaN or infinity."""
+    Args:
+      quota: as for ``Episodes.none``.
+      act, update_core: those of ``Evaluator``.
+    """
     spec = env.spec
     unstacked = dict.fromkeys(spec.by_policy, ())
-    last = played.steps + steps
 
-    def more(played: Played) -> jax.Array:
-        return (played.steps < last) & jnp.any(played.episodes.done < quota) & (played.fault == ALL_FINITE)
+    def fault_of(obs: PyTree, reward: PyTree) -> jax.Array:
+        obs, reward = jax.tree.map(lambda x: x[None], (obs, reward))
+        return find_fault(obs, reward, before=0)
 
-    def step(played: Played) -> Played:
-        action, core, _ = act(hyper, variables, played.obs, played.core, unstacked, key, played.steps)
-        keys = step_keys(played.key, played.steps, len(quota))
-        state, *stepped = env.step(played.env, spec.bare(action), keys)
-        step, ended = map(spec.keyed, stepped)
-        if jax.tree.leaves(start):
-            core = update_core(hyper, core, start, unstacked, action, step)
-        obs, step, ended = in_rows(spec, step, ended)
-        episodes = played.episodes.after(step, ended, quota, max_steps)
-        return Played(state, obs, core, played.key, played.steps + 1, episodes, _fault(env, obs, step.reward))
+    def begin(key: jax.Array, start: PyTree) -> Played:
+        state, obs = env.reset(step_keys(key, rng.RESET, len(quota)))
+        episodes, obs = Episodes.none(jnp, quota, spec.info_metrics), spec.keyed(obs)
+        none = {policy: jnp.zeros(len(jax.tree.leaves(part)[0])) for policy, part in obs.items()}
+        return Played(state, obs, start, key, jnp.zeros((), jnp.int32), episodes, fault_of(obs, none))
 
-    return jax.lax.while_loop(more, step, played)
+    def play_on(
+        hyper: Any, variables: Variables, start: PyTree, played: Played, steps: jax.Array, key: jax.Array
+    ) -> Played:
+        last = played.steps + steps
+
+        def more(played: Played) -> jax.Array:
+            return (played.steps < last) & jnp.any(played.episodes.done < quota) & (played.fault == NO_FAULT)
+
+        def one_step(played: Played) -> Played:
+            action, core, _ = act(hyper, variables, played.obs, played.core, unstacked, key, played.steps)
+            state, *stepped = env.step(played.env, spec.bare(action), step_keys(played.key, played.steps, len(quota)))
+            step, ended = map(spec.keyed, stepped)
+            if jax.tree.leaves(start):
+                core = update_core(hyper, core, start, unstacked, action, step)
+            reward = {policy: part.reward for policy, part in step.items()}
+            obs, step, ended = in_rows(spec, step, ended)
+            episodes = played.episodes.after(step, ended, quota, max_steps)
+            return Played(state, obs, core, played.key, played.steps + 1, episodes, fault_of(obs, reward))
+
+        return jax.lax.while_loop(more, one_step, played)
+
+    return jax.jit(begin), jax.jit(play_on)
 
 
 def step_keys(key: jax.Array, step: jax.Array | int, num_envs: int) -> jax.Array:
     """Returns the keys of a step, ``[B]``: the same as on the host."""
     return rng.per_index(jax.random.fold_in(key, step), jnp.arange(num_envs, dtype=jnp.int32))
-
-
-def _fault(env: DeviceEnv, obs: PyTree, reward: jax.Array) -> jax.Array:
-    """Returns the first environment whose observation or reward is not finite, as ``Played.fault``."""
-    rows = jnp.arange(len(reward), dtype=jnp.int32)
-    fault = jnp.asarray(ALL_FINITE)
-    for policy, places in row_slices(env.spec, len(reward)).items():
-        for part in jax.tree.leaves(obs[policy]):
-            wrong = ~jnp.isfinite(part).all(axis=tuple(range(1, part.ndim)))
-            fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, 2 * rows[places], ALL_FINITE)))
-    return jnp.minimum(fault, jnp.min(jnp.where(jnp.isfinite(reward), ALL_FINITE, 2 * rows + 1)))

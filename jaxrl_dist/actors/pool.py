@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,14 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import Rollouts, Stages
+from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages
 from jaxrl_dist.checks import counted
 from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.envs.episodes import no_episodes
-from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import EnvError, EnvWarning
 from jaxrl_dist.flow import WAKE_SECONDS, Parallel
 from jaxrl_dist.mesh import over_policies
-from jaxrl_dist.types import Algorithms, Array, EnvSpec, EpisodeStats, PyTree, Timestep, TrainState, Variables
+from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep, TrainState
 
 
 class Snapshot(NamedTuple):
@@ -97,33 +97,9 @@ class Sample(NamedTuple):
     steps: np.ndarray  # [2], the rollout's env steps and agent steps
 
 
-class Actor(Protocol):
-    """Fills rollouts from its share of the environments, on one device."""
-
-    def rollout(
-        self, variables: Variables, iteration: Array, env_step: jax.Array
-    ) -> tuple[Rollouts, PyTree, np.ndarray]:
-        """As ``HostActor.rollout``."""
-
-    def close(self) -> None:
-        """Ends the environments."""
-
-
 Deliver = Callable[[Snapshot, Rollouts, np.int32], PyTree]
 """``(snapshot, rollout, number) -> content``: processes a rollout before the actor sends it; no other rollout has that
 ``number``."""
-
-
-class ActorJob(NamedTuple):
-    """The task that all actors of a pool share."""
-
-    algorithm: Algorithms
-    source: EnvSource
-    num_envs: int
-    rollout_length: int
-    seed: int
-    stop: Callable[[], bool]  # returns True when waiting for samples should end
-    once: Callable[[Hashable, Callable[[], Any]], Any]  # as ``ProgramCache.once``, over the runs of equal jobs
 
 
 class PoolOptions(NamedTuple):
@@ -189,14 +165,12 @@ class ActorPool:
             return device.compile_rollout(job.algorithm, env, on, job.rollout_length, act_key, env_key)
         return compile_acting(job.algorithm, job.source.spec, on, job.rollout_length, act_key)
 
-    def _make(self, index: int, share: EnvSlice) -> Actor:
+    def _make(self, index: int, share: EnvSlice) -> host.HostActor | device.DeviceActor:
         """Makes an actor; called in the thread that will run it."""
         slot, stages = index % len(self._options.meshes), self.stages[index]
         on, programs, job = self._options.meshes[slot], self._programs[slot], self._job
         if self._on_device:
-            env_key = rng.stream(job.seed, rng.Stream.ENV)
-            env, length = job.source.device(), job.rollout_length
-            return device.DeviceActor(job.algorithm, env, on, programs, length, env_key, share, stages)
+            return device.DeviceActor(job, on, programs, share, stages)
 
         def make(restarts: int) -> HostEnv:
             return job.source.host(share, rng.host_seed(job.seed, restarts) if restarts else job.seed)
@@ -249,6 +223,7 @@ class ActorPool:
         self.close()
 
 
+@dataclasses.dataclass
 class RestartingEnv:
     """A ``HostEnv`` that recreates its environments when they fail; only the episodes under way are lost.
 
@@ -256,40 +231,30 @@ class RestartingEnv:
     environments. In the training data the episode is truncated there.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        num_envs: int,
-        make: Callable[[int], HostEnv],
-        limit: int,
-        stopping: threading.Event,
-        owner: str,
-    ) -> None:
-        """``make`` gets the number of restarts so far; ``limit`` is the maximum number of restarts.
-
-        Once ``stopping`` is set, each step raises an error, because a rollout may be long. ``owner`` names the actor in
-        messages.
-        """
-        self.spec, self.num_envs = spec, num_envs
-        self.restarts = 0
-        self._make = make
-        self._limit = limit
-        self._stopping = stopping
-        self._owner = owner
-        self._env: HostEnv | None = None
+    spec: EnvSpec
+    num_envs: int
+    make: Callable[[int], HostEnv]
+    """Gets the number of restarts so far."""
+    max_restarts: int
+    stopping: threading.Event
+    """Once it is set, each step raises an error, because a rollout may be long."""
+    owner: str
+    """Names the actor in messages."""
+    restarts: int = 0
+    _env: HostEnv | None = None
 
     def reset(self) -> PyTree:
         while True:
             self.close()
             try:
-                self._env = self._make(self.restarts)
+                self._env = self.make(self.restarts)
                 return self._env.reset()
             except Exception as error:
                 self._forgive(error)
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
         assert self._env is not None, "reset comes first"
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             raise RuntimeError("the actors are being closed")
         try:
             return self._env.step(action)
@@ -312,13 +277,13 @@ class RestartingEnv:
           Exception: the error itself, if there have been too many, if the policy caused it (an invalid action), or if
             the pool is stopping.
         """
-        if self.restarts >= self._limit or isinstance(error, ValueError) or self._stopping.is_set():
+        if self.restarts >= self.max_restarts or isinstance(error, ValueError) or self.stopping.is_set():
             again = f", after {counted(self.restarts, 'restart')}" if self.restarts else ""
-            error.add_note(f"(of the {counted(self.num_envs, 'environment')} of {self._owner}{again})")
+            error.add_note(f"(of the {counted(self.num_envs, 'environment')} of {self.owner}{again})")
             raise error
         self.restarts += 1
         failure = str(error) if isinstance(error, EnvError | TimeoutError) else f"{type(error).__name__}: {error}"
-        text = f"{self._owner} goes on with new environments (restart {self.restarts} of {self._limit}): {failure}"
+        text = f"{self.owner} goes on with new environments (restart {self.restarts} of {self.max_restarts}): {failure}"
         warnings.warn(text, EnvWarning, stacklevel=2)
 
     def close(self) -> None:

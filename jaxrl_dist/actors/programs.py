@@ -12,19 +12,8 @@ from jax.sharding import Mesh
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors.step import (
-    act,
-    after_step,
-    behave,
-    blank_rollout,
-    by_parts,
-    indices,
-    keys_of,
-    num_parts,
-    num_rows,
-    rollout_context,
-    step_numbers,
-)
+from jaxrl_dist.actors import step as steps
+from jaxrl_dist.actors.step import act
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import Acted, Algorithm, Algorithms, Context, EnvSpec, PyTree, Rollout, Timestep, Variables
@@ -75,7 +64,7 @@ def acting(
     algorithm: Algorithms, spec: EnvSpec, rollout_length: int, act_key: jax.Array
 ) -> tuple[Callable[..., Any], ...]:
     """Returns the functions of ``Programs`` for one device's environments."""
-    keys = keys_of(algorithm, act_key)
+    keys = steps.keys_of(algorithm, act_key)
 
     def allocate(
         variables: Variables, stacks: PyTree, obs: PyTree, core: PyTree, iteration: jax.Array, env_step: jax.Array
@@ -84,10 +73,10 @@ def acting(
 
         def of_policy(algorithm: Algorithm, key: jax.Array, *acting: PyTree) -> tuple[Rollout, PyTree, PyTree]:
             variables, obs, core, env_step = acting
-            own, core = behave(algorithm, variables, core, rollout_context(key, iteration, env_step))
-            if num_parts(algorithm, variables, _size(obs)) > 1:  # ``_choose`` makes them again
+            own, core = steps.behave(algorithm, variables, core, steps.rollout_context(key, iteration, env_step))
+            if steps.num_parts(algorithm, variables, _size(obs)) > 1:  # ``act_once`` makes them again
                 own = ()
-            return blank_rollout(algorithm, variables, obs, core, rollout_length), own, core
+            return steps.blank_rollout(algorithm, variables, obs, core, rollout_length), own, core
 
         begun: tuple[Rollout, PyTree, PyTree]
         begun = over_policies(of_policy, 3)(algorithm, keys, variables, obs, core, env_step)
@@ -109,15 +98,24 @@ def acting(
     ) -> tuple[Rollout, PyTree, PyTree, PyTree]:
         stacks, obs = over_policies(frames.push, 2)(stacks, obs)
         buffer, core = over_policies(partial(_record, t=t), 2)(algorithm, buffer, core, initial_core, obs, outcome)
-        step = step_numbers(iteration, rollout_length)[t]
-        index = indices(algorithm, spec, first + meshes.global_index(num_rows(obs)))
+        step = steps.step_numbers(iteration, rollout_length)[t]
+        index = steps.indices(algorithm, spec, first + meshes.global_index(steps.num_rows(obs)))
 
         def of_policy(
             algorithm: Algorithm, key: jax.Array, index: jax.Array, buffer: Rollout, env_step: jax.Array, *acting: Any
         ) -> tuple[Rollout, PyTree, PyTree]:
-            now = Context(rng.per_index(jax.random.fold_in(key, step), index), env_step)
-            begun, (variables, own, obs, core) = rollout_context(key, iteration, env_step), acting
-            action, core, extras = _choose(algorithm, variables, own, obs, core, buffer.core, begun, now)
+            keys = rng.per_index(jax.random.fold_in(key, step), index)
+            variables, own, obs, core = acting
+
+            def of_part(envs: tuple[PyTree, PyTree, PyTree, jax.Array]) -> Acted:
+                start, obs, core, keys = envs
+                own, _ = steps.behave(algorithm, variables, start, steps.rollout_context(key, iteration, env_step))
+                return act(algorithm, variables, own, obs, core, Context(keys, env_step))
+
+            if (parts := steps.num_parts(algorithm, variables, _size(obs))) == 1:
+                action, core, extras = act(algorithm, variables, own, obs, core, Context(keys, env_step))
+            else:
+                action, core, extras = steps.by_parts(of_part, parts, (buffer.core, obs, core, keys))
             taken = jax.tree.map(lambda xs, x: xs.at[t].set(x), (buffer.action, buffer.extras), (action, extras))
             return buffer._replace(action=taken[0], extras=taken[1]), core, action
 
@@ -147,29 +145,6 @@ def _size(obs: PyTree) -> int:
     return len(jax.tree.leaves(obs)[0])
 
 
-def _choose(
-    algorithm: Algorithm,
-    variables: Variables,
-    own: PyTree,
-    obs: PyTree,
-    core: PyTree,
-    start: PyTree,
-    begun: Context,
-    now: Context,
-) -> Acted:
-    """Chooses the actions of a policy; ``start`` and ``begun`` are the core and context at the start of the rollout."""
-    parts = num_parts(algorithm, variables, _size(obs))
-    if parts == 1:
-        return act(algorithm, variables, own, obs, core, now)
-
-    def part(envs: tuple[PyTree, PyTree, PyTree, jax.Array]) -> Acted:
-        start, obs, core, keys = envs
-        own, _ = behave(algorithm, variables, start, begun)
-        return act(algorithm, variables, own, obs, core, now._replace(keys=keys))
-
-    return by_parts(part, parts, (start, obs, core, now.keys))
-
-
 def _record(
     algorithm: Algorithm,
     buffer: Rollout,
@@ -185,7 +160,7 @@ def _record(
     terminated, truncated, valid = (flag > 0 for flag in flags)
     step = Timestep(obs, reward, terminated, truncated, valid)
     action = jax.tree.map(lambda x: x[last], buffer.action)
-    after = after_step(algorithm, core, initial_core, action, step)
+    after = steps.after_step(algorithm, core, initial_core, action, step)
     core = jax.tree.map(lambda new, old: jnp.where(t > 0, new, old), after, core)
     # At t = 0 this writes the last outcome of the previous rollout to row 0; the next call overwrites it.
     buffer = buffer._replace(

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_dist import rng
 from jaxrl_dist.envs.base import EnvSlice
+from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.memory import frames
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.nn import perturbation
@@ -34,6 +37,18 @@ from jaxrl_dist.types import (
 
 Rollouts = Mapping[str, Rollout]
 """The experience of each policy."""
+
+
+class ActorJob(NamedTuple):
+    """The task that all actors of a pool share."""
+
+    algorithm: Algorithms
+    source: EnvSource
+    num_envs: int
+    rollout_length: int
+    seed: int
+    stop: Callable[[], bool]  # returns True when waiting for samples should end
+    once: Callable[[Hashable, Callable[[], Any]], Any]  # as ``ProgramCache.once``, over the runs of equal jobs
 
 
 def rollout_context(act_key: jax.Array, iteration: jax.Array, env_step: jax.Array) -> Context:
@@ -74,7 +89,8 @@ def initial_core(algorithm: Algorithms, spec: EnvSpec, share: EnvSlice) -> PyTre
     """The core at the start of an episode for a share's rows of each policy."""
 
     def of_policy(algorithm: Algorithm, own: EnvSpec) -> PyTree:
-        return EnvSlice._make(rows // spec.num_agents * own.num_agents for rows in share).initial_core(algorithm)
+        first, size, total = (rows // spec.num_agents * own.num_agents for rows in share)
+        return jax.tree.map(lambda x: jnp.copy(x[first : first + size]), algorithm.initial_core(total))
 
     return over_policies(of_policy)(algorithm, spec.by_policy)
 
@@ -130,6 +146,31 @@ def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
     return xp.stack([agents.any(axis=-1).sum(axis=-1), agents.sum(axis=(-2, -1))], axis=-1)
 
 
+NO_FAULT = np.uint32(2**32 - 1)
+
+
+def find_fault(obs: Mapping[str, PyTree], reward: Mapping[str, jax.Array], before: int = 1) -> jax.Array:
+    """The first observation or reward that is not finite, as uint32 ``(t * B + b) * 2 + field``; ``NO_FAULT``: none.
+
+    ``t`` counts observations, and ``field`` is 0 for an observation and 1 for a reward. ``B`` counts the rows of all
+    policies, one after the other in the order of names.
+
+    Args:
+      obs: ``[T, B, ...]``, keyed by policy; ``reward`` likewise.
+      before: number of observations before that of the first reward's step.
+    """
+    names, fault = sorted(obs), jnp.asarray(NO_FAULT)
+    sizes = [reward[name].shape[1] for name in names]
+    for name, offset in zip(names, itertools.accumulate(sizes, initial=0), strict=False):
+        parts = [(part, 0, 0) for part in jax.tree.leaves(obs[name]) if jnp.issubdtype(part.dtype, jnp.floating)]
+        for x, start, field in [*parts, (reward[name], before, 1)]:
+            wrong = ~jnp.isfinite(x).all(axis=tuple(range(2, x.ndim)))
+            t, row = (jax.lax.broadcasted_iota(jnp.uint32, wrong.shape, axis) for axis in (0, 1))
+            place = ((t + start) * sum(sizes) + row + offset) * 2 + field
+            fault = jnp.minimum(fault, jnp.min(jnp.where(wrong, place, NO_FAULT)))
+    return fault
+
+
 def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:
     """The key of a stream for each policy."""
     return {name: rng.of_policy(key, number) for number, name in enumerate(algorithm)}
@@ -181,17 +222,9 @@ def blank_rollout(
     def blank(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros((rollout_length, *x.shape), x.dtype)
 
-    return Rollout(
-        obs=jax.tree.map(lambda x: jnp.zeros((rollout_length + 1, *x.shape), x.dtype), obs),
-        action=jax.tree.map(blank, action),
-        reward=flags.astype(jnp.float32),
-        terminated=flags,
-        truncated=flags,
-        valid=flags,
-        extras=jax.tree.map(blank, extras),
-        core=core,
-        final_core=core,
-    )
+    obs = jax.tree.map(lambda x: jnp.zeros((rollout_length + 1, *x.shape), x.dtype), obs)
+    action, extras = jax.tree.map(blank, (action, extras))
+    return Rollout(obs, action, flags.astype(jnp.float32), flags, flags, flags, extras, core, core)
 
 
 def step_numbers(iteration: jax.Array, rollout_length: int) -> jax.Array:

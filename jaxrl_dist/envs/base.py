@@ -12,10 +12,10 @@ import numpy as np
 
 from jaxrl_dist import mesh
 from jaxrl_dist.checks import MAX_SIZE, did_you_mean
-from jaxrl_dist.envs.native import PlainSpace, named, plain
+from jaxrl_dist.envs.native import PlainSpace, env_label, named, plain
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves
-from jaxrl_dist.types import Algorithm, Array, EnvSpec, EpisodeStats, PyTree, Timestep
+from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, Space, leaves, num_choices
+from jaxrl_dist.types import Array, EnvSpec, EpisodeStats, PyTree, Timestep
 
 
 class DeviceEnv(NamedTuple):
@@ -61,6 +61,11 @@ class Wrappers(NamedTuple):
 UNWRAPPED = Wrappers()
 
 
+def label_of(spec: EnvSpec) -> str:
+    """Returns an environment's name for messages; see ``native.env_label``."""
+    return env_label(spec.backend, spec.id)
+
+
 class EnvSlice(NamedTuple):
     """An actor's part of a run's environments: ``first .. first + size - 1`` of ``total``."""
 
@@ -77,11 +82,6 @@ class EnvSlice(NamedTuple):
         """Returns one seed per environment, below 2^31, which depends on the environment's index within the run."""
         words = np.random.SeedSequence(seed).generate_state(self.total) & 0x7FFFFFFF
         return [int(word) for word in words[self.first : self.first + self.size]]
-
-    def initial_core(self, algorithm: Algorithm) -> PyTree:
-        """Returns the policy state ``[size, ...]`` at the start of an episode."""
-        core = algorithm.initial_core(self.total)
-        return jax.tree.map(lambda x: jnp.copy(x[self.first : self.first + self.size]), core)
 
 
 class HostEnv(Protocol):
@@ -140,11 +140,6 @@ def space_of(
       ConfigError: the space is of another kind, or has more values than a network can have inputs, one for each.
     """
     has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"
-    if space.kind in kinds and space.parts:
-        return {
-            part: space_of(space.parts[part], name, f"a part {part!r} of its {what} that is", kinds)
-            for part in sorted(space.parts)
-        }
     if space.kind not in kinds or space.parts == {}:
         others = "wrappers such as FlattenObservation make a Box of others"
         if "actions" in what:
@@ -152,12 +147,19 @@ def space_of(
         advice = f", and {others}" if "MultiBinary" in kinds else ""
         empty = " without parts" if space.parts == {} else ""
         raise ConfigError(f"{name} has {has}{empty}; {', '.join(kinds[:-1])} and {kinds[-1]} work{advice}")
+    if space.parts:
+        parts = sorted(space.parts.items())
+        return {part: space_of(inner, name, f"a part {part!r} of its {what} that is", kinds) for part, inner in parts}
     if (choices := space.num_choices) > MAX_SIZE:
         raise ConfigError(f"{name} has {has} with {choices} values; up to {MAX_SIZE} work, and a Box has no such limit")
+    if space.kind == "Box":
+        return _box(space)
     if space.kind == "Discrete":
         return Discrete(space.sizes[0])
-    if space.kind != "Box":
-        return MultiDiscrete(tuple(space.sizes))
+    return MultiDiscrete(tuple(space.sizes or [2] * math.prod(space.shape)))
+
+
+def _box(space: PlainSpace) -> Box:
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(space.dtype)))
     low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
     if np.issubdtype(dtype, np.integer):
@@ -253,11 +255,11 @@ def _checked_part(spec: EnvSpec, space: Part, action: np.ndarray, step: int) -> 
         bad = ~np.isfinite(action)
         action = np.clip(action, space.low, space.high)
     else:
-        bad = (action < 0) | (action >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec))
+        bad = (action < 0) | (action >= np.asarray(num_choices(space)))
     if bad.any():
         index = int(np.argwhere(bad)[0, 0])
         raise ValueError(
-            f"{spec.backend}:{spec.id}: action {action[index]} of environment {index // spec.num_agents} at step "
+            f"{label_of(spec)}: action {action[index]} of environment {index // spec.num_agents} at step "
             f"{step} lies outside {space}"
         )
     return action
@@ -297,7 +299,7 @@ def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = No
     """Returns the error for environment ``index`` that gave NaN or infinity; ``value`` is that value, if known."""
     kind = "an observation" if field == "observation" else f"a {field}"
     shown = "" if value is None else f": {' '.join(str(value).split())[:80]}"
-    where = f"{spec.backend}:{spec.id}: environment {index} at step {step}"
+    where = f"{label_of(spec)}: environment {index} at step {step}"
     return EnvError(f"{where} gave {kind} that is not finite{shown}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.contract import of_library
 from jaxrl_dist.envs.native import picture
 from jaxrl_dist.errors import ConfigError, one_line
@@ -45,7 +46,7 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | Non
         try:
             return picture(own(state))
         except Exception as error:
-            raise ConfigError(f"{spec.backend}:{spec.id} cannot be drawn: {one_line(error)}") from error
+            raise ConfigError(f"{label_of(spec)} cannot be drawn: {one_line(error)}") from error
     if spec.family == "classic_control":
         for fields, line_drawing in _PICTURES.items():
             if all(hasattr(state, field) for field in fields):
@@ -53,7 +54,7 @@ def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | Non
     images = [part for part in leaves(obs).values() if part.ndim in (2, 3)]
     if not images:
         raise ConfigError(
-            f"{spec.backend}:{spec.id} cannot be drawn: its observations are no images; an environment of your own is "
+            f"{label_of(spec)} cannot be drawn: its observations are no images; an environment of your own is "
             "drawn by its render(state, params), which returns an array [H, W, 3] of uint8"
         )
     return _image(images[0])

@@ -108,8 +108,7 @@ def ended_episodes(
 def no_episodes(count: int, metrics: Sequence[str] = ()) -> EpisodeStats:
     """Returns the statistics ``[count]`` of no episodes, as numpy arrays."""
     zeros = np.zeros(count, np.float32)
-    info = {metric: (zeros, zeros) for metric in metrics}
-    return EpisodeStats(zeros, zeros, zeros, zeros + np.float32(np.inf), zeros - np.float32(np.inf), info)
+    return ended_episodes(zeros > 0, zeros, zeros, dict.fromkeys(metrics, zeros))
 
 
 class EpisodeCounter:

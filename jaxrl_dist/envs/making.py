@@ -12,7 +12,8 @@ from typing import Any
 import gymnasium
 
 from jaxrl_dist.envs.agents.pettingzoo import Parallel, is_parallel
-from jaxrl_dist.envs.native import Description, is_gymnax, plain
+from jaxrl_dist.envs.masks import of_gymnasium
+from jaxrl_dist.envs.native import Description, family_of, is_gymnax, plain
 
 
 def creator(env: str) -> tuple[Any, str]:
@@ -39,7 +40,7 @@ def construct(env: str, options: Mapping[str, Any]) -> Any:
 
 
 def describe(made: Any) -> Description:
-    """Describes the object that an environment's constructor returned."""
+    """Describes the object that an environment's constructor returned; may reset it once, to find its action mask."""
     kind = type(made).__name__
     if not isinstance(made, gymnasium.Env):
         return Description(kind, gymnasium=False, gymnax=is_gymnax(made))
@@ -47,14 +48,5 @@ def describe(made: Any) -> Description:
         return made.description()
     observation, action = (plain(getattr(made, name, None)) for name in ("observation_space", "action_space"))
     limit = made.get_wrapper_attr("_max_episode_steps") if made.has_wrapper_attr("_max_episode_steps") else None
-    return Description(kind, True, False, observation, action, _family(made), limit)
-
-
-def _family(env: Any) -> str:
-    for kind in type(env.unwrapped).__mro__:  # the user's class may extend one of Gymnasium's
-        match kind.__module__.split("."):
-            case ["gymnasium", "envs", family, _, *_]:
-                return family
-            case ["ale_py", *_]:
-                return "atari"
-    return "gymnasium"
+    mask = of_gymnasium(made, observation, action)
+    return Description(kind, True, False, observation, action, family_of(made.unwrapped, "gymnasium"), limit, mask)

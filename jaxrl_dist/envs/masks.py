@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl_dist.envs.native import NO_MASK as NONE
-from jaxrl_dist.envs.native import Description, Mask, PlainSpace, named
+from jaxrl_dist.envs.native import NO_MASK, Mask, PlainSpace, named
 from jaxrl_dist.spaces import Box, Space, num_choices
 
 if TYPE_CHECKING:
@@ -36,14 +35,20 @@ def of_parts(observation: PlainSpace, action: PlainSpace) -> Mask:
     for name in (PART, *NAMES):
         if (part := (observation.parts or {}).get(name)) is None:
             continue
-        size = len(part.sizes) if part.sizes else math.prod(part.shape) if part.kind == "Box" else 0
-        flags = part.kind == "MultiBinary" or (part.kind == "Box" and np.dtype(part.dtype).kind in "biu")
-        zero_one = part.kind == "Box" and np.all(np.asarray(part.low) == 0) and np.all(np.asarray(part.high) == 1)
-        if action.num_choices == size and (flags or zero_one) and (part.sizes or len(part.shape) <= 1):
+        size = math.prod(part.shape) if part.kind in ("Box", "MultiBinary") else len(part.sizes or ())
+        if action.num_choices == size and _holds_flags(part):
             return Mask("part", name)
         if name != PART:
             return Mask("part", name, misfit(f"part {name!r} of its observation", size, action))
-    return NONE
+    return NO_MASK
+
+
+def _holds_flags(space: PlainSpace) -> bool:
+    """Returns whether a space holds a vector of bools or integers, or of zeros and ones."""
+    if space.kind != "Box":
+        return space.kind == "MultiBinary"
+    zero_one = np.all(np.asarray(space.low) == 0) and np.all(np.asarray(space.high) == 1)
+    return bool(len(space.shape) <= 1 and (np.dtype(space.dtype).kind in "biu" or zero_one))
 
 
 def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
@@ -52,7 +57,7 @@ def with_arrays(space: PlainSpace, name: str = "") -> PlainSpace:
         return space._replace(parts={name: with_arrays(part, name) for name, part in space.parts.items()})
     if space.kind != "MultiBinary":
         return space
-    return PlainSpace("Box", (len(space.sizes),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1)
+    return PlainSpace("Box", (math.prod(space.shape),) if name in (PART, *NAMES) else space.shape, "bool", 0, 1)
 
 
 def misfit(what: str, size: int, action: PlainSpace) -> str:
@@ -65,16 +70,15 @@ def misfit(what: str, size: int, action: PlainSpace) -> str:
     )
 
 
-def size_of(value: Any) -> int:
-    """Returns the length of an action mask, or of a tuple with a mask per component; 0 if a value is not 0 or 1."""
-    parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
-    return sum(np.size(part) for part in parts) if all(np.isin(part, (0, 1)).all() for part in parts) else 0
+def flat(value: Any, size: int) -> np.ndarray | None:
+    """Returns a mask, or a tuple with a mask per component, as one vector of bools; None if it is not a mask.
 
-
-def flat(value: Any) -> np.ndarray:
-    """Returns a mask, or a tuple with a mask per component, as one vector of bools."""
+    Args:
+      size: the number of zeros and ones that a mask has.
+    """
     parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
-    return np.concatenate([np.asarray(part, bool).reshape(-1) for part in parts])
+    flags = np.concatenate([np.ravel(part) for part in parts])
+    return flags.astype(bool) if len(flags) == size and np.isin(flags, (0, 1)).all() else None
 
 
 def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
@@ -90,19 +94,12 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
             with contextlib.suppress(Exception):  # such as Taxi's, which needs arguments
                 offered["method", name] = env.get_wrapper_attr(name)()
         for (where, name), value in offered.items():
-            if size_of(value) == action.num_choices > 0:
+            if action.num_choices and flat(value, action.num_choices) is not None:
                 return Mask(where, name)
         for (where, name), value in offered.items():
             what = f"info[{name!r}]" if where == "info" else f"its method {name}"
             return Mask(where, name, misfit(what, np.size(value), action))
     return found
-
-
-def described(env: Any, description: Description) -> Description:
-    """Returns the description of a Gymnasium environment with its action mask."""
-    if description.agents:  # each has its mask already
-        return description
-    return description._replace(mask=of_gymnasium(env, description.observation, description.action))
 
 
 def of_keys(keys: Sequence[str]) -> str:
@@ -182,4 +179,4 @@ def of_info(info: PyTree) -> Mask:
     import jax
 
     names = [_name(path) for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
-    return _unread(f"info[{names[0]!r}]") if names else NONE
+    return _unread(f"info[{names[0]!r}]") if names else NO_MASK

@@ -25,7 +25,7 @@ class PlainSpace(NamedTuple):
     """Bounds of a ``Box``."""
     high: Any = None
     sizes: Any = None
-    """Number of values of each component of a discrete space."""
+    """Number of values of each component of a ``Discrete`` or ``MultiDiscrete`` space."""
     parts: Any = None
     """``PlainSpace`` of each part of a ``Dict`` or ``Tuple``, by name."""
 
@@ -39,7 +39,7 @@ class PlainSpace(NamedTuple):
     @property
     def num_choices(self) -> int:
         """Returns the length of an action mask; 0 for actions that are not discrete."""
-        return sum(self.sizes or ())
+        return 2 * math.prod(self.shape) if self.kind == "MultiBinary" else sum(self.sizes or ())
 
 
 def plain(space: Any) -> PlainSpace:
@@ -55,7 +55,7 @@ def plain(space: Any) -> PlainSpace:
     if kind == "MultiDiscrete":
         return PlainSpace(kind, sizes=[int(n) for n in space.nvec.flat])
     if kind == "MultiBinary":
-        return PlainSpace(kind, tuple(space.shape), sizes=[2] * math.prod(space.shape))
+        return PlainSpace(kind, tuple(space.shape))
     return PlainSpace(kind)
 
 
@@ -232,6 +232,22 @@ def picture(drawn: Any) -> np.ndarray:
         shape = "" if image is None else list(image.shape)
         raise TypeError(f"render() gave a {type(drawn).__name__}{shape} and not an array [H, W, 3] of uint8")
     return image
+
+
+def family_of(env: Any, default: str) -> str:
+    """Returns the group of an environment of Gymnasium, gymnax or the ALE, such as ``classic_control``."""
+    for kind in type(env).__mro__:  # the user's class may extend one of theirs
+        match kind.__module__.split("."):
+            case ["gymnasium", "envs", family, _, *_] | ["gymnax", "environments", family, _, *_]:
+                return family
+            case ["ale_py", *_]:
+                return "atari"
+    return default
+
+
+def env_label(backend: str, env_id: str) -> str:
+    """Returns an environment's name for messages: ``envpool:Pong-v5``, or ``my_module:make`` as users write theirs."""
+    return env_id if ":" in env_id else f"{backend}:{env_id}"
 
 
 def is_gymnax(made: Any) -> bool:

@@ -12,21 +12,20 @@ from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config import train
 from jaxrl_dist.config.train import LIBRARIES, OBJECT, env_name, split_env
-from jaxrl_dist.envs import hidden, stacks
+from jaxrl_dist.envs import wrappers as wrapping
 from jaxrl_dist.envs.agents import host as rows
 from jaxrl_dist.envs.agents.groups import Groups
-from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, EnvSlice, HostEnv, Wrappers
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, DrawnEnv, EnvSlice, HostEnv, Wrappers, label_of
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.host import envpool, gymnasium, vector
-from jaxrl_dist.envs.native import NO_MASK, Mask, is_gymnax
+from jaxrl_dist.envs.native import NO_MASK, Description, Mask, is_gymnax
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import leaves
 from jaxrl_dist.types import EnvSpec
 
 __all__ = ["BACKENDS", "DeviceEnv", "DrawnEnv", "EnvSource", "HostEnv", "Wrappers", "find", "locate"]
 
-_MODULES: dict[str, ModuleType] = {"gymnax": gymnax, "envpool": envpool, "gymnasium": gymnasium}
-BACKENDS = {name: _MODULES[name] for name in train.BACKENDS}
+BACKENDS: dict[str, ModuleType] = dict(zip(train.BACKENDS, (gymnax, envpool, gymnasium), strict=True))
 
 
 class EnvSource(NamedTuple):
@@ -46,7 +45,7 @@ class EnvSource(NamedTuple):
     team: Groups | None = None
     """The agents of a PettingZoo environment; None for other environments."""
     native: EnvSpec | None = None
-    """The spec before the wrappers ``hide`` and ``frame_stack``; None: they change nothing."""
+    """The spec before the wrappers ``hide`` and ``frame_stack``; None: as ``spec``."""
 
     @property
     def is_pure(self) -> bool:
@@ -61,8 +60,7 @@ class EnvSource(NamedTuple):
         """
         if self.pure is None:
             raise ConfigError(
-                f"{self.spec.backend}:{self.spec.id} runs on the host, so --plan on_device cannot compile it; "
-                "use --plan synchronous"
+                f"{label_of(self.spec)} runs on the host, so --plan on_device cannot compile it; use --plan synchronous"
             )
         return self.pure
 
@@ -93,18 +91,20 @@ class EnvSource(NamedTuple):
         seeds = [seed for run in runs for seed in envs.seeds(run)]
         if self.spec.backend == "gymnasium":
             keywords = gymnasium.options(env_id, self.options)
-            how = self.workers, self.timeout, wrappers, self.mask
             make = vector.drawn if drawn else vector.Gymnasium
-            if self.team is not None:
-                env: DrawnEnv = rows.Rows(make(rows.whole(self.team), seeds, keywords, *how), self.team)
-            else:
-                env = make(self.native or self.spec, seeds, keywords, *how)
+            spec = rows.whole(self.team) if self.team else self.native or self.spec
+            settings: dict[str, Any] = {
+                "workers": self.workers,
+                "timeout": self.timeout,
+                "wrappers": wrappers,
+                "mask": self.mask,
+            }
+            env: DrawnEnv = make(spec, seeds, keywords, **settings)
+            env = rows.Rows(env, self.team) if self.team else env
         else:
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
             env = envpool.EnvPool(env_id, seeds, keywords, self.timeout, wrappers, drawn=drawn)
-        if wrappers.hide is not None:
-            env = hidden.Hidden(env, wrappers.hide)
-        return env if env.spec.frame_stack == self.spec.frame_stack else stacks.Stacked(env, self.spec)
+        return wrapping.on_host(env, wrappers)
 
 
 def find(
@@ -137,50 +137,50 @@ def find(
       EnvError: an environment's own code failed.
       TimeoutError: a Gymnasium environment has not answered in time.
     """
-    if isinstance(env, str):
-        found, mask = _of_name(env, options, atari_preset, workers, timeout, wrappers)
+    made: EnvSpec | DeviceEnv | Groups
+    mask, name = NO_MASK, env_name(env)
+    backend, env_id, made_by = locate(env) if isinstance(env, str) else Located("", name)
+    if backend == "envpool":
+        atari_preset = atari_preset or envpool.default_preset(env_id)
+        keywords = envpool.options(env_id, options, atari_preset, wrappers, training=True)
+        made = envpool.spec(env_id, keywords, wrappers)
+    elif backend == "gymnasium":
+
+        def adapt(native: Any) -> DeviceEnv:
+            return gymnax.adapt(native, env_id, "gymnax", wrappers)
+
+        found = gymnasium.look(env_id, options, timeout, workers, adapt)
+        if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
+            raise ConfigError(f"--env {name} makes no {made_by} environment; --env {env_id} finds out which it is")
+        made = found if isinstance(found, DeviceEnv) else _described(env_id, found, wrappers)
+        if isinstance(found, Description) and not found.mask.unread:
+            mask = found.mask
+    elif backend:
+        native = gymnax.native(env_id, options) if backend == "gymnax" else libraries.make(backend, env_id, options)
+        made = gymnax.adapt(native, env_id, backend, wrappers)
     else:
-        found, mask = _of_object(env, options, wrappers), NO_MASK
-    team = found if isinstance(found, Groups) else None
-    made = found.spec if isinstance(found, Groups) else found
-    _check_agents(env, _spec(made), wrappers)
-    native = None if isinstance(made, DeviceEnv) else made
-    if wrappers.hide is not None:
-        made = hidden.hidden(made, wrappers.hide)
-    if wrappers.frame_stack is not None:
-        made = stacks.stacked(made, wrappers.frame_stack)
-    pure = made if isinstance(made, DeviceEnv) else None
-    spec = _checked(_spec(made))
-    atari_preset = _settings(spec, workers, atari_preset)
-    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, native)
+        made = gymnax.adapt(_object(env, options), name, "gymnax", wrappers)
+    whole = made if isinstance(made, EnvSpec) else made.spec
+    _check_settings(name, whole, workers, atari_preset, wrappers)
+    spec = _checked(wrapping.wrapped(whole, wrappers)[0])
+    pure = wrapping.on_device(made, wrappers) if isinstance(made, DeviceEnv) else None
+    team = made if isinstance(made, Groups) else None
+    return EnvSource(spec, options, atari_preset, workers, timeout, wrappers, pure, mask, team, whole)
 
 
-def _spec(made: EnvSpec | DeviceEnv) -> EnvSpec:
-    return made.spec if isinstance(made, DeviceEnv) else made
-
-
-def _check_agents(env: Any, spec: EnvSpec, wrappers: Wrappers) -> None:
-    """Raises ``ConfigError`` for settings of several agents where there is one."""
+def _check_settings(name: str, spec: EnvSpec, workers: str, atari_preset: str | None, wrappers: Wrappers) -> None:
+    """Raises ``ConfigError`` for settings of several agents where there is one, and for those of another backend."""
+    several = spec.num_agents > 1 or spec.policies
     if wrappers.policies and not spec.policies:
-        raise ConfigError(f"--policies are for environments of several agents, and {env_name(env)} has one")
-    if wrappers.agent_ids and not (spec.num_agents > 1 or spec.policies or wrappers.joint):
-        raise ConfigError(f"--agent-ids is for environments of several agents, and {env_name(env)} has one")
-
-
-def _settings(spec: EnvSpec, workers: str, atari_preset: str | None) -> str | None:
-    """Returns the Atari preset after checking the settings of one backend.
-
-    Raises:
-      ConfigError: they are those of another backend.
-    """
-    name = f"{spec.backend}:{spec.id}"
+        raise ConfigError(f"--policies are for environments of several agents, and {name} has one")
+    if wrappers.agent_ids and not (several or wrappers.joint):
+        raise ConfigError(f"--agent-ids is for environments of several agents, and {name} has one")
     if workers != "threads" and spec.backend != "gymnasium":
-        raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {name} is none")
-    if spec.backend == "envpool":
-        return atari_preset or envpool.default_preset(spec.id)
-    if atari_preset is not None:
-        raise ConfigError(f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {name} is none")
-    return None
+        raise ConfigError(f"--env-workers {workers} needs a Gymnasium environment, and {label_of(spec)} is not one")
+    if atari_preset is not None and spec.backend != "envpool":
+        raise ConfigError(
+            f"--atari-preset {atari_preset} needs an Atari environment of EnvPool, and {label_of(spec)} is not one"
+        )
 
 
 class Located(NamedTuple):
@@ -219,38 +219,16 @@ def locate(env: str) -> Located:
     return Located(backend, env_id)
 
 
-def _of_name(
-    env: str,
-    options: Mapping[str, str],
-    atari_preset: str | None,
-    workers: Literal["threads", "processes"],
-    timeout: float,
-    wrappers: Wrappers,
-) -> tuple[EnvSpec | DeviceEnv | Groups, Mask]:
-    backend, name, made_by = locate(env)
-    if backend == "gymnax":
-        return gymnax.make(name, options, wrappers), NO_MASK
-    if backend in LIBRARIES:
-        return gymnax.adapt(libraries.make(backend, name, options), name, backend, wrappers), NO_MASK
-    if backend == "envpool":
-        preset = atari_preset or envpool.default_preset(name)
-        keywords = envpool.options(name, options, preset, wrappers, training=True)
-        return envpool.spec(name, keywords, wrappers), NO_MASK
-
-    found = gymnasium.look(name, options, timeout, workers, lambda made: gymnax.adapt(made, name, "gymnax", wrappers))
-    if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
-        raise ConfigError(f"--env {env} makes no {made_by} environment; --env {name} finds out which it is")
-    if isinstance(found, DeviceEnv):
-        return found, NO_MASK
-    if found.agents:
-        return rows.divided(name, found, wrappers), NO_MASK
-    return gymnasium.spec(name, found, wrappers), NO_MASK if found.mask.unread else found.mask
+def _described(env_id: str, description: Description, wrappers: Wrappers) -> EnvSpec | Groups:
+    if description.agents:
+        return rows.divided(env_id, description, wrappers)
+    return gymnasium.spec(env_id, description, wrappers)
 
 
-def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> DeviceEnv:
-    name = env_name(env)
+def _object(env: Any, options: Mapping[str, str]) -> Any:
+    """Returns the gymnax-style environment that the user has passed, or whose function."""
     if options:
-        raise ConfigError(f"env_options are for environments that are found by name, and {name} has none")
+        raise ConfigError(f"env_options are for environments that are found by name, and {env_name(env)} has none")
     made = env() if callable(env) and not is_gymnax(env) else env
     if not is_gymnax(made):
         kind = type(made).__name__
@@ -259,7 +237,7 @@ def _of_object(env: Any, options: Mapping[str, str], wrappers: Wrappers) -> Devi
             f"env must be a name, or a gymnax-style environment with reset_env and step_env, {what}; to train on a "
             "gymnasium.Env, pass a function of a module or notebook that makes it: def make() and env=make"
         )
-    return gymnax.adapt(made, name, "gymnax", wrappers)
+    return made
 
 
 def _checked(spec: EnvSpec) -> EnvSpec:
@@ -269,9 +247,9 @@ def _checked(spec: EnvSpec) -> EnvSpec:
       ConfigError: the time limit is below one step, or observations are empty.
     """
     if spec.max_episode_steps is not None and spec.max_episode_steps < 1:
-        raise ConfigError(f"{spec.backend}:{spec.id}: a time limit of {spec.max_episode_steps} steps; 1 or more works")
+        raise ConfigError(f"{label_of(spec)}: a time limit of {spec.max_episode_steps} steps; 1 or more works")
     for path, part in leaves(spec.observation).items():
         if any(size < 1 for size in part.shape):
             where = f" at {path}" if path else ""
-            raise ConfigError(f"{spec.backend}:{spec.id}: observations of shape {part.shape}{where} hold nothing")
+            raise ConfigError(f"{label_of(spec)}: observations of shape {part.shape}{where} hold nothing")
     return spec

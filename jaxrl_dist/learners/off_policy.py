@@ -168,23 +168,32 @@ def updates_per_iteration(replay: Replay, steps: int) -> int:
 
 
 def check_sizes(
-    algorithm: Algorithm, num_envs: int, rollout_length: int, num_devices: int, frame_stack: int = 1
+    algorithm: Algorithm,
+    rows: int,
+    rollout_length: int,
+    num_devices: int,
+    frame_stack: int = 1,
+    num_agents: int = 1,
 ) -> None:
     """Checks that environments, capacity and batch divide evenly, and that the memory is large enough.
+
+    Args:
+      rows: environments, times the agents of each.
 
     Raises:
       ConfigError: they do not; names both numbers and the nearest that work.
     """
     replay, window = algorithm.replay, algorithm.window
     assert replay is not None and window is not None
-    check_divides("num_envs", num_envs, (num_devices, "devices"))
+    noun = "environments" if num_agents == 1 else f"rows (environments x {num_agents} agents)"
+    check_divides("num_envs", rows, (num_devices, "devices"))
     check_divides("batch_size", replay.batch_size, (num_devices, "devices"))
-    check_divides("replay_capacity", replay.capacity, (num_envs, "environments"))
-    updates_per_iteration(replay, num_envs * rollout_length)
-    least = num_envs * (rollout_length + window + frame_stack)
+    check_divides("replay_capacity", replay.capacity, (rows, noun))
+    updates_per_iteration(replay, rows * rollout_length)
+    least = rows * (rollout_length + window + frame_stack)
     if replay.capacity < least:
         raise ConfigError(
-            f"--replay-capacity {replay.capacity} is too small for {num_envs} environments: rollouts of "
+            f"--replay-capacity {replay.capacity} is too small for {rows} {noun}: rollouts of "
             f"{rollout_length} steps and windows of {window + frame_stack - 1} need {least} or more"
         )
     if replay.batch_size > replay.capacity:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import packing, rng
 from jaxrl_dist.actors import device
+from jaxrl_dist.actors.step import NO_FAULT
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays
@@ -195,7 +196,7 @@ def make_iteration(job: Job, members: int) -> tuple[Callable[..., Any], Callable
     ) -> tuple[Any, ...]:
         rollout = device.make_rollout(job.variant(hyper)[0], env, rollout_length, packed=packed)
         actor, experience, episodes = rollout(variables, actor, *keys, iteration, env_step)
-        fault = device.Fault(iteration, device.find_fault(experience))
+        fault = device.Fault(iteration, device.fault_of(experience))
         counts = device.steps_of(env.spec, experience), episodes, fault
         return actor, experience, jax.tree.map(lambda x: x[None], counts)
 
@@ -280,7 +281,7 @@ def make_program(
         state, actor, since, keys, hyper, running = _squeeze_member((state, actor, since, keys, hyper, running))
 
         def finite(fault: device.Fault) -> jax.Array:
-            return jnp.all((fault.where == device.NO_FAULT) | ~running[..., None])
+            return jnp.all((fault.where == NO_FAULT) | ~running[..., None])
 
         def more(carry: Any) -> jax.Array:
             *_, done, fault = carry
@@ -302,7 +303,7 @@ def make_program(
             return *kept, done + 1, fault
 
         shape = *running.shape, job.mesh.shape[meshes.DATA]
-        none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, device.NO_FAULT))
+        none = device.Fault(jnp.zeros(shape, jnp.int32), jnp.full(shape, NO_FAULT))
         zeros = jnp.zeros((*running.shape, 2), jnp.int32)
         begin = state, actor, since, zeros, jnp.zeros((), jnp.int32), none
         with jax.named_scope("iteration"):

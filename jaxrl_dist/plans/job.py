@@ -13,7 +13,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
-from jaxrl_dist.actors.pool import ActorJob, PoolOptions
+from jaxrl_dist.actors.pool import PoolOptions
+from jaxrl_dist.actors.step import ActorJob
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.base import EnvSlice
 from jaxrl_dist.envs.source import EnvSource

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.actors.evaluate import Evaluation, evaluate
+from jaxrl_dist.actors.evaluate import MAX_ENVS, Evaluation, Evaluator
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.envs.base import clipped
+from jaxrl_dist.envs.base import clipped, label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike, Traits
@@ -41,7 +41,7 @@ class Policy:
     def __repr__(self) -> str:
         spec, everything = self.source.spec, self.source.spec.keyed(self.variables).values()
         size = sum(x.size for each in everything for x in jax.tree.leaves(each.params))
-        return f"Policy({label(self.config.algorithm)} on {spec.backend}:{spec.id}, {size:,} parameters)"
+        return f"Policy({label(self.config.algorithm)} on {label_of(spec)}, {size:,} parameters)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets users pickle a policy, if its environment and algorithm can be; this package never does."""
@@ -134,24 +134,26 @@ class Policy:
         Args:
           sampled: sample actions instead of taking the best ones; None: as the run's ``evaluation_policy``.
         """
-        self.check_plays()
         assert self.config.num_envs is not None, "the preset has it"
-        what: Any = *map(self.source.spec.keyed, (self.algorithm, self.variables)), self.source, episodes, seed
-        how: dict[str, Any] = {"max_steps": max_steps, "num_envs": self.config.num_envs}
-        return evaluate(*what, **how, sampled=self.samples(sampled), progress=progress)
+        evaluator = self.evaluator(episodes, seed, max_steps, sampled, self.config.num_envs)
+        evaluation = evaluator.play(self.source.spec.keyed(self.variables), progress)
+        assert evaluation is not None, "nothing stops it"
+        return evaluation
 
-    def samples(self, sampled: bool | None) -> bool:
-        """Returns whether an evaluation samples actions, asked for ``sampled``; None: as the run's evaluations did."""
-        return self.config.evaluation_policy == "sampled" if sampled is None else sampled
-
-    def check_plays(self) -> None:
-        """Checks that this policy can play in its environment by itself.
+    def evaluator(
+        self, episodes: int, seed: int, max_steps: int | None, sampled: bool | None, num_envs: int = MAX_ENVS
+    ) -> Evaluator:
+        """Returns an ``Evaluator`` of this policy; ``sampled`` as for ``evaluate``.
 
         Raises:
-          ConfigError: it is one of several.
+          ConfigError: it is one of several policies, and cannot play in its environment by itself.
         """
         if self.source.wrappers.policies and not self.source.spec.policies:
             raise ConfigError("a policy plays with the others of its run: load_policy(run_dir).evaluate() plays all")
+        if sampled is None:
+            sampled = self.config.evaluation_policy == "sampled"
+        algorithm = self.source.spec.keyed(self.algorithm)
+        return Evaluator(algorithm, self.source, episodes, seed, max_steps, num_envs, sampled=sampled)
 
     def _choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None

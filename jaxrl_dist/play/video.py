@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_dist.actors.evaluate import Evaluation, Evaluator
+from jaxrl_dist.actors.evaluate import Evaluation
 from jaxrl_dist.actors.step import env_of
 from jaxrl_dist.envs.base import DrawnEnv
 from jaxrl_dist.errors import ConfigError
@@ -49,13 +49,12 @@ def record(
     """
     from PIL import Image
 
-    policy.check_plays()
-    out = pathlib.Path(out)
+    spec, out = policy.source.spec, pathlib.Path(out)
+    evaluator = policy.evaluator(episodes * spec.num_agents, seed, max_steps, sampled)
     if out.suffix.lower() != ".gif":
         raise ConfigError(f"{out} must end in .gif: a GIF is what is written")
     check_place(out)
     pictures: list[list[Any]] = [[] for _ in range(episodes)]
-    spec = policy.source.spec
 
     def watch(env: DrawnEnv, indices: np.ndarray) -> None:
         # An environment is filmed until the last agent's episode is over.
@@ -64,12 +63,9 @@ def record(
             # A palette per picture cuts it to a third of the memory.
             pictures[index].append(image.convert("P", palette=Image.Palette.ADAPTIVE))
 
-    sampled = policy.samples(sampled)
-    algorithm, variables = map(spec.keyed, (policy.algorithm, policy.variables))
-    evaluator = Evaluator(algorithm, policy.source, episodes * spec.num_agents, seed, max_steps, sampled=sampled)
-    played = evaluator.play(variables, progress, watch=watch)
-    assert played is not None, "nothing stops it"
+    evaluation = evaluator.play(spec.keyed(policy.variables), progress, watch=watch)
+    assert evaluation is not None, "nothing stops it"
     first, *others = (image for episode in pictures for image in episode)
     with replacing(out) as partial:
         first.save(partial, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
-    return played, 1 + len(others)
+    return evaluation, 1 + len(others)

@@ -89,7 +89,7 @@ def _check_sizes(config: Train[Any], algorithm: Algorithm, spec: EnvSpec, num_de
     elif algorithm.replay is None:
         on_policy.check_sizes(*sizes)
     else:
-        off_policy.check_sizes(*sizes, spec.frame_stack)
+        off_policy.check_sizes(*sizes, spec.frame_stack, spec.num_agents)
     check_counts(config, algorithm, num_envs)
 
 

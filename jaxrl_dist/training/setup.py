@@ -20,6 +20,7 @@ from jaxrl_dist.checks import did_you_mean, flag, parse_bounds
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import LIBRARIES, Train, split_env
 from jaxrl_dist.config.values import marked, varied
+from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import ConfigError, ConfigWarning, EnvWarning
 from jaxrl_dist.hosts import peers
@@ -64,7 +65,7 @@ def prepare(config: Train[Any], source: EnvSource | None = None) -> Run:
         keep_programs()
     prepared = _prepared(config, source)
     if source.spec.unread_mask and peers.first():
-        warnings.warn(f"{source.spec.backend}:{source.spec.id}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
+        warnings.warn(f"{label_of(source.spec)}: {source.spec.unread_mask}", EnvWarning, stacklevel=2)
     _check_schedules(config)
     return prepared
 

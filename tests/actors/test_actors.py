@@ -18,10 +18,10 @@ from probes import assert_close, make_job, make_mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device
-from jaxrl_dist.actors.evaluate import Evaluator, evaluate
+from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import Stages, count_steps, keys_of
+from jaxrl_dist.actors.step import ActorJob, Stages, count_steps, keys_of, step_numbers
 from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.algorithms.es import ES
@@ -184,8 +184,8 @@ def test_actors_that_divide_the_environments_act_as_one_that_has_them_all(kind: 
     actors: list[Any]
     if kind == "device":
         program = device.compile_rollout({"": algorithm}, env, mesh, NUM_STEPS, act_key, env_key)
-        how = {"": algorithm}, env, mesh, program, NUM_STEPS, env_key
-        actors = [device.DeviceActor(*how, share, Stages()) for share in shares]
+        job = ActorJob({"": algorithm}, source, NUM_ENVS, NUM_STEPS, 0, lambda: False, lambda key, make: make())
+        actors = [device.DeviceActor(job, mesh, program, share, Stages()) for share in shares]
     else:
         programs = compile_acting({"": algorithm}, source.spec, mesh, NUM_STEPS, act_key)
         actors = [HostActor({"": algorithm}, source.host(x, 0), mesh, NUM_STEPS, programs, x) for x in shares]
@@ -358,13 +358,13 @@ def test_evaluation_plays_what_it_was_asked_for(name: str) -> None:
     algorithm = config.make(source.spec)
     start = jax.jit(algorithm.init)(jax.random.key(0))
     heard: list[int] = []
-    one = evaluate({"": algorithm}, {"": start}, source, 5, 0, progress=heard.append)
+    one = Evaluator({"": algorithm}, source, 5, 0).play({"": start}, heard.append)
     assert (
         heard[0] == 0 and heard[-1] == 5 and heard == sorted(heard) and one.returns.shape == one.lengths.shape == (5,)
     )
     np.testing.assert_array_equal(one.returns, one.lengths)
     assert (one.lengths >= 8).all() and (one.lengths <= 12).all()
-    np.testing.assert_array_equal(evaluate({"": algorithm}, {"": start}, source, 5, 0).returns, one.returns)
+    np.testing.assert_array_equal(Evaluator({"": algorithm}, source, 5, 0).play({"": start}).returns, one.returns)
 
 
 def test_rollouts_of_one_step() -> None:
@@ -378,7 +378,7 @@ def test_rollouts_of_one_step() -> None:
 
 def test_step_numbers_pass_two_to_the_31() -> None:
     iteration = jnp.int32(2**31 // 128 + 5)
-    numbers = jax.jit(device.step_numbers, static_argnums=1)(iteration, 128)
+    numbers = jax.jit(step_numbers, static_argnums=1)(iteration, 128)
     np.testing.assert_array_equal(np.asarray(numbers, np.int64), (2**31 // 128 + 5) * 128 + np.arange(128))
 
 

@@ -17,7 +17,7 @@ import team
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.actors.evaluate import Evaluator, evaluate
+from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.played import Episodes
 from jaxrl_dist.checks import flag
 from jaxrl_dist.commands.plot import read_curve
@@ -273,7 +273,7 @@ VARIABLES = Variables({"action": jnp.int32(0)}, ())
 def test_episodes_are_cut_and_count_as_far_as_they_came() -> None:
     """130 episodes of 128 environments, so that two go on after the cut: their second one is the rest of the first."""
     source = find((Endless(), 50))
-    played = evaluate({"": algorithm()}, {"": VARIABLES}, source, 130, 0, max_steps=30)
+    played = Evaluator({"": algorithm()}, source, 130, 0, max_steps=30).play({"": VARIABLES})
     assert played.lengths.tolist() == [30, 20] * 2 + [30] * 126
     np.testing.assert_array_equal(played.returns, -played.lengths)
     assert played.cut == 128 and played.summary()["cut"] == 128
@@ -308,10 +308,10 @@ def test_episodes_of_one_step_endless_ones_and_those_that_never_begin(xp: Any) -
 def test_without_a_limit_of_its_own_an_episode_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxrl_dist.actors.evaluate.MAX_EPISODE_STEPS", 40)
     source = find(Endless())
-    played = evaluate({"": algorithm()}, {"": VARIABLES}, source, 3, 0)
+    played = Evaluator({"": algorithm()}, source, 3, 0).play({"": VARIABLES})
     assert played.cut == 3 and played.lengths.tolist() == [40] * 3
     limited = source._replace(spec=dataclasses.replace(source.spec, max_episode_steps=50))
-    played = evaluate({"": algorithm()}, {"": VARIABLES}, limited, 3, 0)
+    played = Evaluator({"": algorithm()}, limited, 3, 0).play({"": VARIABLES})
     assert played.cut == 3 and played.lengths.tolist() == [50] * 3
 
 

@@ -93,7 +93,7 @@ def test_a_fault_is_named_in_one_line(what: str) -> None:
     with pytest.raises(EnvError) as error:
         find(made)
     text = str(error.value)
-    assert text.startswith(f"gymnax:{made if isinstance(made, str) else 'object:Changed'}: ")
+    assert text.startswith(f"{made if isinstance(made, str) else 'object:Changed'}: ")
     assert line in text and "\n" not in text
     for wrappers in (Wrappers(frame_stack=2), Wrappers(hide="0"), Wrappers(action_repeat=2)):
         with pytest.raises(EnvError) as wrapped:
@@ -190,5 +190,5 @@ def test_train_says_so_before_it_has_a_directory(
     run_dir = tmp_path / "run"
     assert cli.main(f"train a2c --env {name} --run-dir {run_dir}".split()) == 1
     out, err = capsys.readouterr()
-    assert err.startswith(f"jaxrl-dist: error: gymnax:{name}: ") and err.count("\n") == lines
+    assert err.startswith(f"jaxrl-dist: error: {name}: ") and err.count("\n") == lines
     assert not run_dir.exists() and not out

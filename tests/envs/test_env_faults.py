@@ -26,7 +26,7 @@ from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 from jaxrl_dist.training import setup
 
-SCRIPTED = "gymnasium:faulty:Scripted"
+SCRIPTED = "faulty:Scripted"
 
 
 # --- Signals and stops --------------------------------------------------------------------------------
@@ -157,8 +157,8 @@ def test_a_constructor_that_hangs_in_a_process() -> None:
 @pytest.mark.parametrize(
     "closing, message",
     [
-        ("raise", r"gymnasium:faulty:Scripted: close\(\) raises OSError: no window"),
-        ("hang", r"gymnasium:faulty:Scripted: close\(\) has not come back within 0\.5 s, and is not waited for"),
+        ("raise", r"faulty:Scripted: close\(\) raises OSError: no window"),
+        ("hang", r"faulty:Scripted: close\(\) has not come back within 0\.5 s, and is not waited for"),
     ],
 )
 def test_close_is_no_fault(closing: str, message: str, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:

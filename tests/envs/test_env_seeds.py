@@ -13,7 +13,7 @@ import pytest
 from probes import make_job, make_mesh
 
 from jaxrl_dist import preset
-from jaxrl_dist.actors.evaluate import evaluate
+from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.algorithms.impala import IMPALA
 from jaxrl_dist.envs.base import EnvSlice, HostEnv
@@ -153,5 +153,5 @@ def test_evaluation_makes_no_more_environments_than_training(monkeypatch: pytest
         return pure.device().reset(keys)
 
     source = pure._replace(pure=pure.device()._replace(reset=reset))
-    evaluate(run.job.algorithm, {"": variables}, source, 5, 0, num_envs=2)
+    Evaluator(run.job.algorithm, source, 5, 0, num_envs=2).play({"": variables})
     assert made == [2, 2] and set(arrays) == {5}

@@ -143,6 +143,10 @@ AGAINST_NATIVE = [  # with time limits so short that 40 random steps meet them
 ]
 
 
+def pure(env_id: str, options: dict[str, str]) -> base.DeviceEnv:
+    return adapter.adapt(adapter.native(env_id, options), env_id, "gymnax")
+
+
 @pytest.mark.parametrize(
     "env_id, options, ends",
     [
@@ -153,7 +157,7 @@ AGAINST_NATIVE = [  # with time limits so short that 40 random steps meet them
     ],
 )
 def test_gymnax_against_its_own_step(env_id: str, options: dict[str, int], ends: str) -> None:
-    env = adapter.make(env_id, {key: str(value) for key, value in options.items()})
+    env = pure(env_id, {key: str(value) for key, value in options.items()})
     actions = random_actions(env.spec.action, np.random.default_rng(0), NUM_STEPS, NUM_ENVS)
     keys = jax.random.split(jax.random.key(1), (NUM_STEPS, NUM_ENVS))
     first = jax.random.split(jax.random.key(2), NUM_ENVS)
@@ -179,7 +183,7 @@ def test_gymnax_against_its_own_step(env_id: str, options: dict[str, int], ends:
 
 def test_accelerators_reset_without_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     """And step as CPUs do, which reset only when an environment needs it."""
-    env = adapter.make("CartPole-v1", {"max_steps_in_episode": "7"})
+    env = pure("CartPole-v1", {"max_steps_in_episode": "7"})
     actions = random_actions(env.spec.action, np.random.default_rng(0), NUM_STEPS, NUM_ENVS)
     keys = jax.random.split(jax.random.key(1), (NUM_STEPS, NUM_ENVS))
     first = jax.random.split(jax.random.key(2), NUM_ENVS)
@@ -205,7 +209,7 @@ def test_every_other_gymnax_environment_has_the_spaces_it_names(env_id: str) -> 
     """Of what its reset and its step trace to, without compiling them."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(1), 2))
     with jax.numpy_rank_promotion("allow"):  # Swimmer needs it
-        env = adapter.make(env_id, {})
+        env = pure(env_id, {})
         actions = jnp.asarray(random_actions(env.spec.action, np.random.default_rng(0), 2))
         state, first = jax.eval_shape(env.reset, keys)
         after, step, _ = jax.eval_shape(env.step, state, actions, keys)
@@ -226,22 +230,22 @@ def test_every_other_gymnax_environment_has_the_spaces_it_names(env_id: str) -> 
 def test_every_other_gymnax_environment_steps(env_id: str) -> None:
     keys = jax.random.split(jax.random.key(1), (50, 2))
     with jax.numpy_rank_promotion("allow"):  # Swimmer needs it
-        env = adapter.make(env_id, {})
+        env = pure(env_id, {})
         actions = random_actions(env.spec.action, np.random.default_rng(0), 50, 2)
         _, _, steps = run_gymnax(env, actions, keys, keys[0])
     check_contract(unstack(steps), env.spec, 2)
 
 
 def test_gymnax_options() -> None:
-    env = adapter.make("Catch-bsuite", {"rows": "6", "columns": "3", "max_steps_in_episode": "4"})
+    env = pure("Catch-bsuite", {"rows": "6", "columns": "3", "max_steps_in_episode": "4"})
     assert env.spec.observation.shape == (6, 3) and env.spec.max_episode_steps == 4
     assert env.spec.family == "bsuite"
-    pendulum = adapter.make("Pendulum-v1", {"max_torque": "0.5"})
+    pendulum = pure("Pendulum-v1", {"max_torque": "0.5"})
     assert pendulum.spec.action.high == 0.5
     with pytest.raises(ConfigError, match=r"no option 'max_torqe'.*did you mean 'max_torque'"):
-        adapter.make("Pendulum-v1", {"max_torqe": "0.5"})
+        pure("Pendulum-v1", {"max_torqe": "0.5"})
     with pytest.raises(ConfigError, match="max_steps_in_episode of gymnax:Pendulum-v1 must be a int"):
-        adapter.make("Pendulum-v1", {"max_steps_in_episode": "ten"})
+        pure("Pendulum-v1", {"max_steps_in_episode": "ten"})
 
 
 def test_environment_of_the_user() -> None:
@@ -255,7 +259,7 @@ def test_environment_of_the_user() -> None:
 def test_gymnax_actions_outside_their_bounds() -> None:
     """Clipped where they are continuous, an error on the host where they are not numbers."""
     keys = jax.random.split(jax.random.key(0), 2)
-    env = adapter.make("PointRobot-misc", {})
+    env = pure("PointRobot-misc", {})
     state, _ = jax.jit(env.reset)(keys)
     bound = np.broadcast_to(env.spec.action.high, (2, 2))
     step = jax.jit(env.step)
@@ -274,7 +278,7 @@ def test_spaces_that_no_policy_handles() -> None:
             return gymnax.environments.spaces.Tuple(())
 
     with pytest.raises(ConfigError, match=r"gymnax:Strange-v0 has Tuple actions without parts; "):
-        adapter.from_gymnax(Strange(), Strange().default_params, "Strange-v0", "other")
+        adapter.adapt(Strange(), "Strange-v0", "gymnax")
 
 
 # --- EnvPool ------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_in_a_compiled_program(
     sizes = f"--num-envs {NUM_ENVS} --rollout-length {LENGTH} --hidden-sizes 8 --seed {SEED}"
     assert cli.main(f"{command} {sizes} --run-dir {tmp_path}/run --quiet".split()) == 1
     step, index = first_fault()
-    line = f"gymnax:own:Spoilt: environment {index} at step {step} gave {kind} that is not finite"
+    line = f"own:Spoilt: environment {index} at step {step} gave {kind} that is not finite"
     saved, error = capsys.readouterr().err.splitlines()
     assert saved.startswith("the run is saved: ") and error == f"jaxrl-dist: error: {line}"
 
@@ -103,7 +103,7 @@ def test_the_place_in_a_rollout() -> None:
     spec = find("CartPole-v1").spec
 
     def found(iteration: int = 7) -> str:
-        place = np.asarray([device.find_fault({"": Rollout(obs, (), reward, (), (), (), (), (), ())})])
+        place = np.asarray([device.fault_of({"": Rollout(obs, (), reward, (), (), (), (), (), ())})])
         try:
             device.check_fault(spec, device.Fault(np.full(1, iteration), place), 3, 5)
         except EnvError as error:

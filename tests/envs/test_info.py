@@ -81,7 +81,7 @@ def test_envpools_parts_of_the_reward_add_up_to_the_return(repeat: int) -> None:
 
 
 REFUSED = {
-    "sucess": r"info of gymnax:own:Scored has no number 'sucess' \(did you mean 'success'\?\); it has: late, success",
+    "sucess": r"info of own:Scored has no number 'sucess' \(did you mean 'success'\?\); it has: late, success",
     "words": "has no number 'words'; it has: late, success, task/cost",
     "success,": "'success,' has an empty name; names such as success,score work",
     "late,late": "names late twice",
@@ -114,7 +114,7 @@ def test_gymnasium_is_asked_for_a_whole_episode(capsys: pytest.CaptureFixture[st
     command = f"train pg --env scored:HostScored {runs.TINY} --info-metrics speed --quiet --run-dir {tmp_path / 'run'}"
     assert cli.main(command.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "--info-metrics speed: the info of gymnasium:scored:HostScored has no number 'speed'" in line
+    assert "--info-metrics speed: the info of scored:HostScored has no number 'speed'" in line
     assert "it has: late, success, task/cost" in line or "it has: success, task/cost" in line
 
 

@@ -166,6 +166,11 @@ class Wide(own.Walk):
         return gymnasium.spaces.Discrete(2**40)
 
 
+class Bits(own.Walk):
+    def observation_space(self, params: Any) -> Any:
+        return gymnasium.spaces.MultiBinary(2**40)
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a number": (
         3,
@@ -186,11 +191,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "workers": (
         own.Walk(),
         {"env_workers": "processes"},
-        "needs a Gymnasium environment, and gymnax:obj",
+        "needs a Gymnasium environment, and object:Walk",
     ),
     "another backend": ("gymnasium:own:cartpole", {}, "makes no gymnasium environment; env own:cartpole finds out"),
     "the other way round": ("gymnax:faulty:make", {}, "env gymnax:faulty:make makes no gymnax environment"),
     "too many values": (Wide(), {}, "Discrete observations with 1099511627776 values; up to 1048576 work, and a Box"),
+    "too many bits": (Bits(), {}, "MultiBinary observations with 2199023255552 values; up to 1048576 work, and a Box"),
     "an unknown option": ("own:cartpole", {"env_options": {"lenth": "1"}}, "did you mean 'length'?"),
 }
 

@@ -18,15 +18,14 @@ import runs
 from PIL import Image
 
 from jaxrl_dist import Train, cli, load_policy, train
-from jaxrl_dist.actors.evaluate import evaluate
+from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.commands.plot import plot
-from jaxrl_dist.config.train import split_env
+from jaxrl_dist.config.train import module_of_user, split_env
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.run import console
-from jaxrl_dist.settings.stored import module_of_user
 from jaxrl_dist.spaces import Box, describe
 from jaxrl_dist.types import Algorithm, Context, Variables
 
@@ -215,7 +214,7 @@ def test_an_evaluation_ends_without_the_episodes_of_an_agent_that_never_joins() 
     source = find("flock:Never", wrappers=Wrappers(policies={"a": "bird_*", "b": "late"}))
     nothing: Any = None
     algorithms = dict.fromkeys("ab", Algorithm(nothing, still, nothing, nothing, nothing))
-    played = evaluate(algorithms, dict.fromkeys("ab", Variables((), ())), source, 12, 0, max_steps=20, num_envs=2)
+    played = Evaluator(algorithms, source, 12, 0, max_steps=20, num_envs=2).play(dict.fromkeys("ab", Variables((), ())))
     summary = played.summary()
     assert played.lengths.tolist() == [6] * 8 and played.cut == 0
     assert summary["a/episodes"] == 8 and summary["b/episodes"] == 0 and "b/return_mean" not in summary
@@ -247,9 +246,7 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
         find("flock:Flock", wrappers=Wrappers(action_repeat=2))
     with pytest.raises(ConfigError, match="observations of bird_0 and late have other bounds; one policy needs equal"):
         find("flock:Bounded")
-    with pytest.raises(
-        ConfigError, match="agents without a policy: late; the agents of gymnasium:flock:Flock are bird_"
-    ):
+    with pytest.raises(ConfigError, match="agents without a policy: late; the agents of flock:Flock are bird_"):
         find("flock:Flock", wrappers=Wrappers(policies={"a": "bird_*"}))
     with pytest.raises(ConfigError, match="frame_stack works for environments with one policy"):
         find("flock:Flock", wrappers=Wrappers(policies={"a": "*"}, frame_stack=2))

@@ -25,9 +25,9 @@ from test_envs import check_contract, random_actions
 import jaxrl_dist
 from jaxrl_dist import cli, rng
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.envs import stacks
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
+from jaxrl_dist.envs.wrappers import wrapped
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners.gradients import check_sizes
 from jaxrl_dist.memory import frames
@@ -270,7 +270,7 @@ def test_a_layout_is_never_lost() -> None:
     assert frames.channel_axis((3, 12, 12)) == 0 and frames.channel_axis((12, 12, 3)) == 2
     space = box(3, 12, 12, bound=1)
     with pytest.raises(ConfigError, match=r"makes images of shape \(12, 12, 12\).* fewer frames work"):
-        stacks.stacked(spec(space), 4)
+        wrapped(spec(space), Wrappers(frame_stack=4))
 
 
 # --- Clipped rewards ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from probes import make_mesh, sample_prioritized, sample_uniform
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import preset, rng, train
-from jaxrl_dist.actors.evaluate import Evaluation, evaluate
+from jaxrl_dist.actors.evaluate import Evaluation, Evaluator
 from jaxrl_dist.actors.host import HostActor
 from jaxrl_dist.actors.programs import compile_acting
 from jaxrl_dist.envs.host import envpool
@@ -174,7 +174,12 @@ def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
 
 @pytest.mark.parametrize(
     "rollouts, prioritized",
-    [pytest.param(2, False, marks=pytest.mark.case), (2, True), (ROLLOUTS, False), (ROLLOUTS, True)],
+    [
+        pytest.param(2, False, marks=pytest.mark.case),
+        (2, True),
+        (ROLLOUTS, False),
+        pytest.param(ROLLOUTS, True, marks=pytest.mark.case),
+    ],
 )
 def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
     """Before and after the ring wraps around, of every window that may be drawn, and of no other."""
@@ -215,7 +220,7 @@ def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
 def test_evaluation_sees_the_stacks_that_envpool_makes() -> None:
     def play() -> Evaluation:
         source = find("Breakout-v5", {"max_episode_steps": "90"})
-        return evaluate({"": watching(source.spec.action.n)}, {"": Variables((), ())}, source, 6, 0)
+        return Evaluator({"": watching(source.spec.action.n)}, source, 6, 0).play({"": Variables((), ())})
 
     ours = play()
     with stacked_by_envpool():

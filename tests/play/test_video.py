@@ -19,7 +19,7 @@ from PIL import Image
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.actors.evaluate import evaluate
+from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.envs.drawing import draw
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.play.policy import Policy
@@ -107,7 +107,7 @@ def test_what_is_filmed_is_what_is_evaluated(env: str, tmp_path: Path) -> None:
     values, size = CASES[env]
     policy = untrained(env.strip(), **values)
     played, count = record(policy, tmp_path / "film.gif", 2, seed=3, fps=50, max_steps=12)
-    other = evaluate({"": policy.algorithm}, {"": policy.variables}, policy.source, 2, 3, max_steps=12)
+    other = Evaluator({"": policy.algorithm}, policy.source, 2, 3, max_steps=12).play({"": policy.variables})
     np.testing.assert_array_equal(played.returns, other.returns)
     np.testing.assert_array_equal(played.lengths, other.lengths)
     assert count == sum(played.lengths) + 2
@@ -191,7 +191,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (run_dir, film, "--fps", "0"): "--fps must be >= 1 and <= 50, not 0",
         (run_dir, film, "--episodes", "101"): "--episodes must be >= 1 and <= 100",
         (run_dir, film, "--frames", "3"): "unknown flag --frames",
-        (str(tmp_path), film): "is no run directory: it has no config.json",
+        (str(tmp_path), film): "is not a run directory: it has no config.json",
     }.items():
         assert cli.main(["video", *args]) == 2
         captured = capsys.readouterr()

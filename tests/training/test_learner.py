@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import team
 
 import jaxrl_dist
 from jaxrl_dist.algorithms.dqn import DQN
@@ -73,3 +74,9 @@ def test_a_default_that_does_not_divide_is_rounded_down(
 def test_what_the_user_gave_is_refused_instead(algorithm: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         prepare(config(algorithm, "envpool:Pong-v5", fields))
+
+
+def test_a_memory_of_several_agents_divides_over_rows() -> None:
+    for capacity, message in ((100, "does not divide over"), (24, "is too small for")):
+        with pytest.raises(ConfigError, match=rf"{message} 24 rows \(environments x 3 agents\)"):
+            prepare(config(DQN(replay_capacity=capacity), team.CartPoles(3), {"num_envs": 8}))

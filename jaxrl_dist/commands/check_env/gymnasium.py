@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.base import space_of
-from jaxrl_dist.envs.native import RESET, STEP, Mask, plain
+from jaxrl_dist.envs.native import RESET, STEP, Mask, env_label, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import PyTree
@@ -39,7 +39,7 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
             check.fault(what, f"its {what}_space {missing}")
             continue
         try:
-            found = space_of(plain(space), f"gymnasium:{name}", f"{what}s")
+            found = space_of(plain(space), env_label("gymnasium", name), f"{what}s")
         except ConfigError as error:
             check.fault(what, error.with_flags)
             continue
@@ -148,9 +148,9 @@ class _Player:
         }
         mask = self._check.call(f"the action mask of {where}", values[self._mask.where])
         wanted = plain(self.env.action_space).num_choices
-        if masks.size_of(mask) != wanted:
+        self._legal = masks.flat(mask, wanted)
+        if self._legal is None:
             raise self._check.stop("mask", f"the action mask of {where} is {mask!r:.80}, not {wanted} zeros and ones")
-        self._legal = masks.flat(mask)
         if not ended:
             self._check.legal(where, self._legal)
 

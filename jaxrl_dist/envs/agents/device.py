@@ -16,22 +16,13 @@ import jax.numpy as jnp
 
 from jaxrl_dist import mesh, rng
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.agents.groups import (
-    STATE,
-    Group,
-    Groups,
-    Team,
-    check_same,
-    divided,
-    in_rows,
-    stacked,
-    whole_state,
-)
+from jaxrl_dist.envs.agents import groups
+from jaxrl_dist.envs.agents.groups import STATE, Group, Groups, Team
 from jaxrl_dist.envs.base import DeviceEnv, Wrappers, clipped, policy_space, restarted, rows_where, space_of
 from jaxrl_dist.envs.contract import Contract, of_library, zero_action
 from jaxrl_dist.envs.drawing import own_render
 from jaxrl_dist.envs.episodes import ended_episodes
-from jaxrl_dist.envs.native import Mask, named, plain, unnamed, without
+from jaxrl_dist.envs.native import Mask, env_label, named, plain, unnamed, without
 from jaxrl_dist.spaces import Discrete, Space
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
@@ -59,7 +50,7 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
       ConfigError: as ``groups.divided``.
       EnvError: as ``contract.of_env``.
     """
-    env, agents, name = team.env, list(team.env.agents), f"{backend}:{env_id}"
+    env, agents, name = team.env, list(team.env.agents), env_label(backend, env_id)
     contract, limit = contract or Contract(name), wrappers.limit(team.time_limit)
     obs, state = _traced_reset(contract, env)
 
@@ -67,20 +58,20 @@ def from_team(team: Team, env_id: str, backend: str, wrappers: Wrappers, contrac
         observation, action, mask = _spaces(env, agents, obs, state, name)
         return EnvSpec(env_id, backend, team.family, observation, action, limit), mask
 
-    size = jax.eval_shape(lambda obs: whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
-    groups = divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
+    size = jax.eval_shape(lambda obs: groups.whole_state(jax.tree.map(lambda x: x[None], obs), agents), obs).size
+    divided = groups.divided(agents, name, wrappers, alone, size, shows_state=team.shows_state)
     _trace_step(contract, env, obs, state)
-    rows = _Rows(env, groups, limit)
-    return DeviceEnv(groups.spec, rows.reset, rows.step, own_render(env))
+    rows = _Rows(env, divided, limit)
+    return DeviceEnv(divided.spec, rows.reset, rows.step, own_render(env))
 
 
 class _Rows:
     """Environments whose rows are agents, as pure functions over a batch."""
 
-    def __init__(self, env: Any, groups: Groups, limit: int | None) -> None:
+    def __init__(self, env: Any, divided: Groups, limit: int | None) -> None:
         """``limit``: env steps after which an episode is truncated."""
-        self._env, self._groups, self._limit = env, groups, limit
-        self._count, self._rows = len(groups.agents), groups.spec.num_agents
+        self._env, self._groups, self._limit = env, divided, limit
+        self._count, self._rows = len(divided.agents), divided.spec.num_agents
 
     def reset(self, keys: jax.Array) -> tuple[State, PyTree]:
         obs, state = self._reset_all(keys[:: self._rows])
@@ -91,7 +82,8 @@ class _Rows:
 
     def step(self, state: State, action: PyTree, keys: jax.Array) -> tuple[State, Timestep, EpisodeStats]:
         keys = jax.vmap(jax.random.split)(keys[:: self._rows])
-        obs, env_state, reward, dones = jax.vmap(self._step_one)(keys[:, 0], state.env, self._actions(action))
+        step_all = jax.vmap(lambda key, *arguments: self._env.step_env(rng.raw(key), *arguments)[:4])
+        obs, env_state, reward, dones = step_all(keys[:, 0], state.env, self._actions(action))
         stepped = jax.tree.map(
             lambda new, old: new.astype(old.dtype), (self._observe(obs, env_state), env_state), (state.obs, state.env)
         )
@@ -100,7 +92,8 @@ class _Rows:
         timed = jnp.zeros_like(state.ended) if self._limit is None else steps >= self._limit
         over = dones["__all__"].astype(bool)
         resetting = state.ended[:, None]
-        gone, *before = map(self._by_env, (state.gone, state.episode_return, state.episode_length))
+        agents = state.gone, state.episode_return, state.episode_length
+        gone, *before = (x.reshape(-1, self._count) for x in agents)
         valid = ~resetting & ~gone
         terminated = valid & (self._stacked(dones).astype(bool) | over[:, None])
         truncated = valid & ~terminated & timed[:, None]
@@ -122,19 +115,13 @@ class _Rows:
         spec, own = self._groups.spec, mesh.over_policies(of_group, outputs=2)
         return new, *map(spec.bare, own(self._groups.by_policy, spec.keyed(seen)))
 
-    def _by_env(self, x: jax.Array) -> jax.Array:
-        """Returns the numbers of agents by environment, ``[B, K]``."""
-        return x.reshape(-1, self._count)
-
     def _stacked(self, values: Mapping[Any, jax.Array]) -> jax.Array:
-        return self._by_env(stacked(self._groups.agents, values))
+        """Returns numbers keyed by agent as ``[B, K]``."""
+        return groups.stacked(self._groups.agents, values).reshape(-1, self._count)
 
     def _reset_all(self, keys: jax.Array) -> tuple[PyTree, PyTree]:
         obs, state = jax.vmap(lambda key: self._env.reset(rng.raw(key)))(keys)
         return self._observe(obs, state), jax.tree.map(lambda x: jnp.broadcast_to(x, jnp.shape(x) or keys.shape), state)
-
-    def _step_one(self, key: jax.Array, env_state: PyTree, actions: Mapping[Any, PyTree]) -> Any:
-        return self._env.step_env(rng.raw(key), env_state, actions)[:4]
 
     def _started(self, keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
         """Resets the environments that have ended."""
@@ -161,10 +148,10 @@ class _Rows:
         """Returns the agents' observations, ``[B * k, ...]``; with several policies, a dict keyed by policy."""
 
         def of_group(group: Group) -> PyTree:
-            seen, legal = in_rows(group.agents, obs), None
+            seen, legal = groups.in_rows(group.agents, obs), None
             if masks.PART in group.added:
-                legal = in_rows(group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)).astype(bool)
-            whole = whole_state(obs, self._groups.agents) if STATE in group.added else None
+                legal = groups.in_rows(group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)).astype(bool)
+            whole = groups.whole_state(obs, self._groups.agents) if STATE in group.added else None
             return group.observation(named(self._env.observation_space(group.agents[0]), seen), legal, whole)
 
         return self._groups.spec.bare(mesh.over_policies(of_group)(self._groups.by_policy))
@@ -182,7 +169,7 @@ def _spaces(env: Any, agents: Sequence[Any], obs: PyTree, state: PyTree, name: s
     """
     first, spaces = agents[0], {"observations": env.observation_space, "actions": env.action_space}
     for what, kind in spaces.items():
-        check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
+        groups.check_same(name, what, {agent: plain(kind(agent)) for agent in agents})
     known, native_action = plain(env.observation_space(first)), plain(env.action_space(first))
     if known.kind == "Box":  # some libraries' spaces have other dtypes and shapes than their observations
         known = known._replace(shape=tuple(obs[first].shape), dtype=obs[first].dtype.name)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.envs import masks
-from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, space_of
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
 from jaxrl_dist.envs.native import Mask, PlainSpace
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Part, describe
@@ -147,8 +147,7 @@ def divided(
         (spec, mask), count, joint = alone(agents_of_policy), len(agents_of_policy), policy in wrappers.joint
         observation, action, added = spec.observation, spec.action, set()
         if wrappers.agent_ids or joint:
-            one_hot = space_of(PlainSpace("Box", (count,), "float32", 0.0, 1.0), name, "indices")
-            observation = {**in_parts(observation), AGENT: one_hot}
+            observation = {**in_parts(observation), AGENT: _numbers(count, 0, 1)}
             added.add(AGENT)
         if joint:
             observation, action = joined(name, observation, action, count, mask)
@@ -156,8 +155,7 @@ def divided(
         if part is not None and mask.where != "part":
             added.add(part)
         if shows_state or joint:
-            whole = space_of(PlainSpace("Box", (state_size,), "float32", -np.inf, np.inf), name, "states")
-            observation = {**in_parts(observation), STATE: whole}
+            observation = {**in_parts(observation), STATE: _numbers(state_size, -np.inf, np.inf)}
             added.add(STATE)
         full = dataclasses.replace(
             spec, observation=observation, action=action, mask=part, unread_mask=mask.unread,
@@ -171,6 +169,10 @@ def divided(
     groups = {policy: group_of(policy, agents_of_policy) for policy, agents_of_policy in owners.items()}
     specs = {policy: group.spec for policy, group in groups.items()}
     return Groups(agents, groups, of_policies(specs) if wrappers.policies else specs[""])
+
+
+def _numbers(size: int, low: float, high: float) -> Box:
+    return Box((size,), np.dtype(np.float32), *(np.full(size, bound, np.float32) for bound in (low, high)))
 
 
 def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None:
@@ -316,4 +318,4 @@ def check_same(name: str, what: str, native: Mapping[Any, PlainSpace]) -> None:
 def _shown(space: PlainSpace) -> str:
     if space.parts is not None:
         return "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in space.parts.items()) + "}"
-    return f"{space.kind}{list(space.shape) if space.kind == 'Box' else list(space.sizes or ())}"
+    return f"{space.kind}{list(space.sizes or space.shape)}"

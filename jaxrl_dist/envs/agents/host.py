@@ -18,7 +18,7 @@ from jaxrl_dist.envs.base import DrawnEnv, Wrappers, space_of
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import gymnasium
 from jaxrl_dist.envs.masks import PART
-from jaxrl_dist.envs.native import Description, Mask, alike
+from jaxrl_dist.envs.native import Description, Mask, alike, env_label
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.spaces import Box, MultiDiscrete, Space, leaves
@@ -31,7 +31,7 @@ def divided(env_id: str, made: Description, wrappers: Wrappers) -> Groups:
     Raises:
       ConfigError: as ``groups.divided``.
     """
-    name, agents = f"gymnasium:{env_id}", list(made.agents)
+    name, agents = env_label("gymnasium", env_id), list(made.agents)
 
     def alone(agents: Sequence[str]) -> tuple[EnvSpec, Mask]:
         first = agents[0]
@@ -57,17 +57,12 @@ def whole(divided: Groups) -> EnvSpec:
         "reward": Box((len(agents),), reward.dtype, -reward, reward),
         **{flag: MultiDiscrete((2,) * len(agents)) for flag in (THERE, *FLAGS)},
     }
-    if legal := {agent: _flags(group) for agent, group in of_agents if PART in group.added}:
-        parts[PART] = legal
+    masked = [(agent, group) for agent, group in of_agents if PART in group.added]
+    if masked:
+        flags = {agent: masks.with_mask({}, group.alone.action, group.mask)[0] for agent, group in masked}
+        parts[PART] = {agent: part[PART] for agent, part in flags.items() if isinstance(part, dict)}
     actions: Space = {agent: group.alone.action for agent, group in of_agents}
     return dataclasses.replace(divided.spec, observation=parts, action=actions, num_agents=1, mask=None, policies={})
-
-
-def _flags(group: Group) -> Space:
-    """Returns the space of an agent's legal actions."""
-    parts, _ = masks.with_mask({}, group.alone.action, group.mask)
-    assert isinstance(parts, dict)
-    return parts[PART]
 
 
 class Rows:

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_dist.envs.masks import NAMES, PART, flat, misfit, of_parts, size_of
+from jaxrl_dist.envs.masks import NAMES, PART, flat, misfit, of_parts
 from jaxrl_dist.envs.native import NO_MASK, Description, Mask, flag, number, plain, returned, without
 from jaxrl_dist.errors import ConfigError
 
@@ -82,7 +82,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         for agent, size in sizes.items():
             for name in reversed([name for name in NAMES if name in infos.get(agent, {})]):
                 mask, value = Mask("info", name), infos[agent][name]
-                if size_of(value) == size:
+                if flat(value, size) is not None:
                     found[size] = mask
                 elif size not in found:
                     unread = misfit(f"info[{name!r}]", np.size(value), plain(self._acts[agent]))
@@ -104,8 +104,11 @@ class Parallel(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         there = self._going()
-        own = {agent: _number(self._acts[agent], action[str(agent)]) for agent in self.env.agents}
-        obs, rewards, terminated, truncated, infos = returned("step", self.env.step(own), RETURNED)
+        actions = {agent: action[str(agent)] for agent in self.env.agents}
+        for agent in self.env.agents:
+            if isinstance(self._acts[agent], spaces.Discrete):
+                actions[agent] = int(actions[agent])  # which some environments need
+        obs, rewards, terminated, truncated, infos = returned("step", self.env.step(actions), RETURNED)
         listed = self._going()
         flags = {"termination": terminated, "truncation": truncated}
         _check("step", listed, observation=obs)
@@ -171,8 +174,8 @@ class Parallel(gymnasium.Env[Any, Any]):
         """
         name, size = self._masks[agent], int(self._acts[agent].n)
         mask = info.get(name)
-        if size_of(mask) == size:
-            return flat(mask)
+        if (flags := flat(mask, size)) is not None:
+            return flags
         if going and mask is not None:
             what = f"the info of {agent} gave {mask!r:.80} as {name!r}"
             raise ValueError(f"{what}, not {size} zeros and ones that say what is legal")
@@ -214,8 +217,3 @@ def _finite(agent: Any, reward: Any) -> float:
     if not np.isfinite(found):
         raise ValueError(f"the reward of {agent} is {found}, which is not finite")
     return float(found)
-
-
-def _number(space: Any, action: Any) -> Any:
-    """Returns a discrete action as a Python int, which some environments need; others unchanged."""
-    return int(action) if isinstance(space, spaces.Discrete) else action

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,26 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import rng
-from jaxrl_dist.envs import episodes, masks
+from jaxrl_dist.envs import base, episodes, masks
 from jaxrl_dist.envs.agents import device
 from jaxrl_dist.envs.agents.groups import Team
-from jaxrl_dist.envs.base import (
-    UNWRAPPED,
-    DeviceEnv,
-    Wrappers,
-    check_finite,
-    checked_action,
-    clipped,
-    outcome,
-    parse_options,
-    policy_space,
-    restarted,
-    rows_where,
-)
-from jaxrl_dist.envs.contract import Contract, of_env
+from jaxrl_dist.envs.base import UNWRAPPED, DeviceEnv, Wrappers
+from jaxrl_dist.envs.contract import Contract, of_env, of_library
 from jaxrl_dist.envs.device import libraries
 from jaxrl_dist.envs.drawing import draw, own_render
-from jaxrl_dist.envs.native import is_team, plain, unnamed
+from jaxrl_dist.envs.native import env_label, family_of, is_team, plain, unnamed
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.lazy import postponed
 from jaxrl_dist.mesh import over_policies
@@ -67,18 +53,11 @@ def _library() -> Any:
     return gymnax
 
 
-def make(env_id: str, options: Mapping[str, str], wrappers: Wrappers = UNWRAPPED) -> DeviceEnv:
-    """Makes the gymnax environment ``env_id``; ``options`` set fields of its parameters or constructor arguments.
-
-    Raises:
-      ConfigError: unknown option, or no policy here supports the spaces.
-    """
-    env, params = native(env_id, options)
-    return from_gymnax(env, params, env_id, _family(env), wrappers)
-
-
 def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Makes gymnax's environment object and its parameters; arguments as in ``make``.
+    """Makes gymnax's environment object and its parameters.
+
+    Args:
+      options: ``--env-options``: fields of the parameters, or arguments of the constructor.
 
     Raises:
       ConfigError: unknown option.
@@ -88,13 +67,8 @@ def native(env_id: str, options: Mapping[str, str]) -> tuple[Any, Any]:
         env, params = gymnax.make(env_id)
     except OSError as error:  # some environments download data in their constructor
         raise ConfigError(f"gymnax:{env_id} cannot be made here: {error}") from error
-    arguments = {
-        name: parameter.default
-        for name, parameter in inspect.signature(type(env)).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    values = parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
+    arguments, fields = libraries.defaults_of(type(env)), libraries.fields_of(params)
+    values = base.parse_options(f"gymnax:{env_id}", options, {**arguments, **fields})
     env, params = gymnax.make(env_id, **{k: v for k, v in values.items() if k in arguments})
     return env, params.replace(**{k: v for k, v in values.items() if k in fields and k not in arguments})
 
@@ -114,19 +88,19 @@ def adapt(
       EnvError: a fault, or its code fails in a compiled program.
     """
     env, params = made if isinstance(made, tuple) else (made, None)
-    contract = contract or Contract(f"{backend}:{env_id}")
+    of_user = not of_library(type(env))
+    contract = contract or Contract(env_label(backend, env_id))
     with contract.during("a first step"):
         if is_team(env):
-            own = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
-            env = Team(env, **own)
+            team_fields = {name: getattr(env, name) for name in ("time_limit", "shows_state") if hasattr(env, name)}
+            env = Team(env, **team_fields)
         if isinstance(env, Team):
-            found = device.from_team(env, env_id, backend, wrappers, contract)
+            adapted = device.from_team(env, env_id, backend, wrappers, contract)
         else:
-            family = env.family if isinstance(env, libraries.Adapted) else _family(env)
-            found = from_gymnax(env, params, env_id, family, wrappers, backend, contract)
-        if backend == "gymnax":  # libraries work for several environments at once
-            _trace(found)
-    return found
+            adapted = _one_agent(env, params, env_id, backend, wrappers, contract)
+        if of_user:  # libraries work for several environments at once
+            _trace(adapted)
+    return adapted
 
 
 def _trace(env: DeviceEnv) -> None:
@@ -136,31 +110,17 @@ def _trace(env: DeviceEnv) -> None:
     jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, env.spec.bare(action))
 
 
-def _family(env: Any) -> str:
-    for kind in type(env).__mro__:  # the user's class may extend one of gymnax's
-        match kind.__module__.split("."):
-            case ["gymnax", "environments", family, _, *_]:
-                return family
-    return "other"
-
-
-def from_gymnax(
-    env: Environment,
-    params: PyTree,
-    env_id: str,
-    family: str,
-    wrappers: Wrappers = UNWRAPPED,
-    backend: str = "gymnax",
-    contract: Contract | None = None,
+def _one_agent(
+    env: Environment, params: PyTree, env_id: str, backend: str, wrappers: Wrappers, contract: Contract
 ) -> DeviceEnv:
     """Wraps a gymnax-style environment object.
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset takes the next step.
     Frames are stacked elsewhere. Arguments and errors are those of ``adapt``.
     """
-    name = f"{backend}:{env_id}"
-    params, (native_obs, native_action), action_space, *first, info = of_env(contract or Contract(name), env, params)
-    observation = policy_space(native_obs, name, "observations", first[0])
+    name = contract.name
+    params, (native_obs, native_action), action_space, *first, info = of_env(contract, env, params)
+    observation = base.policy_space(native_obs, name, "observations", first[0])
     found = masks.of_gymnax(env, first[1], plain(native_obs), plain(native_action))
     found = found if found.where else masks.of_info(info)
     observation, mask = masks.with_mask(observation, action_space, found)
@@ -169,6 +129,7 @@ def from_gymnax(
     limit = wrappers.limit(None if limit is None else int(limit))
     metrics = episodes.parse(wrappers.info_metrics)
     episodes.check_known(metrics, episodes.numbers(info), name)
+    family = env.family if isinstance(env, libraries.Adapted) else family_of(env, "other")
     spec = EnvSpec(
         env_id, backend, family, observation, action_space, limit, mask=mask, unread_mask=found.unread,
         info_metrics=metrics,
@@ -200,7 +161,7 @@ def from_gymnax(
         return observe(obs, env_state), env_state, jnp.float32(reward), *over, reported(info)
 
     def step_one(key: jax.Array, env_state: PyTree, action: PyTree) -> tuple[PyTree, ...]:
-        action = clipped(action_space, action)
+        action = base.clipped(action_space, action)
         if wrappers.action_repeat == 1:
             return step_once(key, env_state, action)
         keys = jax.random.split(key, wrappers.action_repeat)
@@ -221,15 +182,15 @@ def from_gymnax(
         next_obs, next_env, reward, terminated, truncated, info = outcomes
 
         def started(keys: jax.Array, ended: jax.Array, stepped: PyTree) -> PyTree:
-            return rows_where(ended, reset_all(keys), stepped)
+            return base.rows_where(ended, reset_all(keys), stepped)
 
-        obs, env_state = restarted(started, keys[:, 1], state.ended, (next_obs, next_env))
+        obs, env_state = base.restarted(started, keys[:, 1], state.ended, (next_obs, next_env))
         truncated = wrappers.cut(truncated, state.episode_length + 1)
-        valid, terminated, truncated = outcome(state.ended, terminated, truncated)
+        valid, terminated, truncated = base.outcome(state.ended, terminated, truncated)
         reward = jnp.where(valid, reward, 0.0)
         episode_return = jnp.where(valid, state.episode_return + reward, 0.0)
         episode_length = jnp.where(valid, state.episode_length + 1, 0)
-        info = rows_where(valid, episodes.advanced(state.info, info), nothing(reward))
+        info = base.rows_where(valid, episodes.advanced(state.info, info), nothing(reward))
         ended = terminated | truncated
         statistics = episodes.ended_episodes(ended, episode_return, episode_length, info)
         new_state = State(env_state, obs, ended, episode_return, episode_length, info)
@@ -260,16 +221,16 @@ class HostGymnax:
         self._state, obs = self._reset(self._key, self._first, rng.rollout_step(self._resets))
         self._resets += 1
         obs = jax.tree.map(np.array, obs)
-        check_finite(self.spec, self._steps, "observation", obs)
+        base.check_finite(self.spec, self._steps, "observation", obs)
         return obs
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
-        action = checked_action(self.spec, action, self._steps)
+        action = base.checked_action(self.spec, action, self._steps)
         self._state, *outputs = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
         step, ended = jax.tree.map(np.array, outputs)
         seen, paid = over_policies(lambda step: (step.obs, step.reward), 2)(self.spec.keyed(step))
-        check_finite(self.spec, self._steps, "observation", self.spec.bare(seen))
-        check_finite(self.spec, self._steps, "reward", self.spec.bare(paid))
+        base.check_finite(self.spec, self._steps, "observation", self.spec.bare(seen))
+        base.check_finite(self.spec, self._steps, "reward", self.spec.bare(paid))
         self._steps += 1
         return step, ended
 

@@ -12,16 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_dist.envs import episodes, masks
-from jaxrl_dist.envs.base import (
-    UNWRAPPED,
-    Wrappers,
-    check_finite,
-    checked_action,
-    outcome,
-    parse_options,
-    space_of,
-)
+from jaxrl_dist.envs import base, episodes, masks
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
 from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.envs.native import counted, plain
 from jaxrl_dist.errors import ConfigError
@@ -106,7 +98,7 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
     kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
     seen, chosen = masks.with_arrays(plain(spaces[0])), counted(plain(spaces[1]))
     observation, action = (
-        space_of(space, f"envpool:{env_id}", what, kinds)
+        base.space_of(space, f"envpool:{env_id}", what, kinds)
         for space, what in ((seen, "observations"), (chosen, "actions"))
     )
     found = masks.of_parts(seen, chosen)
@@ -148,11 +140,11 @@ def options(
     chosen: dict[str, Any] = {}
     if preset is not None:
         if family(env_id) != "atari":
-            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and envpool:{env_id} is none")
+            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and envpool:{env_id} is not one")
         chosen.update(ATARI_PRESETS[preset])
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)
-    asked = parse_options(f"envpool:{env_id}", texts, defaults)
+    asked = base.parse_options(f"envpool:{env_id}", texts, defaults)
     for key, value in asked.items():
         _check_range(f"envpool:{env_id}", key, value, defaults[key])
     chosen.update(asked)
@@ -264,10 +256,10 @@ class EnvPool:
         return self._observation(obs, info, np.ones(self.num_envs, bool))
 
     def step(self, action: np.ndarray) -> tuple[Timestep, EpisodeStats]:
-        action = checked_action(self.spec, action, self._steps)
+        action = base.checked_action(self.spec, action, self._steps)
         obs, reward, terminated, truncated, info = self._worker.call(lambda: self._advance(action))
         self._cut = ~(self._ended | terminated | truncated) & (self._episodes.length + 1 >= self._limit)
-        valid, terminated, truncated = outcome(self._ended, terminated, truncated | self._cut)
+        valid, terminated, truncated = base.outcome(self._ended, terminated, truncated | self._cut)
         self._ended = terminated | truncated
         raw_reward, over = reward, self._ended
         if self.spec.family == "atari":  # info holds the unclipped reward, and whether the whole game is over
@@ -276,7 +268,7 @@ class EnvPool:
         ended = self._episodes.add(raw_reward, valid, over, told)
         reward = np.where(valid, reward, 0).astype(np.float32)
         observation = self._observation(obs, info, ~valid)
-        check_finite(self.spec, self._steps, "reward", reward)
+        base.check_finite(self.spec, self._steps, "reward", reward)
         self._steps += 1
         return Timestep(observation, reward, terminated, truncated, valid), ended
 
@@ -333,7 +325,7 @@ class EnvPool:
     def _observation(self, obs: PyTree, info: Mapping[str, Any], resetting: np.ndarray) -> PyTree:
         # Always copy: EnvPool may reuse its buffers while a device still reads them.
         obs = jax.tree.map(lambda space, part: np.array(part, dtype=space.dtype), self.spec.observation, obs)
-        check_finite(self.spec, self._steps, "observation", obs)
+        base.check_finite(self.spec, self._steps, "observation", obs)
         if self.spec.frame_stack == 1:  # masks become vectors
             return jax.tree.map(lambda space, part: part.reshape(-1, *space.shape), self.spec.observation, obs)
         # EnvPool's own stacks continue over a lost life and restart with each game, as does ``elapsed_step``. The

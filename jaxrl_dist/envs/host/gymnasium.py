@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import threading
@@ -20,7 +21,7 @@ from jaxrl_dist.envs.base import Wrappers, awaited, parse_option, space_of
 from jaxrl_dist.envs.host import runners
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.making import construct, creator, describe
-from jaxrl_dist.envs.native import Description
+from jaxrl_dist.envs.native import Description, env_label
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, leaves
 from jaxrl_dist.types import EnvSpec
@@ -63,7 +64,7 @@ def look(
       EnvError: its code raised another error.
       TimeoutError: making it took too long.
     """
-    name = f"gymnasium:{env_id}"
+    name = env_label("gymnasium", env_id)
     made: list[Any] = []
     closing: Future[bytes] = Future()
 
@@ -72,7 +73,6 @@ def look(
         description = describe(first)
         if description.gymnasium:
             made.append(first)
-            description = masks.described(first, description)
         return adapt(first) if description.gymnax else description
 
     def close() -> None:
@@ -87,7 +87,7 @@ def look(
         runners.warn_of_closing(name, closing.result() if closing.done() else None)
     if isinstance(found, Description) and not found.gymnasium:
         if found.gymnax:
-            raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and gymnax:{env_id} is none")
+            raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and {name} is not one")
         raise ConfigError(
             f"{name} made a {found.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
             "step_env, is_truncated, observation_space and action_space) of one agent; docs/environments.md shows both"
@@ -130,7 +130,7 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
     Raises:
       ConfigError: no policy supports its spaces.
     """
-    name = f"gymnasium:{env_id}"
+    name = env_label("gymnasium", env_id)
     observation, action = space_of(made.observation, name, "observations"), space_of(made.action, name, "actions")
     for part in leaves(action).values():
         if isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
@@ -153,7 +153,7 @@ def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
       ConfigError: unknown environment, unknown option, missing option, or invalid value.
       Exception: any error from importing the environment's module.
     """
-    name = f"gymnasium:{env_id}"
+    name = env_label("gymnasium", env_id)
     function, defaults = _function(env_id)
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -212,8 +212,6 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 def _guess(text: str) -> int | float | bool | str:
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
     return {"true": True, "false": False}.get(text.lower(), text)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_dist.envs.base import awaited
 from jaxrl_dist.envs.host import worker as env_worker
-from jaxrl_dist.envs.native import Description, Mask, PlainSpace
+from jaxrl_dist.envs.native import Description, Mask, PlainSpace, env_label
 from jaxrl_dist.errors import ConfigError, EnvError, EnvWarning
 
 START_SECONDS = 60.0
@@ -35,7 +35,7 @@ def look(env_id: str, options: Mapping[str, Any], timeout: float) -> Description
       EnvError: its code raised another error, or ended the process.
       TimeoutError: making it took too long.
     """
-    name = f"gymnasium:{env_id}"
+    name = env_label("gymnasium", env_id)
     worker = Worker(range(1), *process([env_id, options]))
     try:
         up = worker.receive(START_SECONDS)

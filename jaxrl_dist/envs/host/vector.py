@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, check_finite, checked_action, outcome
+from jaxrl_dist.envs.base import UNWRAPPED, Wrappers, check_finite, checked_action, label_of, outcome
 from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import records, runners
 from jaxrl_dist.envs.host import worker as env_worker
@@ -24,26 +24,25 @@ from jaxrl_dist.envs.host.runners import Worker, process, warn_of_closing
 from jaxrl_dist.envs.making import creator
 from jaxrl_dist.envs.native import NO_MASK, Mask
 from jaxrl_dist.errors import ConfigError, EnvError
-from jaxrl_dist.spaces import Box, Discrete, leaves, paths
+from jaxrl_dist.spaces import Box, leaves, num_choices, paths
 from jaxrl_dist.types import EnvSpec, EpisodeStats, PyTree, Timestep
 
 
-def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], *how: Any) -> Gymnasium:
+def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], **settings: Any) -> Gymnasium:
     """Makes ``Gymnasium`` with environments that can be drawn.
 
     Raises:
       ConfigError: they cannot be drawn.
     """
     function, _ = creator(spec.id)
-    parameters = inspect.signature(function).parameters if callable(function) else {}
-    named = any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters.values())
-    if named or not callable(function):  # other functions may draw without the argument
-        options = {"render_mode": "rgb_array", **options}
+    parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+    if not callable(function) or any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters):
+        options = {"render_mode": "rgb_array", **options}  # other functions may draw without the argument
     try:
-        return Gymnasium(spec, seeds, options, *how)
+        return Gymnasium(spec, seeds, options, **settings)
     except EnvError as error:  # making one without render_mode has worked before
         hint = "; it has to take render_mode" if "render_mode" in str(error) else ""
-        raise ConfigError(f"gymnasium:{spec.id} cannot be drawn: {error}{hint}") from error
+        raise ConfigError(f"{label_of(spec)} cannot be drawn: {error}{hint}") from error
 
 
 class Gymnasium:
@@ -76,7 +75,7 @@ class Gymnasium:
           EnvError: an environment cannot be made.
           TimeoutError: making one takes too long.
         """
-        self.spec = spec
+        self.spec, self._name = spec, label_of(spec)
         self.num_envs = num_envs = len(seeds)
         self._timeout = timeout
         self._steps = 0
@@ -111,10 +110,6 @@ class Gymnasium:
         thread = threading.Thread(target=env_worker.serve, args=(theirs, task, self._records), name=name, daemon=True)
         thread.start()
         return ours, thread
-
-    @property
-    def _name(self) -> str:
-        return f"{self.spec.backend}:{self.spec.id}"
 
     def _observations(self) -> PyTree:
         return jax.tree.map(lambda path: self._records[path].copy(), paths(self.spec.observation, "obs"))
@@ -234,7 +229,7 @@ class Gymnasium:
             check_finite(self.spec, self._steps, "observation", {part: obs} if part else obs)
             if isinstance(space, Box):
                 continue
-            wrong = np.argwhere((obs < 0) | (obs >= np.asarray(space.n if isinstance(space, Discrete) else space.nvec)))
+            wrong = np.argwhere((obs < 0) | (obs >= np.asarray(num_choices(space))))
             if len(wrong):
                 gave = f"environment {wrong[0, 0]} at step {self._steps} gave the observation {part and f'{part} '}"
                 raise EnvError(f"{self._name}: {gave}{obs[wrong[0, 0]]}, outside {space}")

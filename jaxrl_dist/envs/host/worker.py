@@ -19,22 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_dist.envs import episodes, masks
+from jaxrl_dist.envs import episodes, masks, native
 from jaxrl_dist.envs.host.records import Records, open_records
 from jaxrl_dist.envs.making import construct, describe
-from jaxrl_dist.envs.native import (
-    NO_MASK,
-    RESET,
-    STEP,
-    Mask,
-    flag,
-    named,
-    named_spaces,
-    number,
-    picture,
-    returned,
-    unnamed,
-)
+from jaxrl_dist.envs.native import NO_MASK, Mask, picture
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import leaves, paths, too_wide
 
@@ -74,32 +62,32 @@ class _Env:
         self._observation, self._action, self._mask = env.observation_space, env.action_space, Mask(*task.mask)
         self._metrics, self._known = task.metrics, set[str]()
         apart = bool(self._mask.where) and f"obs/{masks.PART}" in records
-        wrapped = apart and named_spaces(self._observation) is self._observation
-        self._spaces = leaves(named_spaces(self._observation), "obs/observation" if wrapped else "obs")
-        self._actions = leaves(named_spaces(self._action), "action")
-        self._paths = paths(named_spaces(self._action), "action")
+        wrapped = apart and native.named_spaces(self._observation) is self._observation
+        self._spaces = leaves(native.named_spaces(self._observation), "obs/observation" if wrapped else "obs")
+        self._actions = leaves(native.named_spaces(self._action), "action")
+        self._paths = paths(native.named_spaces(self._action), "action")
 
     def advance(self) -> None:
         index, records = self._index, self._records
         if records["reset"][index]:
-            observation, info = returned("reset", self._env.reset(seed=self._seed), RESET)
+            observation, info = native.returned("reset", self._env.reset(seed=self._seed), native.RESET)
             self._seed = None
             reward, terminated, truncated = 0.0, False, False
         else:
             action, total = self._native(index), 0.0
             told: Mapping[str, Any] = dict.fromkeys(self._metrics, np.float32(np.nan))
             for _ in range(self._action_repeat):
-                values = returned("step", self._env.step(action), STEP)
+                values = native.returned("step", self._env.step(action), native.STEP)
                 observation, reward, terminated, truncated, info = values
                 told = self._told(info, told)
-                reward = total = total + number("the reward", reward)
-                terminated, truncated = flag("terminated", terminated), flag("truncated", truncated)
+                reward = total = total + native.number("the reward", reward)
+                terminated, truncated = native.flag("terminated", terminated), native.flag("truncated", truncated)
                 if terminated or truncated:
                     episodes.check_known(self._metrics, self._known, "the environment")
                     break
             for metric, value in told.items():
                 records[f"info/{metric}"][index] = value
-        seen = leaves(named(self._observation, observation))
+        seen = leaves(native.named(self._observation, observation))
         for (path, space), value in zip(self._spaces.items(), seen.values(), strict=True):
             record = records[path]
             record[index] = _checked(path, np.asarray(value), space, record.dtype).reshape(record.shape[1:])
@@ -135,7 +123,7 @@ class _Env:
             if hasattr(space, "low"):  # which float32 may have rounded, outwards too
                 part = np.clip(part, space.low, space.high)
             parts[path] = part + space.start if hasattr(space, "start") else part  # may start at any number
-        return unnamed(self._action, _filled(self._paths, parts))
+        return native.unnamed(self._action, _filled(self._paths, parts))
 
     def _legal(self, info: Any) -> np.ndarray:
         """Returns which actions are legal, ``[n]`` bool.
@@ -145,10 +133,10 @@ class _Env:
         """
         name, record = self._mask.name, self._records[f"obs/{masks.PART}"]
         mask = self._env.get_wrapper_attr(name)() if self._mask.where == "method" else info.get(name)
-        if mask is None or masks.size_of(mask) != record.shape[1]:
+        if (flags := masks.flat(mask, record.shape[1])) is None:
             what = f"the method {name}" if self._mask.where == "method" else f"info[{name!r}]"
             raise ValueError(f"{what} gave {mask!r:.80}, not {record.shape[1]} zeros and ones that say what is legal")
-        return masks.flat(mask)
+        return flags
 
 
 def _filled(tree: Any, parts: Mapping[str, Any]) -> Any:
@@ -185,6 +173,7 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     closed. On an error it sends ``failure_of`` instead, closes the environments and ends. It answers a request to draw
     with ``_Env.picture`` or, in the same way, with an error.
     """
+    import gymnasium
     from gymnasium.wrappers import TimeLimit
 
     indices = range(task.first, task.first + len(task.seeds))
@@ -204,8 +193,8 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     def make(index: int) -> None:
         env = construct(task.env, task.options)
         made.append(env)
-        if not (description := describe(env)).gymnasium:
-            raise TypeError(f"{task.env} made a {description.kind}, not a gymnasium.Env")
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(f"{task.env} made a {type(env).__name__}, not a gymnasium.Env")
         if task.time_limit is not None:
             env = made[-1] = TimeLimit(env, task.time_limit)
         envs[index] = _Env(env, index, task, records)
@@ -264,8 +253,6 @@ def look(connection: Connection, env: str, options: Mapping[str, Any]) -> None:
         try:
             made = construct(env, options)
             description = describe(made)
-            if description.gymnasium:
-                description = masks.described(made, description)
         except BaseException as error:  # SystemExit too
             missing = isinstance(error, (ImportError, gymnasium.error.Error))
             connection.send_bytes(failure_of(error, missing=missing))

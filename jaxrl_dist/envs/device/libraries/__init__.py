@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -184,6 +185,21 @@ def summary() -> list[str]:
 
 
 # --- Shared by the adapters ------------------------------------------------------------------------------
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the arguments of a function that have a default, with it."""
+    return {x.name: x.default for x in inspect.signature(function).parameters.values() if x.default is not x.empty}
+
+
+def fields_of(params: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass."""
+    return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+
+
+def settable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those values that a text can set."""
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
 def one_hot(obs: jax.Array, sizes: tuple[int, ...]) -> jax.Array:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 
 from brax import envs
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.device.libraries import Adapted, states
+from jaxrl_dist.envs.device.libraries import Adapted, defaults_of, settable, states
 
 EPISODE_LENGTH = 1000
 """Brax's environments have no limit; its own training sets this one."""
@@ -20,12 +19,8 @@ def ids() -> list[str]:
 
 def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     """Options are the constructor's arguments, such as ``backend``, and ``episode_length``."""
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(envs._envs[env_id]).parameters.items()
-        if isinstance(parameter.default, bool | int | float | str)
-    }
-    values = parse_options(f"brax:{env_id}", options, {**defaults, "episode_length": EPISODE_LENGTH})
+    defaults = {**settable(defaults_of(envs._envs[env_id])), "episode_length": EPISODE_LENGTH}
+    values = parse_options(f"brax:{env_id}", options, defaults)
     limit = values.pop("episode_length", EPISODE_LENGTH)
     env = envs.get_environment(env_id, **values)
     return states.adapted(env, "brax", limit)

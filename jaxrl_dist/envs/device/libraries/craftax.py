@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +10,7 @@ from craftax.craftax_env import make_craftax_env_from_name
 from gymnasium import spaces
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.device.libraries import Adapted, Step
-from jaxrl_dist.types import PyTree
+from jaxrl_dist.envs.device.libraries import Adapted, Step, fields_of
 
 
 def ids() -> list[str]:
@@ -23,15 +21,10 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     """Options are fields of the environment's parameters, such as ``max_timesteps``."""
     env = make_craftax_env_from_name(env_id, auto_reset=False)
     params = env.default_params
-    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    params = params.replace(**parse_options(f"craftax:{env_id}", options, fields))
+    params = params.replace(**parse_options(f"craftax:{env_id}", options, fields_of(params)))
     limit = int(params.max_timesteps)
     # The library would report its time limit as a terminal state, so its limit is one step above the one here.
     params = params.replace(max_timesteps=limit + 1)
-
-    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
-        found: tuple[PyTree, PyTree] = env.reset_env(key, params)
-        return found
 
     def step(key: jax.Array, state: Any, action: Any) -> Step:
         obs, state, reward, terminated, info = env.step_env(key, state, action, params)
@@ -39,4 +32,5 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
 
     seen = env.observation_space(params)
     observations = spaces.Box(seen.low, seen.high, tuple(seen.shape), seen.dtype)
-    return Adapted(reset, step, observations, spaces.Discrete(int(env.num_actions)), "craftax", limit)
+    actions: Any = spaces.Discrete(int(env.num_actions))
+    return Adapted(lambda key: env.reset_env(key, params), step, observations, actions, "craftax", limit)

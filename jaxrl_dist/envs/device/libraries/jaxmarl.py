@@ -12,6 +12,7 @@ from jaxmarl.environments.smax import smax_env
 from jaxrl_dist.checks import shown
 from jaxrl_dist.envs.agents.groups import Team
 from jaxrl_dist.envs.base import parse_options
+from jaxrl_dist.envs.device.libraries import settable
 from jaxrl_dist.errors import ConfigError
 
 CLOCKS: Mapping[str, Mapping[str, Any]] = {"max_steps": {}, "episode_length": {"auto_reset": False}}
@@ -32,7 +33,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
     """
     env = jaxmarl.make(env_id)
     parameters = _parameters(env)
-    defaults = {name: value for name, value in parameters.items() if isinstance(value, bool | int | float | str)}
+    defaults = settable(parameters)
     maps = {"scenario": ""} if "scenario" in parameters else {}
     known = next((name for name in CLOCKS if getattr(env, name, None) is not None), None)
     clock = {} if known is None else {known: int(getattr(env, known))}

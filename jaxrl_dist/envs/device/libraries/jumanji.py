@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from jumanji.registration import _REGISTRY, load
 from jumanji.specs import jumanji_specs_to_gym_spaces
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space
+from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, defaults_of, settable
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
@@ -39,17 +38,16 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
       ConfigError: the environment has a reward for each of several agents, or a mask that can be read in two ways.
     """
     registered = _REGISTRY[env_id]
-    parameters = inspect.signature(load(registered.entry_point)).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items()} | registered.kwargs
-    defaults = {name: value for name, value in defaults.items() if isinstance(value, bool | int | float | str)}
-    if "time_limit" in parameters:
-        defaults.setdefault("time_limit", 1000)  # None where the constructor computes it
-    values = parse_options(f"jumanji:{env_id}", options, defaults)
+    defaults = defaults_of(load(registered.entry_point)) | registered.kwargs
+    limited = "time_limit" in defaults
+    if limited and defaults["time_limit"] is None:
+        defaults["time_limit"] = 1000  # only its type matters: the constructor computes it
+    values = parse_options(f"jumanji:{env_id}", options, settable(defaults))
     env = jumanji.make(env_id, **values)
-    limit = int(env.time_limit) if "time_limit" in parameters else None
+    limit = int(env.time_limit) if limited else None
     if limit is not None:
         # The library would report its time limit as a terminal state, so its limit is one step above the one here.
-        env = jumanji.make(env_id, **{**values, "time_limit": limit + 1})
+        env = jumanji.make(env_id, **values | {"time_limit": limit + 1})
     if env.reward_spec.shape:
         raise ConfigError(f"jumanji:{env_id} has a reward for each of {env.reward_spec.shape[0]} agents; one works")
     actions, seen = _action_space(env.action_spec), jumanji_specs_to_gym_spaces(env.observation_spec)

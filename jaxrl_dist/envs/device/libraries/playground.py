@@ -8,7 +8,7 @@ import jax
 from mujoco_playground import registry
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.device.libraries import Adapted, states
+from jaxrl_dist.envs.device.libraries import Adapted, settable, states
 
 
 def ids() -> list[str]:
@@ -21,8 +21,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     ``impl`` is the implementation of MuJoCo: ``warp``, the library's default, needs an NVIDIA GPU; elsewhere it is
     ``jax``. The config's ``action_repeat`` is for the library's own training: ``--action-repeat`` does it here.
     """
-    config = registry.get_default_config(env_id)
-    defaults = {name: value for name, value in config.items() if isinstance(value, bool | int | float | str)}
+    defaults = settable(registry.get_default_config(env_id))
     defaults.pop("action_repeat", None)
     if defaults.get("impl") == "warp" and jax.default_backend() != "gpu":
         defaults["impl"] = "jax"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from gymnasium import spaces
 from xminigrid.core.constants import NUM_COLORS, NUM_TILES
 
 from jaxrl_dist.envs.base import parse_options
-from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, one_hot
+from jaxrl_dist.envs.device.libraries import Adapted, Step, bool_space, fields_of, one_hot
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.types import PyTree
 
@@ -35,8 +34,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
             "those named MiniGrid-... have tasks"
         )
     env, params = xminigrid.make(env_id)
-    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    numbers = {name: value for name, value in fields.items() if isinstance(value, int)}
+    numbers = {name: value for name, value in fields_of(params).items() if isinstance(value, int)}
     params = params.replace(**parse_options(f"xminigrid:{env_id}", options, numbers))
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
