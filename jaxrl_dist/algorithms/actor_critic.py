@@ -52,9 +52,9 @@ class ActorCriticConfig(TablePresets, NetworkConfig, CriticConfig, OptimizerConf
         """
         return {"scale_rewards": True, **preset}
 
-    def clipped_optimizer(self, own: str, **options: Any) -> optax.GradientTransformationExtraArgs:
-        """Returns ``make_optimizer(own, learning_rate, **options)``, applied to clipped gradients."""
-        optimizer = self.make_optimizer(own, self.learning_rate, **options)
+    def clipped_optimizer(self, name: str, **options: Any) -> optax.GradientTransformationExtraArgs:
+        """Returns ``make_optimizer(name, learning_rate, **options)``, applied to clipped gradients."""
+        optimizer = self.make_optimizer(name, self.learning_rate, **options)
         return optax.chain(packing.clip_by_global_norm(self.max_gradient_norm), optimizer)
 
 
@@ -94,15 +94,15 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
       ConfigError: the networks or distributions do not support the spaces.
     """
     head = distributions.policy_head(spec.action)
-    seen, all_seen = observations.seen(spec, config.hidden), observations.seen(spec)
+    space, critic_space = observations.seen(spec, config.hidden), observations.seen(spec)
     inputs = CoreInputs.of(config, spec)
     network = networks.actor_critic(
         config,
-        seen,
+        space,
         head.num_outputs,
-        shared_torso=torsos.choose_torso(config.torso, seen) != "mlp",
+        shared_torso=torsos.choose_torso(config.torso, space) != "mlp",
         log_std=head.log_std_size,
-        critic_sees=all_seen if config.hidden else None,
+        critic_sees=critic_space if config.hidden else None,
         core_inputs=inputs.size,
     )
     recurrent, noise_size = config.core != "none", config.noise_size(head.log_std_size)

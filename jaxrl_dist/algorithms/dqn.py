@@ -86,7 +86,7 @@ class DQN(
         others = [flag(name) for name in ("noisy", "epsilon_ladder") if getattr(self, name)]
         others += ["--core"] if self.core != "none" else []
         if self.parameter_noise and others:
-            raise ConfigError(f"--parameter-noise does not work with {others[0]}: leave one of them out")
+            raise ConfigError(f"--parameter-noise does not work with {others[0]}: remove one of them")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}")
 
@@ -205,8 +205,11 @@ class DQN(
         def divergence(params: PyTree, perturbed: PyTree, obs: jax.Array) -> jax.Array:
             """KL divergence of the values' softmax (Plappert et al. 2018, appendix C.1)."""
             legal = observations.legal(spec, obs)
-            both = (observations.masked(values(network.apply(each, obs, None)), legal) for each in (params, perturbed))
-            plain, noisy = map(jax.nn.log_softmax, both)
+
+            def log_probs(params: PyTree) -> jax.Array:
+                return jax.nn.log_softmax(observations.masked(values(network.apply(params, obs, None)), legal))
+
+            plain, noisy = log_probs(params), log_probs(perturbed)
             return jnp.sum(jnp.exp(plain) * (plain - noisy), axis=-1)
 
         def limit(env_step: jax.Array) -> jax.Array:

@@ -66,12 +66,12 @@ class ES(TablePresets, TorsoConfig, OptimizerConfig):
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> dict[str, jax.Array]:
             fitness = returns.episode_return(*rollout.outcomes)
             weight, used = self.weigh(mesh.gathered(fitness))
-            own = mesh.global_index(len(fitness))
+            index = mesh.global_index(len(fitness))
             return {
                 "fitness": fitness,
                 "noise": rollout.core["noise"],
-                "weight": rollout.core["sign"] * weight[own],
-                "used": used[own],
+                "weight": rollout.core["sign"] * weight[index],
+                "used": used[index],
             }
 
         def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:

@@ -38,7 +38,7 @@ def ez_greedy(
 
     Source: Dabney et al. (2021), "Temporally-Extended Epsilon-Greedy Exploration", section 3,
     https://arxiv.org/abs/2006.01782. Its durations follow a zeta distribution of exponent 2, whose tail falls alike.
-    Environments of different longest durations are this library's: where long ones end episodes early, others go on.
+    Environments of different longest durations are this library's: where long ones end episodes early, others continue.
 
     Args:
       q: values ``[..., A]`` float32.
@@ -67,7 +67,7 @@ class Repetition(NamedTuple):
     """The policy state of ``ez_greedy``."""
 
     action: jax.Array  # [...] int32
-    left: jax.Array  # [...] int32: env steps for which the action goes on
+    left: jax.Array  # [...] int32: env steps for which the action continues
     longest: jax.Array  # [...] float32: env steps that a random action lasts at most
 
     @classmethod
@@ -146,11 +146,11 @@ def parameter_noise(
     inner = wrappers.extended(algorithm, lambda params: jnp.asarray(std, jnp.float32), initial_core)
 
     def behaviour(variables: Variables, core: PyTree, context: Context) -> tuple[PyTree, PyTree]:
-        own, rest = core
-        fresh = jax.random.key_data(rng.per_index(context.keys, own["env"]))
-        drawn = jnp.any(own["noise"] != 0, axis=1, keepdims=True)
-        noise = jnp.where(drawn, own["noise"], fresh)
-        return jax.vmap(lambda row: perturbed(variables, row))(noise), (own | {"noise": noise}, rest)
+        noise_state, rest = core
+        fresh = jax.random.key_data(rng.per_index(context.keys, noise_state["env"]))
+        drawn = jnp.any(noise_state["noise"] != 0, axis=1, keepdims=True)
+        noise = jnp.where(drawn, noise_state["noise"], fresh)
+        return jax.vmap(lambda row: perturbed(variables, row))(noise), (noise_state | {"noise": noise}, rest)
 
     def loss(variables: Variables, batch: PyTree, context: Context) -> tuple[jax.Array, jax.Array, Aux]:
         losses, mask, aux = inner.loss(variables, batch, context)

@@ -37,7 +37,7 @@ class QMIX(DQN, n_step=1):
         others = {"num_atoms": 1, "noisy": False, "parameter_noise": False, "core": "none"}
         for name, value in others.items():
             if getattr(self, name) != value:
-                raise ConfigError(f"{flag(name)} does not work with a mixer: leave it out, or train dqn")
+                raise ConfigError(f"{flag(name)} does not work with a mixer: remove it, or train dqn")
 
     def make(self, spec: EnvSpec) -> Algorithm:
         team = _team_of(self, spec)

@@ -97,7 +97,7 @@ def num_actions(config: object, spec: EnvSpec) -> int:
             spaces.MultiDiscrete: "ppo handles vectors of integers",
             dict: "ppo handles Dict actions",
         }[type(spec.action)]
-        raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} has not; {others}")
+        raise ConfigError(f"{name_of(config)} needs discrete actions, which {spec.id} lacks; {others}")
     return spec.action.n
 
 
@@ -122,9 +122,9 @@ class ActionScale(NamedTuple):
                 dict: "; ppo handles Dict actions",
             }
             hint = others.get(type(space), "")
-            raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} has not{hint}")
+            raise ConfigError(f"{name} needs actions that are {needed}, which {spec.id} lacks{hint}")
         if not np.isfinite([space.low, space.high]).all():
-            raise ConfigError(f"{name} needs bounded actions, which {spec.id} has not; ppo handles unbounded ones")
+            raise ConfigError(f"{name} needs bounded actions, which {spec.id} lacks; ppo handles unbounded ones")
         low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
         with np.errstate(over="ignore"):
             spans = np.isfinite(high - low) & (high > low)

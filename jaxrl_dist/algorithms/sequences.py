@@ -64,15 +64,15 @@ def sequences(
         return inputs.initial(memory, num_envs), algorithm.initial_core(num_envs)
 
     def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
-        own, rest = core
-        memory, read = inputs.memory(own), inputs.read(own)
+        core, rest = core
+        memory, read = inputs.memory(core), inputs.read(core)
         one, sequence = jnp.ones((1, len(jax.tree.leaves(obs)[0])), bool), jax.tree.map(lambda x: x[None], (obs, read))
         view = views.View(obs, sequence[0], one, sequence[1], memory, jnp.zeros_like(one, jnp.int32).T)
         action, rest, extras = algorithm.policy(variables, view, rest, context)
         params = params_of(variables.params)
         after = {name: networks[name].advance(params[name], obs, memory[name], read) for name in networks}
         extras = {**extras, "core": memory} if read is None else {**extras, "core": memory, "core_inputs": read}
-        return action, (inputs.acted(own, after, action), rest), extras
+        return action, (inputs.acted(core, after, action), rest), extras
 
     def feedback(core: PyTree, action: PyTree, step: Timestep) -> PyTree:
         return inputs.feedback(core[0], action, step), algorithm.feedback(core[1], action, step)

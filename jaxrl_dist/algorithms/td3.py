@@ -46,7 +46,7 @@ class TD3(
     def validate(self) -> None:
         super().validate()
         if self.noise == "parameter" and self.core != "none":
-            raise ConfigError("--noise parameter does not work with --core: leave one of them out")
+            raise ConfigError("--noise parameter does not work with --core: remove one of them")
 
     def make(self, spec: EnvSpec) -> Algorithm:
         scale = ActionScale.of(self, spec)

@@ -61,12 +61,12 @@ class RunningStats(NamedTuple):
         residual = jnp.where(weight, centred - jnp.broadcast_to(shift, x.shape), 0.0)
         deviation = mesh.global_sum(jnp.sum(jnp.square(residual), axes))
         before = jnp.where(count > 0, jnp.minimum(self.count, HORIZON * count), self.count)
-        kept = self.deviation * (before / jnp.maximum(self.count, 1.0))
+        remembered = self.deviation * (before / jnp.maximum(self.count, 1.0))
         new_count = jnp.maximum(before + count, 1.0)
         return RunningStats(
             count=before + count,
             mean=self.mean + shift * count / new_count,
-            deviation=kept + deviation + jnp.square(shift) * before * count / new_count,
+            deviation=remembered + deviation + jnp.square(shift) * before * count / new_count,
         )
 
 
@@ -241,8 +241,8 @@ def clip_rewards(algorithm: Algorithm, low: float, high: float) -> Algorithm:
         reward = jnp.where(step.valid, jnp.clip(step.reward, low, high), 0.0)
         return algorithm.feedback(core, action, step._replace(reward=reward))
 
-    kept = None if algorithm.update_stats is None else update_stats
-    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, update_stats=kept)
+    with_stats = None if algorithm.update_stats is None else update_stats
+    return dataclasses.replace(algorithm, postprocess=postprocess, feedback=feedback, update_stats=with_stats)
 
 
 def average_parameters(algorithm: Algorithm, steps: int, num_agents: int = 1) -> Algorithm:

@@ -161,8 +161,8 @@ def updates_per_iteration(replay: Replay, steps: int) -> int:
     if abs(updates - round(updates)) > 1e-6 or round(updates) < 1:
         near = sorted({max(1, int(updates)), int(updates) + 1})
         raise ConfigError(
-            f"--replay-ratio {replay.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is no "
-            f"whole number; nearest that work: {' or '.join(str(count / steps) for count in near)}"
+            f"--replay-ratio {replay.ratio} makes {updates:.8g} updates after a rollout of {steps} steps, which is "
+            f"not a whole number; nearest that work: {' or '.join(str(count / steps) for count in near)}"
         )
     return round(updates)
 

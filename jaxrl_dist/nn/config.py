@@ -67,9 +67,7 @@ class NoiseConfig(Inherits):
           ConfigError: there are no such components.
         """
         if self.noise_correlation is not None and not components:
-            raise ConfigError(
-                "--noise-correlation is of continuous actions, and this environment has none: leave it out"
-            )
+            raise ConfigError("--noise-correlation needs continuous actions, and this environment has none: remove it")
         return 0 if self.noise_correlation is None else components
 
 

@@ -294,9 +294,9 @@ def _joint_head(heads: Mapping[str, PolicyHead]) -> PolicyHead:
 
     def joint(outputs: jax.Array, legal: None = None) -> Joint:
         del legal
-        own = jnp.split(outputs[..., :num_outputs], outputs_end[:-1], axis=-1)
+        means = jnp.split(outputs[..., :num_outputs], outputs_end[:-1], axis=-1)
         stds = jnp.split(outputs[..., num_outputs:], stds_end[:-1], axis=-1)
-        pairs = zip(heads.items(), own, stds, strict=True)
+        pairs = zip(heads.items(), means, stds, strict=True)
         return Joint({name: head.distribution(jnp.concatenate(two, axis=-1)) for (name, head), *two in pairs})
 
     return PolicyHead(num_outputs, stds_end[-1], joint)

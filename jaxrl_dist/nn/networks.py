@@ -107,8 +107,8 @@ def make_network(
     def init(key: jax.Array) -> PyTree:
         keys = jax.random.split(key, first_head + heads.num_keys)
         obs = spaces.zeros(observation if critic_sees is None else critic_sees, 1)
-        each = list(zip(made, inputs(obs), keys[: len(made)], strict=True))
-        params = {name: torso.init(own, x) for name, (torso, x, own) in zip(torsos, each, strict=False)}
+        parts = zip(made, inputs(obs), keys[: len(made)], strict=True)
+        params = {name: torso.init(key, x) for name, (torso, x, key) in zip(torsos, parts, strict=False)}
         blank = jnp.zeros((1, core_inputs)) if core_inputs else None
         core_params, features = core.init(keys[first_head - 1], encode(params, obs, blank))
         return params | core_params | heads.init(keys[first_head:], features)
@@ -272,13 +272,13 @@ def critic_network(
         return obs._replace(core={"critic": obs.core["critic"][number]}) if isinstance(obs, View) else obs
 
     def init(key: jax.Array) -> PyTree:
-        return [critic.init(each) for each in jax.random.split(key, num_critics)]
+        return [critic.init(key) for key in jax.random.split(key, num_critics)]
 
     def apply(params: PyTree, obs: PyTree, *action: jax.Array) -> jax.Array:
-        return jnp.stack([critic.apply(each, of(obs, number), *action) for number, each in enumerate(params)])
+        return jnp.stack([critic.apply(one, of(obs, number), *action) for number, one in enumerate(params)])
 
     def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
-        return [critic.advance(each, obs, state, core_inputs) for each, state in zip(params, core, strict=True)]
+        return [critic.advance(one, obs, state, core_inputs) for one, state in zip(params, core, strict=True)]
 
     def initial_core(num_envs: int) -> PyTree:
         return [critic.initial_core(num_envs) for _ in range(num_critics)]

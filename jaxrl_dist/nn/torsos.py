@@ -111,11 +111,11 @@ def choose_torso(torso: str | TorsoLike, observation: Space) -> str:
         raise ConfigError(f"unknown --torso {torso!r}; these work: {', '.join(['auto', 'mlp', *_CNNS])}")
     chosen = {_of_part(torso, part) for part in spaces.leaves(observation).values()}
     if torso not in ("auto", "mlp", *chosen):
-        what, fits = f"and no part of the observations {spaces.describe(observation)} is one", list[str]()
+        misfit, fits = f"and no part of the observations {spaces.describe(observation)} is one", list[str]()
         if not isinstance(observation, dict):
-            what, fits = f"but observations have shape {observation.shape}", _fitting(observation)
+            misfit, fits = f"but observations have shape {observation.shape}", _fitting(observation)
         raise ConfigError(
-            f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, {what}; "
+            f"--torso {torso} reads images of {_CNNS[torso][0]} or more pixels a side, {misfit}; "
             f"--torso {' or '.join(['auto', 'mlp', *fits])} can read them"
         )
     return "parts" if isinstance(observation, dict) and chosen != {"mlp"} else chosen.pop()
@@ -187,7 +187,7 @@ class _Parts:
         parts = spaces.leaves(x)
         if not self._flat:
             return parts
-        flat, kinds = ({path: each[path] for path in self._flat} for each in (parts, self._space))
+        flat, kinds = ({path: tree[path] for path in self._flat} for tree in (parts, self._space))
         return {**parts, "mlp": side_by_side(flat, kinds)}
 
     def init(self, key: jax.Array, x: PyTree) -> PyTree:
