@@ -250,7 +250,7 @@ def test_noise_of_a_dict_of_actions_goes_to_its_continuous_parts() -> None:
 
 def test_correlated_noise_needs_continuous_actions() -> None:
     for config in (PPO, SAC):
-        with pytest.raises(ConfigError, match=r"noise.correlation is of continuous actions, .* has none: leave it out"):
+        with pytest.raises(ConfigError, match=r"noise.correlation needs continuous actions, .* has none: remove it"):
             config(noise_correlation=0.5).make(spec())
         with pytest.raises(ConfigError, match=r"noise.correlation must be >= 0 and < 1, not 1"):
             config(noise_correlation=1.0).validate()
