@@ -154,7 +154,7 @@ BAD = {
     DQN + "--replay-capacity 1001": "does not divide over 8 environments; nearest that work: 1000 or 1008",
     DQN + "--replay-capacity -8": "--replay-capacity must be >= 1, not -8",
     DQN + "--replay-capacity 15e-1": "--replay-capacity: '15e-1' is not a whole number",
-    DQN + "--replay-ratio 0.3": "which is no whole number; nearest that work: 0.28125 or 0.3125",
+    DQN + "--replay-ratio 0.3": "which is not a whole number; nearest that work: 0.28125 or 0.3125",
     DQN + "--replay-ratio 0": "--replay-ratio must be > 0, not 0.0",
     DQN + "--batch-size 0": "--batch-size must be >= 1",
     DQN + "--batch-size 12": "--batch-size 12 does not divide over 8 devices; nearest that work: 8 or 16",
@@ -176,11 +176,11 @@ BAD = {
     **{
         PENDULUM.format(
             name
-        ): f"{name} needs discrete actions, which Pendulum-v1 has not; sac, td3, ddpg and ppo handle vectors of numbers"
+        ): f"{name} needs discrete actions, which Pendulum-v1 lacks; sac, td3, ddpg and ppo handle vectors of numbers"
         for name in ("dqn", "rainbow", "pqn")
     },
     **{
-        f"train {name} --env CartPole-v1": "which CartPole-v1 has not; dqn, rainbow, pqn, sac and ppo handle discrete"
+        f"train {name} --env CartPole-v1": "which CartPole-v1 lacks; dqn, rainbow, pqn, sac and ppo handle discrete"
         for name in ("td3", "ddpg")
     },
     # choices
