@@ -535,12 +535,12 @@ def test_ctrl_c_ends_a_run_cleanly(
     assert code == 130
     answer, line = err.splitlines()
     assert answer.startswith("jaxrl-dist: stopping after this update, which is saved; once more, 1 s from now or later")
-    assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` goes on from ")
+    assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` continues from ")
     assert "Traceback" not in out
     assert len(runs.read_metrics(tmp_path / "x")) > 2
     assert not (tmp_path / "x" / "summary.json").exists()
     newest, *others = checkpoint.saved(tmp_path / "x")
-    assert line.endswith(f"goes on from {int(newest.name)} env steps")
+    assert line.endswith(f"continues from {int(newest.name)} env steps")
     assert len(others) <= 1, "a signal between a report and its save saves that report, too"
 
 

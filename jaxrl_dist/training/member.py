@@ -220,7 +220,7 @@ class Member:
         run_dir = shlex.quote(str(self.config.run_dir))
         if isinstance(error, DivergedError):
             return f"its last finite variables are saved: `--init-from {run_dir}` starts a new run from them"
-        return f"the run is saved: `{self.shared.command}` goes on from {env_steps} env steps"
+        return f"the run is saved: `{self.shared.command}` continues from {env_steps} env steps"
 
     def _evaluate(
         self,

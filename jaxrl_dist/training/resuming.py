@@ -116,7 +116,7 @@ class Begin(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """A member goes on from its checkpoint after this iteration."""
+    """A member continues from its checkpoint after this iteration."""
 
     iteration: int
     status: str = "training"

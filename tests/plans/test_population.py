@@ -468,7 +468,7 @@ def test_an_error_of_the_program_loses_no_member(
     monkeypatch.setattr(HostPopulation, "_iterate", failing)
     with pytest.raises(error, match="simulated") as raised:
         list(jaxrl_dist.train(config(tmp_path / "run", seeds=3, plan="synchronous")))
-    assert [" goes on from " in note for note in raised.value.__notes__] == [True]
+    assert [" continues from " in note for note in raised.value.__notes__] == [True]
     for folder in (tmp_path / "run" / "members").iterdir():
         (saved,) = checkpoint.progress(folder)
         assert saved["iteration"] == iterations

@@ -315,7 +315,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     saver.close()
     assert [int(path.name) for path in checkpoint.saved(tmp_path)] == [70, 60, 40]
     (tmp_path / "checkpoints" / ".000000000080.new").mkdir()
-    saver = saving.Saver(tmp_path, 1)  # as by a run that goes on from 60
+    saver = saving.Saver(tmp_path, 1)  # as by a run that continues from 60
     saver.save(Checkpoint(state, (), {"env_steps": 65}), 0.0)
     saver.finish()
     saver.close()
@@ -657,7 +657,7 @@ def test_a_signal_saves_and_ends_the_run(attempt: int, tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 128 + number, err
-    assert out == "" and err.count("\n") == 1 and f"`jaxrl-dist resume {run_dir}` goes on from" in err
+    assert out == "" and err.count("\n") == 1 and f"`jaxrl-dist resume {run_dir}` continues from" in err
     newest = checkpoint.saved(run_dir)[0]
     assert (newest / "manifest.json").stat().st_mtime >= sent - 0.1
     assert runs.read_metrics(run_dir)[-1]["env_steps"] == int(newest.name) == last_checkpoint(run_dir).env_steps
