@@ -82,7 +82,7 @@ def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool
             prepared = _resumed_or_started(config) if again else None
         except FinishedError as error:
             if not quiet and peers.first():
-                print(error.with_flags)
+                print(visible(error.with_flags))
             return
         show(run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
 
