@@ -103,7 +103,7 @@ class Saved(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """How a member goes on."""
+    """How a member continues."""
 
     status: str | None  # "training", or how it has ended; None: it begins, as those of a new population do
     iteration: int | None = None  # of the checkpoint with its state; None: there is none, or its state is lost
@@ -113,7 +113,7 @@ BEGIN = Decision(None)
 
 
 def decide(config: Train[Any], members: Sequence[Saved]) -> list[Decision]:
-    """Decides how the members of one program go on: those that train, from the same iteration.
+    """Decides how the members of one program continue: those that train, from the same iteration.
 
     Members that have saved nothing, because the population was stopped before they began, begin now. So do those of a
     program that was killed while its members saved for the first time. A member that has diverged has ended, also if

@@ -175,7 +175,7 @@ def entries_of(part: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def assert_alike(one: Path, other: Path) -> None:
-    """All numbers of both runs: metrics within 1e-4, what a run goes on from within 1e-5."""
+    """All numbers of both runs: metrics within 1e-4, what a run continues from within 1e-5."""
     first, second = runs.untimed(one), runs.untimed(other)
     assert len(first) == len(second) > 1
     for before, after in zip(first, second, strict=True):
@@ -284,7 +284,7 @@ def test_a_lost_process_ends_the_others(name: str, interval: int, lost: int, tmp
     survivor = done[1 - lost]
     assert survivor.code == 1 and survivor.seconds < LOST_SECONDS + 15, done
     assert survivor.err.count("\n") == 1, survivor.err
-    saved = f"`jaxrl-dist resume {run_dir}` goes on" if interval == 256 else "the run has saved no checkpoint"
+    saved = f"`jaxrl-dist resume {run_dir}` continues" if interval == 256 else "the run has saved no checkpoint"
     assert f"process {lost} is lost" in survivor.err and saved in survivor.err
 
 

@@ -408,10 +408,10 @@ def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool
 def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
     run = training_run.Run(Train(PG(), env="gymnax:CartPole-v1", run_dir=str(tmp_path)), [], [])
     (tmp_path / "checkpoints" / ".000000000090.new").mkdir(parents=True)
-    assert train._goes_on(run) == "the run has saved no checkpoint"
+    assert train._continues_from(run) == "the run has saved no checkpoint"
     for env_steps in (20, 60):
         (tmp_path / "checkpoints" / f"{env_steps:012d}").mkdir()
-    assert train._goes_on(run) == (
+    assert train._continues_from(run) == (
         f"nothing after 60 env steps is saved, and `jaxrl-dist resume {tmp_path}` continues from there"
     )
 
