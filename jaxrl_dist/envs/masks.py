@@ -77,8 +77,8 @@ def flat(value: Any, size: int) -> np.ndarray | None:
       size: the number of zeros and ones that a mask has.
     """
     parts = value if isinstance(value, tuple | list) and value and np.ndim(value[0]) else [value]
-    flags = np.concatenate([np.ravel(part) for part in parts])
-    return flags.astype(bool) if len(flags) == size and np.isin(flags, (0, 1)).all() else None
+    numbers = np.concatenate([np.ravel(part) for part in parts])
+    return numbers.astype(bool) if len(numbers) == size and np.isin(numbers, (0, 1)).all() else None
 
 
 def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
@@ -108,6 +108,12 @@ def of_keys(keys: Sequence[str]) -> str:
     return f"info[{names[0]!r}] says which actions are legal; illegal ones will be tried" if names else ""
 
 
+def flags(action: Space) -> Box:
+    """Returns the space of masks of a discrete action."""
+    size = sum(num_choices(action))
+    return Box((size,), np.dtype(np.bool_), np.zeros(size, np.bool_), np.ones(size, np.bool_))
+
+
 def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str | None]:
     """Returns the observation with the action mask as a part, and that part's name (None without a mask).
 
@@ -117,20 +123,20 @@ def with_mask(observation: Space, action: Space, mask: Mask) -> tuple[Space, str
         return observation, None
     if mask.where == "part":
         return observation, mask.name
-    size = sum(num_choices(action))
-    flags = Box((size,), np.dtype(np.bool_), np.zeros(size, np.bool_), np.ones(size, np.bool_))
     parts = observation if isinstance(observation, dict) else {"observation": observation}
-    return {**parts, PART: flags}, PART
+    return {**parts, PART: flags(action)}, PART
 
 
 # --- gymnax-style environments --------------------------------------------------------------------------
 
 
-def of_gymnax(env: Any, state: PyTree, observation: PlainSpace, action: PlainSpace) -> Mask:
+def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, action: PlainSpace) -> Mask:
     """Finds the action mask of a gymnax-style environment: a part of its observation, or a field of its state.
 
+    One in the info of a step comes too late for the first action of an episode.
+
     Args:
-      state: shapes and dtypes suffice.
+      state, info: shapes and dtypes suffice.
     """
     import jax
 
@@ -143,7 +149,9 @@ def of_gymnax(env: Any, state: PyTree, observation: PlainSpace, action: PlainSpa
         if name in NAMES and leaf.shape == (action.num_choices,):
             return Mask("state", name)
         names += [name] if name in NAMES else []
-    return _unread(f"its {names[0]}") if names else found
+    names = [f"its {name}" for name in names]
+    names += [f"info[{_name(path)!r}]" for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
+    return _unread(names[0]) if names else found
 
 
 def _unread(what: str) -> Mask:
@@ -172,11 +180,3 @@ def observer(found: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
         return {**(obs if isinstance(obs, dict) else {"observation": obs}), PART: mask.astype(bool)}
 
     return observe
-
-
-def of_info(info: PyTree) -> Mask:
-    """Finds an action mask in the info of a step, which comes too late for the first action of an episode."""
-    import jax
-
-    names = [_name(path) for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
-    return _unread(f"info[{names[0]!r}]") if names else NO_MASK

@@ -6,7 +6,7 @@ This module imports no JAX, because worker processes import it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,10 +155,16 @@ def returned(call: str, values: Any, names: Sequence[str]) -> Any:
     return values
 
 
-def without(call: str, what: str, values: Any, agents: Iterable[Any]) -> str:
-    """Says which of these agents a dict keyed by agent lacks; empty if it has all."""
-    missing = [agent for agent in agents if not isinstance(values, Mapping) or agent not in values]
-    return f"{call} returned no {what} for agent {missing[0]}" if missing else ""
+def check_agents(fault: Callable[[str], Exception], call: str, agents: Iterable[Any], **parts: Any) -> None:
+    """Checks that dicts keyed by agent have these agents.
+
+    Raises:
+      Exception: that of ``fault``, if one lacks an agent.
+    """
+    for what, values in parts.items():
+        missing = [agent for agent in agents if not isinstance(values, Mapping) or agent not in values]
+        if missing:
+            raise fault(f"{call} returned no {what} for agent {missing[0]}")
 
 
 def number(what: str, value: Any, kind: str = "number") -> Any:

@@ -91,7 +91,7 @@ def _check(policy: Policy, platforms: tuple[str, ...], format: str) -> None:
     if format not in FORMATS:
         raise ConfigError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if platforms and format == "onnx":
-        raise ConfigError("--platforms is of StableHLO; a runtime chooses where it runs an ONNX file")
+        raise ConfigError("--platforms works with StableHLO only; a runtime chooses where it runs an ONNX file")
     if names := list(policy.source.spec.policies):
         known = ", ".join(names)
         raise ConfigError(f"a file acts as one policy, and the run has {known}; name one, as in --policy {names[0]}")

@@ -68,8 +68,8 @@ class Policy:
           episode has ended, the caller replaces its row of the state by that of ``initial_core``.
 
         Raises:
-          ValueError: ``obs`` is no batch of the environment's observations, ``key`` is no key, a reward is missing,
-            this policy only samples and there is no key, or this object holds several policies.
+          ValueError: ``obs`` is not a batch of the environment's observations, ``key`` is not a key, a reward is
+            missing, this policy only samples and there is no key, or this object holds several policies.
         """
         if names := ", ".join(self.source.spec.policies):
             raise ValueError(f"these are the policies {names}; load_policy(run_dir, policy=...) loads one that acts")

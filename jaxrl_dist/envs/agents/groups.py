@@ -186,7 +186,7 @@ def check_wrappers(wrappers: Wrappers, agents: Sequence[Any], name: str) -> None
             raise ConfigError(f"{flag(field)} works for environments with one agent, and {name} has {len(agents)}")
     for field in ("hide", "frame_stack") if wrappers.policies else ():
         if getattr(wrappers, field) is not None:
-            raise ConfigError(f"{flag(field)} works for environments with one policy; leave it out, or --policies")
+            raise ConfigError(f"{flag(field)} works for environments with one policy; remove it, or --policies")
     if wrappers.joint and wrappers.frame_stack is not None:
         # Frames are stacked along the first axis, which is that of the agents here.
         raise ConfigError(f"--frame-stack does not work for agents that act as one, as the {len(agents)} of {name} do")

@@ -6,7 +6,6 @@ This module imports no JAX, because worker processes import it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -14,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_dist.envs.masks import NAMES, PART, flat, misfit, of_parts
-from jaxrl_dist.envs.native import NO_MASK, Description, Mask, flag, number, plain, returned, without
+from jaxrl_dist.envs.native import NO_MASK, Description, Mask, check_agents, flag, number, plain, returned
 from jaxrl_dist.errors import ConfigError
 
 OBS, THERE, FLAGS = "obs", "there", ("terminated", "truncated")
@@ -111,11 +110,11 @@ class Parallel(gymnasium.Env[Any, Any]):
         obs, rewards, terminated, truncated, infos = returned("step", self.env.step(actions), RETURNED)
         listed = self._going()
         flags = {"termination": terminated, "truncation": truncated}
-        _check("step", listed, observation=obs)
-        _check("step", [agent for agent in listed if agent in there], reward=rewards, **flags)
+        check_agents(ValueError, "step", listed, observation=obs)
+        check_agents(ValueError, "step", [agent for agent in listed if agent in there], reward=rewards, **flags)
         flagged = [agent for agent in there if terminated.get(agent) or truncated.get(agent)]
-        _check("step", flagged, reward=rewards)
-        _check("step", [agent for agent in flagged if not terminated.get(agent)], observation=obs)
+        check_agents(ValueError, "step", flagged, reward=rewards)
+        check_agents(ValueError, "step", [agent for agent in flagged if not terminated.get(agent)], observation=obs)
         self._gone.update(flagged)
         going = self._going()
         unflagged = [agent for agent in there if agent not in going and agent not in self._gone]
@@ -140,7 +139,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         self._gone = set()
         if not self.env.agents:
             raise ValueError("reset leaves env.agents empty, and nobody can act")
-        _check("reset", self.env.agents, observation=obs)
+        check_agents(ValueError, "reset", self.env.agents, observation=obs)
         return obs, infos
 
     def _going(self) -> list[Any]:
@@ -193,17 +192,6 @@ def _zero(space: Any) -> Any:
     if parts is not None:
         return {name: _zero(parts[name]) for name in parts} if isinstance(parts, dict) else tuple(map(_zero, parts))
     return np.zeros(space.shape, space.dtype) + getattr(space, "start", 0)
-
-
-def _check(call: str, agents: Iterable[Any], **parts: Any) -> None:
-    """Checks that dicts keyed by agent have these agents.
-
-    Raises:
-      ValueError: one lacks an agent.
-    """
-    for what, values in parts.items():
-        if text := without(call, what, values, agents):
-            raise ValueError(text)
 
 
 def _finite(agent: Any, reward: Any) -> float:

@@ -121,8 +121,7 @@ def _one_agent(
     name = contract.name
     params, (native_obs, native_action), action_space, *first, info = of_env(contract, env, params)
     observation = base.policy_space(native_obs, name, "observations", first[0])
-    found = masks.of_gymnax(env, first[1], plain(native_obs), plain(native_action))
-    found = found if found.where else masks.of_info(info)
+    found = masks.of_gymnax(env, first[1], info, plain(native_obs), plain(native_action))
     observation, mask = masks.with_mask(observation, action_space, found)
     observe = masks.observer(found, native_obs)
     limit = getattr(params, "max_steps_in_episode", None)
