@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.train import BACKENDS, LIBRARIES
 from jaxrl_dist.envs import episodes, masks
-from jaxrl_dist.envs.base import Wrappers, awaited, parse_option, space_of
+from jaxrl_dist.envs.base import Wrappers, awaited, check_options, parse_option, space_of
 from jaxrl_dist.envs.host import runners
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.making import construct, creator, describe
@@ -161,10 +161,8 @@ def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
         parameters = inspect.signature(lambda **options: None).parameters.values()
     named = [x for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     defaults = {x.name: x.default for x in named} | defaults
-    for key in texts:
-        if key not in defaults and all(x.kind is not x.VAR_KEYWORD for x in parameters):
-            known = ", ".join(sorted(defaults)) or "none"
-            raise ConfigError(f"{name} has no option {key!r}{did_you_mean(key, defaults)}; it has: {known}")
+    if all(x.kind is not x.VAR_KEYWORD for x in parameters):
+        check_options(name, texts, defaults)
     for key, default in defaults.items():
         if default is inspect.Parameter.empty and key not in texts:
             raise ConfigError(f"{name} needs an option: --env-options {key}=...")
