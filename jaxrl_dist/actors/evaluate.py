@@ -140,9 +140,7 @@ class Evaluator:
 
             algorithm, rows = variant(hyper), jnp.arange(self._num_envs, dtype=jnp.int32)
             of_rows = steps.keys_of(algorithm, key), steps.indices(algorithm, source.spec, rows)
-            acted: tuple[PyTree, ...]
-            acted = over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, *of_rows)
-            return acted
+            return over_policies(act_one, 3)(algorithm, variables, obs, core, stacks, *of_rows)
 
         @jax.jit
         def update_core(

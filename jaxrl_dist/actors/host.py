@@ -131,8 +131,7 @@ class HostActor:
         """Keeps the members ``index``. The environments of the others repeat their last actions and are ignored."""
 
         def left(outcome: np.ndarray) -> np.ndarray:
-            rows: np.ndarray = np.arange(outcome.shape[1]).reshape(*self._lead, -1)[index].reshape(-1)
-            return rows
+            return np.arange(outcome.shape[1]).reshape(*self._lead, -1)[index].reshape(-1)
 
         kept = over_policies(left)(self._outcome)
         self._obs = over_policies(_rows_of)(kept, self._obs)

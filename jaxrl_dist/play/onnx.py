@@ -44,8 +44,7 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
         return _evaluate(jax.make_jaxpr(function)(*args), *args)
 
     model = jax2onnx.to_onnx(inlined, specs, model_name="policy", input_names=inputs, output_names=outputs)
-    content: bytes = model.SerializeToString()
-    return content
+    return model.SerializeToString()
 
 
 def _evaluate(program: jex.ClosedJaxpr, *args: Any) -> list[Any]:
