@@ -142,14 +142,14 @@ def check_fault(spec: EnvSpec, fault: Fault, num_envs: int, rollout_length: int,
     Raises:
       EnvError: an observation or a reward was not finite; names the environment, the step and the field.
     """
-    size, found = num_envs // len(fault.where), []
+    size, faults = num_envs // len(fault.where), []
     for device, (iteration, where) in enumerate(zip(fault.iteration, fault.where, strict=True)):
         if where != steps.NO_FAULT:
             t, index, field = (int(x) for x in np.unravel_index(int(where), (rollout_length + 1, size, 2)))
             row = (first + device * size) // spec.num_agents + steps.env_of(spec, index, size)
-            found.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
-    if found:
-        step, index, field = min(found)
+            faults.append((max(int(iteration) * rollout_length + t - 1, 0), row, field))
+    if faults:
+        step, index, field = min(faults)
         raise not_finite(spec, index, step, ("observation", "reward")[field])
 
 

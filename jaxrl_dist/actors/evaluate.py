@@ -59,7 +59,7 @@ class Evaluation(NamedTuple):
             **means,
             "cut": self.cut,
             **({"sampled": True} if self.sampled else {}),
-            **{f"info/{x}": float(y[told].mean()) for x, y in self.info.items() if (told := ~np.isnan(y)).any()},
+            **{f"info/{x}": float(y[known].mean()) for x, y in self.info.items() if (known := ~np.isnan(y)).any()},
             **{f"{policy}/{x}": y for policy in self.policies for x, y in self.policies[policy].summary().items()},
         }
 
@@ -231,8 +231,8 @@ class Evaluator:
         def of_rows(rows: slice) -> Evaluation:
             whole = lengths[rows] > 0
             ended = returns[rows][whole].astype(np.float64), lengths[rows][whole].astype(np.int64)
-            told = {metric: values[rows][whole] for metric, values in info.items()}
-            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=told)
+            reported = {metric: values[rows][whole] for metric, values in info.items()}
+            return Evaluation(*ended, int(cut[rows].sum()), self._sampled, info=reported)
 
         parts = {policy: of_rows(rows) for policy, rows in steps.row_slices(self._source.spec, self._num_envs).items()}
         parts.pop("", None)

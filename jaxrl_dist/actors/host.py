@@ -87,15 +87,15 @@ class HostActor:
         episodes, valid = list[EpisodeStats](), list[PyTree]()
         for t in range(self._length):
             state = own, buffer, self._core, self._stacks, self._initial_core, *self._seen()
-            given = *who, variables, *state, iteration, env_step
-            buffer, self._core, self._stacks, action = self._programs.act(np.int32(t), self._first, *given)
+            arguments = *who, variables, *state, iteration, env_step
+            buffer, self._core, self._stacks, action = self._programs.act(np.int32(t), self._first, *arguments)
             action = jax.tree.map(np.asarray, action)
             self.stages.mark("acting")
             step, ended = self._step(action)
             self.stages.mark("env")
             episodes.append(ended)
-            self._obs, self._outcome, there = over_policies(_divided, 3)(step)
-            valid.append(self._parted(there))
+            self._obs, self._outcome, valid_now = over_policies(_divided, 3)(step)
+            valid.append(self._parted(valid_now))
         last = self._stacks, self._initial_core, *self._seen()
         rollout, self._core = self._programs.close_rollout(*who, buffer, self._core, *last)
         self.stages.mark("acting")
@@ -133,10 +133,10 @@ class HostActor:
         def left(outcome: np.ndarray) -> np.ndarray:
             return np.arange(outcome.shape[1]).reshape(*self._lead, -1)[index].reshape(-1)
 
-        kept = over_policies(left)(self._outcome)
-        self._obs = over_policies(_rows_of)(kept, self._obs)
-        self._outcome = over_policies(lambda rows, outcome: outcome[:, rows])(kept, self._outcome)
-        self._rows = kept if self._rows is None else over_policies(_rows_of)(kept, self._rows)
+        rows = over_policies(left)(self._outcome)
+        self._obs = over_policies(_rows_of)(rows, self._obs)
+        self._outcome = over_policies(lambda rows, outcome: outcome[:, rows])(rows, self._outcome)
+        self._rows = rows if self._rows is None else over_policies(_rows_of)(rows, self._rows)
         self._action = jax.tree.map(np.array, self._action)  # which may be read-only
         self._lead, self._programs = (len(index),), programs
         arrays = self._initial_core, self._core, self._stacks

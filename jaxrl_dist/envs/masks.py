@@ -83,10 +83,10 @@ def flat(value: Any, size: int) -> np.ndarray | None:
 
 def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
     """Finds the action mask of a Gymnasium environment; resets it once to see its info and its methods' answers."""
-    found = of_parts(observation, action)
+    mask = of_parts(observation, action)
     methods = [name for name in NAMES if env.has_wrapper_attr(name)]
-    if found.where or not (methods or action.num_choices):
-        return found
+    if mask.where or not (methods or action.num_choices):
+        return mask
     with contextlib.suppress(Exception):  # training will show an error of reset, and where it came from
         _, info = env.reset(seed=0)
         offered = {("info", name): info[name] for name in NAMES if name in info}
@@ -99,7 +99,7 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
         for (where, name), value in offered.items():
             what = f"info[{name!r}]" if where == "info" else f"its method {name}"
             return Mask(where, name, misfit(what, np.size(value), action))
-    return found
+    return mask
 
 
 def of_keys(keys: Sequence[str]) -> str:
@@ -140,9 +140,9 @@ def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, ac
     """
     import jax
 
-    found = of_parts(observation, action)
-    if found.where:
-        return found
+    mask = of_parts(observation, action)
+    if mask.where:
+        return mask
     names = [name for name in NAMES if hasattr(env, name)]
     for path, leaf in jax.tree.leaves_with_path(state):
         name = _name(path)
@@ -151,7 +151,7 @@ def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, ac
         names += [name] if name in NAMES else []
     names = [f"its {name}" for name in names]
     names += [f"info[{_name(path)!r}]" for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
-    return _unread(names[0]) if names else found
+    return _unread(names[0]) if names else mask
 
 
 def _unread(what: str) -> Mask:

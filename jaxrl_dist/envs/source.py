@@ -149,12 +149,12 @@ def find(
         def adapt(native: Any) -> DeviceEnv:
             return gymnax.adapt(native, env_id, "gymnax", wrappers)
 
-        found = gymnasium.look(env_id, options, timeout, workers, adapt)
-        if made_by not in (None, "gymnax" if isinstance(found, DeviceEnv) else "gymnasium"):
+        result = gymnasium.look(env_id, options, timeout, workers, adapt)
+        if made_by not in (None, "gymnax" if isinstance(result, DeviceEnv) else "gymnasium"):
             raise ConfigError(f"--env {name} makes no {made_by} environment; --env {env_id} finds out which it is")
-        made = found if isinstance(found, DeviceEnv) else _described(env_id, found, wrappers)
-        if isinstance(found, Description) and not found.mask.unread:
-            mask = found.mask
+        made = result if isinstance(result, DeviceEnv) else _described(env_id, result, wrappers)
+        if isinstance(result, Description) and not result.mask.unread:
+            mask = result.mask
     elif backend:
         native = gymnax.native(env_id, options) if backend == "gymnax" else libraries.make(backend, env_id, options)
         made = gymnax.adapt(native, env_id, backend, wrappers)

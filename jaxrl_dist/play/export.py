@@ -131,10 +131,10 @@ def _exported(
         observation = {name: part for name, part in observation.items() if name not in hidden}
     mask = None if policy.source.is_pure else policy.source.spec.mask
 
-    def given(path: str, part: Part) -> jax.ShapeDtypeStruct:
+    def argument(path: str, part: Part) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *part.shape), np.dtype(np.int8) if path == mask else part.dtype)
 
-    obs = jax.tree.map(given, spaces.paths(observation), observation)
+    obs = jax.tree.map(argument, spaces.paths(observation), observation)
     core = jax.eval_shape(lambda x: policy.initial_core(x.shape[0]), jax.tree.leaves(obs)[0])
     args = obs, core, jax.ShapeDtypeStruct((size,), jnp.bool_)
     if format == "onnx":

@@ -32,10 +32,10 @@ def converted(function: Callable[..., Any], specs: Sequence[Any], inputs: list[s
       Exception: it cannot convert the function.
     """
     try:
-        there = importlib.metadata.version("jax2onnx")
-        if tuple(map(int, there.split(".")[:2])) < OLDEST:
+        installed = importlib.metadata.version("jax2onnx")
+        if tuple(map(int, installed.split(".")[:2])) < OLDEST:
             least = ".".join(map(str, OLDEST))
-            raise ConfigError(f"--format onnx needs jax2onnx {least}, and {there} is installed: {INSTALL}")
+            raise ConfigError(f"--format onnx needs jax2onnx {least}, and {installed} is installed: {INSTALL}")
         import jax2onnx
     except ImportError as error:
         raise ConfigError(f"--format onnx needs {error.name}, which is not installed: {INSTALL}") from None

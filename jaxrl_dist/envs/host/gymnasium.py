@@ -80,19 +80,19 @@ def look(
 
     if workers == "processes":
         keywords = _in_time(name, timeout, lambda: options(env_id, texts))
-        found: Description | Found = runners.look(env_id, keywords, timeout)
+        result: Description | Found = runners.look(env_id, keywords, timeout)
     else:
-        found = _in_time(name, timeout, make, close)
+        result = _in_time(name, timeout, make, close)
         awaited(lambda nap: futures.wait([closing], nap).done, runners.CLOSE_SECONDS)
         runners.warn_of_closing(name, closing.result() if closing.done() else None)
-    if isinstance(found, Description) and not found.gymnasium:
-        if found.gymnax:
+    if isinstance(result, Description) and not result.gymnasium:
+        if result.gymnax:
             raise ConfigError(f"--env-workers processes needs a Gymnasium environment, and {name} is not one")
         raise ConfigError(
-            f"{name} made a {found.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
+            f"{name} made a {result.kind}, which is neither a gymnasium.Env nor a gymnax-style environment (reset_env, "
             "step_env, is_truncated, observation_space and action_space) of one agent; docs/environments.md shows both"
         )
-    return found
+    return result
 
 
 def _in_time(
