@@ -5,10 +5,12 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import difflib
 import math
 import operator
+import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -118,12 +120,10 @@ def parse_devices(name: str, text: str | None) -> list[int] | None:
         return None
     numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        last = last if dash else first
-        short = len(part) <= 20  # Python refuses to read thousands of digits
-        if not (short and first.isdecimal() and last.isdecimal() and int(first) <= int(last) < 10**6):
+        ends = re.fullmatch("([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
+        if ends is None or int(ends[1]) > int(ends[2] or ends[1]):
             raise ConfigError(f"{flag(name)} must be device numbers such as 0,1 or 2-7, not {shown(text)}")
-        numbers += range(int(first), int(last) + 1)
+        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"{flag(name)} {text} names a device twice")
     return numbers
@@ -160,10 +160,10 @@ def divisor_below(value: int, of: int) -> int:
 
 def divisors_near(value: int, of: int) -> str:
     """Returns the divisors of ``of`` just below and just above ``value``, as ``4 or 8``."""
-    pairs = ((d, of // d) for d in range(1, math.isqrt(of) + 1) if of % d == 0)
-    divisors = [d for pair in pairs for d in pair]
-    below, above = [d for d in divisors if d < value], [d for d in divisors if d > value]
-    return " or ".join(str(d) for d in (*([max(below)] if below else []), *([min(above)] if above else [])))
+    small = [d for d in range(1, math.isqrt(of) + 1) if of % d == 0]
+    divisors = sorted({*small, *(of // d for d in small)} - {value})
+    above = bisect.bisect(divisors, value)
+    return " or ".join(map(str, divisors[max(above - 1, 0) : above + 1]))
 
 
 def shown(value: Any) -> str:

@@ -45,9 +45,9 @@ class _Message:
         return _COMMANDS_OR_FLAGS.sub(_field, self.with_flags)
 
 
-def _field(found: re.Match[str]) -> str:
+def _field(match: re.Match[str]) -> str:
     """Returns a flag's field, such as ``double=False`` for ``--no-double``; a command line stays as it is."""
-    command, negated, policy, name = found.groups()
+    command, negated, policy, name = match.groups()
     return command or (policy or "") + name.replace("-", "_") + ("=False" if negated else "")
 
 
@@ -58,6 +58,11 @@ class ConfigError(_Message, ValueError):
 def one_line(error: BaseException, most: int = 300) -> str:
     """Formats an exception as one line of at most ``most`` characters: its type and its message."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, as far as 300 characters, or the error's type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 class UnusedError(ConfigError):

@@ -82,11 +82,10 @@ class Core(Protocol):
         """Returns the state ``[num_envs, ...]`` at the start of an episode."""
 
 
-CoreLike: TypeAlias = """Core | tuple[
-    Callable[[jax.Array, jax.Array], PyTree],
-    Callable[[PyTree, jax.Array, PyTree], tuple[jax.Array, PyTree]],
-    Callable[[int], PyTree],
-]"""
+CoreLike: TypeAlias = (
+    "Core | tuple[Callable[[jax.Array, jax.Array], PyTree], "
+    "Callable[[PyTree, jax.Array, PyTree], tuple[jax.Array, PyTree]], Callable[[int], PyTree]]"
+)
 """A core, or its methods as ``(init, step, initial)``."""
 
 

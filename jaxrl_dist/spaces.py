@@ -6,7 +6,7 @@ A space of named parts is a ``dict`` of spaces. Its values are dicts of arrays: 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,14 +16,8 @@ class Discrete:
     """Integers ``0 .. n - 1``, as int32 scalars."""
 
     n: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.int32)
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[np.dtype] = np.dtype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +25,11 @@ class MultiDiscrete:
     """One integer ``0 .. nvec[i] - 1`` for each ``i``, as an int32 vector."""
 
     nvec: tuple[int, ...]
+    dtype: ClassVar[np.dtype] = np.dtype(np.int32)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

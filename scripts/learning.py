@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -529,9 +530,7 @@ def published(bar: Bar, returns: Sequence[float]) -> str:
 
 def interquartile_mean(returns: Sequence[float]) -> float:
     """Returns the mean without the lowest and the highest quarter, each rounded down (Agarwal et al. 2021)."""
-    cut = len(returns) // 4
-    middle = sorted(returns)[cut : len(returns) - cut]
-    return sum(middle) / len(middle)
+    return float(stats.trim_mean(returns, 0.25))
 
 
 def interval(returns: Sequence[float]) -> str:
@@ -541,7 +540,8 @@ def interval(returns: Sequence[float]) -> str:
     """
     if len(returns) < 3:
         return ""
-    bootstrap = stats.bootstrap((returns,), interquartile_mean, vectorized=False, method="percentile", rng=0)
+    middle = partial(stats.trim_mean, proportiontocut=0.25)
+    bootstrap = stats.bootstrap((returns,), middle, method="percentile", rng=0)
     return f"{bootstrap.confidence_interval.low:.4g} to {bootstrap.confidence_interval.high:.4g}"
 
 

@@ -166,6 +166,7 @@ def test_a_run_is_recorded_and_one_that_fails_too(tmp_path, monkeypatch, capsys)
     assert "File exists" in capsys.readouterr().err
 
 
+@pytest.mark.case  # test_a_run_is_recorded_and_one_that_fails_too
 def test_a_session_keeps_the_reports_and_variables_of_each_run_that_its_commands_leave(tmp_path, monkeypatch):
     line = "seeds gymnax:CartPole-v1 1 pg --seeds 2 then resume --total-env-steps 400"
     monkeypatch.setitem(GOLDEN["record"].__globals__, "RUNS", [GOLDEN["session"](line)])

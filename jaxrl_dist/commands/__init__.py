@@ -6,45 +6,44 @@ They import heavy libraries late, so ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import pathlib
-import re
 import sys
 
 from jaxrl_dist.errors import ConfigError
 
-HELP = """\
-usage: jaxrl-dist COMMAND ...
-
-  train ALGO --env ID [FLAGS]        train; `jaxrl-dist train ALGO --help` lists the flags
-  train FILE.py --env ID [FLAGS]     train your own algorithm: docs/adding-an-algorithm.md
-  train --policy NAME=ALGO:AGENTS ... --env ID [FLAGS]  train several policies in one environment: docs/agents.md
-  train --config FILE [FLAGS]        rerun a saved config; other flags override it
-  sweep ALGO --env ID [FLAGS]        train many runs as processes, such as --seeds 8 --jobs 4
-  resume RUN_DIR [FLAGS]             continue a run; --total-env-steps N trains a finished one further
-  evaluate RUN_DIR [FLAGS]           play greedy episodes with a trained policy
-  video RUN_DIR FILE.gif [FLAGS]     film greedy episodes
-  plot RUN_DIR ... -o FILE           plot learning curves, or compare scores: --kind
-  export RUN_DIR [-o FILE]           write the policy as StableHLO, which runs without this package
-  check-env ENV [FLAGS]              check your own environment: one line for each fault
-  doctor                             say whether this machine can train, on which devices, and what is missing
-  doctor --compile-for h200x8 ALGO --env ID [FLAGS]  compile a run for a GPU or TPU that is not here
-  list algorithms|envs|plans|placements  list what is available
-  presets [ALGO --env ID]            show the flags that a run would use
-  profile ALGO --env ID [FLAGS]      show where the time of a run goes, stage by stage
-  --version                          print the version of jaxrl-dist
-
-algorithms: {algorithms}
-
-  jaxrl-dist train ppo --env CartPole-v1 --total-env-steps 150000
-"""
-COMMANDS = tuple(dict.fromkeys(re.findall(r"^  (?!jaxrl)([a-z][a-z-]*) ", HELP, re.MULTILINE)))
-"""The commands that ``HELP`` lists. Each is a module of this package, with ``_`` in place of ``-``."""
+USES = (
+    ("train ALGO --env ID [FLAGS]", "train; `jaxrl-dist train ALGO --help` lists the flags"),
+    ("train FILE.py --env ID [FLAGS]", "train your own algorithm: docs/adding-an-algorithm.md"),
+    (
+        "train --policy NAME=ALGO:AGENTS ... --env ID [FLAGS]",
+        "train several policies in one environment: docs/agents.md",
+    ),
+    ("train --config FILE [FLAGS]", "rerun a saved config; other flags override it"),
+    ("sweep ALGO --env ID [FLAGS]", "train many runs as processes, such as --seeds 8 --jobs 4"),
+    ("resume RUN_DIR [FLAGS]", "continue a run; --total-env-steps N trains a finished one further"),
+    ("evaluate RUN_DIR [FLAGS]", "play greedy episodes with a trained policy"),
+    ("video RUN_DIR FILE.gif [FLAGS]", "film greedy episodes"),
+    ("plot RUN_DIR ... -o FILE", "plot learning curves, or compare scores: --kind"),
+    ("export RUN_DIR [-o FILE]", "write the policy as StableHLO, which runs without this package"),
+    ("check-env ENV [FLAGS]", "check your own environment: one line for each fault"),
+    ("doctor", "say whether this machine can train, on which devices, and what is missing"),
+    ("doctor --compile-for h200x8 ALGO --env ID [FLAGS]", "compile a run for a GPU or TPU that is not here"),
+    ("list algorithms|envs|plans|placements", "list what is available"),
+    ("presets [ALGO --env ID]", "show the flags that a run would use"),
+    ("profile ALGO --env ID [FLAGS]", "show where the time of a run goes, stage by stage"),
+)
+"""What a user may type, and what it does."""
+COMMANDS = tuple(dict.fromkeys(use.partition(" ")[0] for use, _ in USES))
+"""Each is a module of this package, with ``_`` in place of ``-``."""
 
 
 def help_text() -> str:
     """Returns the text of ``jaxrl-dist --help``."""
     from jaxrl_dist.algorithms import ALGORITHMS, PRESETS
 
-    return HELP.format(algorithms=", ".join([*ALGORITHMS, *PRESETS]))
+    uses = "".join(f"  {use:33}  {text}\n" for use, text in (*USES, ("--version", "print the version of jaxrl-dist")))
+    example = "jaxrl-dist train ppo --env CartPole-v1 --total-env-steps 150000"
+    algorithms = ", ".join([*ALGORITHMS, *PRESETS])
+    return f"usage: jaxrl-dist COMMAND ...\n\n{uses}\nalgorithms: {algorithms}\n\n  {example}\n"
 
 
 def find_modules(env: str | None) -> None:
@@ -55,7 +54,7 @@ def find_modules(env: str | None) -> None:
     Raises:
       ConfigError: the module is one of the current directory, and Python finds another one of its name.
     """
-    from jaxrl_dist.settings.stored import is_here, module_of_user
+    from jaxrl_dist.config.train import is_here, module_of_user
 
     module = None if env is None else module_of_user(env)
     if module is None:

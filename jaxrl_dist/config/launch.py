@@ -6,6 +6,7 @@ Imports nothing heavy, so that a rejected flag is fast.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,21 +38,20 @@ class Processes:
           ConfigError: they do not; the message names the first such flag.
         """
         check_declared(self)
-        names = ("coordinator", "processes", "process")
-        given = [name for name in names if getattr(self, name) is not None]
-        if given in ([], ["processes"]) and self.processes in (None, 1):
+        if (self.coordinator, self.process) == (None, None) and self.processes in (None, 1):
             return
-        if missing := [flag(name) for name in names if name not in given]:
+        flags = {flag(name): getattr(self, name) for name in ("coordinator", "processes", "process")}
+        if missing := [name for name, value in flags.items() if value is None]:
+            first = next(name for name in flags if name not in missing)
             raise ConfigError(
-                f"{flag(given[0])} needs {' and '.join(missing)}, as in --coordinator 10.0.0.1:9876 --processes 2 "
-                "--process 0"
+                f"{first} needs {' and '.join(missing)}, as in --coordinator 10.0.0.1:9876 --processes 2 --process 0"
             )
-        host, _, port = str(self.coordinator).rpartition(":")
-        if not (host and port.isdecimal() and len(port) < 6 and 0 < int(port) < 2**16):
+        address = re.fullmatch(".+:([0-9]{1,5})", str(self.coordinator))
+        if address is None or not 0 < int(address[1]) < 2**16:
             raise ConfigError(f"--coordinator must be HOST:PORT such as 10.0.0.1:9876, not {self.coordinator}")
         assert self.process is not None and self.processes is not None
         if self.process >= self.processes:
-            raise ConfigError(f"--process {self.process} is none of --processes {self.processes}, counted from 0")
+            raise ConfigError(f"--process {self.process} is not one of --processes {self.processes}, counted from 0")
 
 
 def launch_of(fields: Mapping[str, Any]) -> Processes:

@@ -99,11 +99,11 @@ SYNONYMS: dict[str, str] = {
     "core_size": "rnn_size rnn_hidden_size lstm_cell_size lstm_hidden_size",
 }
 
-_ACCELERATOR = "training uses every accelerator that JAX finds; {num_devices} N uses fewer, and JAX_PLATFORMS=cpu none"
-_OPTIMIZER = "{optimizer} takes optax's defaults; an algorithm file of yours can name others"
+_ACCELERATOR = "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none"
+_OPTIMIZER = "--optimizer takes optax's defaults; an algorithm file of yours can name others"
 _VIDEO = "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy"
-_STATE_DEPENDENT = "{noise_correlation} 0.6 makes noise last, which is what state-dependent exploration is used for"
-_ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo {env} CartPole-v1`"
+_STATE_DEPENDENT = "--noise-correlation 0.6 makes noise last, which is what state-dependent exploration is used for"
+_ALGORITHM = "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`"
 INSTEAD: dict[str, str] = {
     # replacements for settings that we do not have
     **dict.fromkeys(("gpu", "cuda", "device", "use_cuda", "gpu_id", "accelerator", "platform"), _ACCELERATOR),
@@ -111,15 +111,11 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video", "save_video", "gif"), _VIDEO),
     **dict.fromkeys(("use_sde", "sde_sample_freq", "gsde"), _STATE_DEPENDENT),
     **dict.fromkeys(("algo", "algorithm", "agent", "alg", "model"), _ALGORITHM),
-    **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` goes on with a run"),
-    "policy": "{torso} chooses a network; several policies are {policy} NAME=ALGO:AGENTS, in the algorithm's place",
+    **dict.fromkeys(("resume", "resume_from", "continue"), "`jaxrl-dist resume RUN_DIR` continues a run"),
+    "policy": "--torso chooses a network; several policies are --policy NAME=ALGO:AGENTS, in the algorithm's place",
     "torch_deterministic": "a seed gives the same numbers without it",
 }
-"""Hints for names without a field of ours; ``{field}`` stands for a flag."""
-
-SIZES = ("batch_size", "minibatch_size", "sgd_minibatch_size", "train_batch_size")
-OTHERWISE = {"num_minibatches": "the number of minibatches in a rollout, not their size"}
-"""What a field counts, for names of other libraries that count something else."""
+"""Hints for names without a field of ours."""
 
 MEANT: dict[str, tuple[str, ...]] = {
     name: tuple(fields.split()) for fields, names in SYNONYMS.items() for name in names.split()
@@ -139,12 +135,11 @@ def hint(name: str, known: Collection[str], others: Callable[[str], str] = lambd
     plain = name.removeprefix("no_")
     meant = MEANT.get(plain, ())
     if ours := next((field for field in meant if field in known), None):
-        other = f", {OTHERWISE[ours]}" if plain in SIZES and ours in OTHERWISE else ""
-        return f"; it is {flag(ours)} here{other}"
+        counts = ours == "num_minibatches" and plain.endswith("_size")
+        more = ", the number of minibatches in a rollout, not their size" if counts else ""
+        return f"; it is {flag(ours)} here{more}"
     if plain in INSTEAD:
-        return "; " + INSTEAD[plain].format(
-            **{name: flag(name) for name in ("env", "noise_correlation", "num_devices", "optimizer", "policy", "torso")}
-        )
+        return f"; {INSTEAD[plain]}"
     for field in (plain, *meant):
         if having := others(field):
             called = "" if field == plain else f"it is {flag(field)} here, and only "

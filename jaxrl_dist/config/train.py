@@ -6,19 +6,13 @@ Imports nothing heavy, so that ``--help`` and a rejected flag are fast.
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
+import pathlib
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from jaxrl_dist.checks import (
-    MAX_SIZE,
-    MAX_STEPS,
-    check_bounds,
-    check_used,
-    did_you_mean,
-    parse_bounds,
-    parse_devices,
-)
+from jaxrl_dist.checks import MAX_SIZE, MAX_STEPS, check_bounds, check_used, did_you_mean, parse_bounds, parse_devices
 from jaxrl_dist.config.groups import Actors, Checkpoints, Environment, Evaluation, Execution, Population
 from jaxrl_dist.config.inherit import Named
 from jaxrl_dist.config.launch import Processes
@@ -60,8 +54,8 @@ def named_env(env: Any) -> Any:
     Other processes and resumed runs find it by this name. Lambdas and nested functions have no such name.
     """
     module, name = (str(getattr(env, field, "")) for field in ("__module__", "__name__"))
-    found = callable(env) and getattr(sys.modules.get(module), name, None) is env
-    return f"{module}:{name}" if found else env
+    has_name = callable(env) and getattr(sys.modules.get(module), name, None) is env
+    return f"{module}:{name}" if has_name else env
 
 
 def split_env(env: str) -> tuple[str | None, str | None, str]:
@@ -85,6 +79,26 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
             return backend, module, name
     unknown = f"unknown backend {prefixes[0]!r}{did_you_mean(prefixes[0], [*BACKENDS, *LIBRARIES])}; "
     raise ConfigError(f"--env {env}: {unknown}[gymnax:|envpool:|gymnasium:]ID, LIBRARY:ID or MODULE:NAME works")
+
+
+def module_of_user(env: str) -> str | None:
+    """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
+
+    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library counts as the user's
+    module if Python would take it from the current directory.
+    """
+    backend, module, name = split_env(env)
+    library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
+    if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
+        library = "pettingzoo"
+    return module if library is None else library if is_here(library) else None
+
+
+def is_here(name: str) -> bool:
+    """Returns whether Python finds a module, or package, in the current directory: its files may be anyone's."""
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    return pathlib.Path.cwd() in [pathlib.Path(place).resolve().parent for place in places]
 
 
 Config = TypeVar("Config")
@@ -198,7 +212,7 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
         if not self.env:
             raise ConfigError("--env is missing; `jaxrl-dist list envs` names environments, such as CartPole-v1")
         if self.run_dir == "":
-            raise ConfigError("--run-dir is empty; leave it out for one under runs/")
+            raise ConfigError("--run-dir is empty; remove it for one under runs/")
         check_declared(self)
         if self.num_envs is not None and self.rollout_length is not None:
             steps = self.num_envs * self.rollout_length
@@ -208,7 +222,7 @@ class Train(Named, Checkpoints, Evaluation, Population, Processes, Actors, Execu
         for name in ("evolve", "average_every"):
             check_used(self, name, there=self.seeds > 1 or bool(self.vary), needed="members: --seeds or --vary")
         if self.average_every is not None and self.evolve is not None:
-            raise ConfigError("--average-every makes all members one, and --evolve selects among them: leave one out")
+            raise ConfigError("--average-every makes all members one, and --evolve selects among them: remove one")
         parse_bounds("clip_rewards", self.clip_rewards)
         for name in ("actor_devices", "learner_devices"):
             parse_devices(name, getattr(self, name))

@@ -109,34 +109,28 @@ def plain(config: Fields) -> Fields:
     Raises:
       ConfigError: a value has the wrong type; the message names the field's flag and the type that works.
     """
-    fields = [field for field in dataclasses.fields(config) if field.init]  # type: ignore[arg-type]
     hints: Mapping[str, Any] = {}
     with contextlib.suppress(NameError):  # names that only type checkers import
         hints = get_type_hints(type(config), include_extras=True)
-    changes = {}
-    for field in fields:
-        before = getattr(config, field.name)
-        value = before if before is field.default else _plain(field.name, before, hints.get(field.name, Any))
-        if value is not before:
-            changes[field.name] = value
-    return dataclasses.replace(config, **changes) if changes else config  # type: ignore[type-var]
+    values = {}
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if value is not field.default:
+            values[field.name] = _plain(field.name, value, hints.get(field.name, Any))
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
 def _plain(name: str, value: Any, hint: Any) -> Any:
     """Converts ``value`` to the type ``hint``."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return value if OR_OBJECT in args and not isinstance(value, _NO_OBJECT) else _plain(name, value, args[0])
-    if origin in (Union, types.UnionType):
-        kinds, optional = alternatives(hint)
-        return value if (optional and value is None) or len(kinds) > 1 else _plain(name, value, kinds[0])
-    if origin is tuple:
-        return _plain_tuple(name, value, args)
-    if hint == dict[str, str]:
-        return _plain_texts(name, value)
-    if origin is Literal:
-        return _choice(name, value, args)
-    read = _READERS.get(hint)
+    (kind, *others), optional = alternatives(hint)
+    is_object = OR_OBJECT in get_args(hint) and not isinstance(value, _NO_OBJECT)
+    if others or is_object or (optional and value is None):
+        return value
+    if get_origin(kind) is tuple:
+        return _plain_tuple(name, value, get_args(kind))
+    if get_origin(kind) is Literal:
+        return _choice(name, value, get_args(kind))
+    read = _READERS.get(kind)
     return value if read is None else read(name, _scalar(value))
 
 
@@ -185,9 +179,6 @@ def _text(name: str, value: Any, part: str = "") -> str:
     raise ConfigError(f"{flag(name)}{part} must be text or a number, not {shown(value)}")
 
 
-_READERS: Mapping[Any, Callable[[str, Any], Any]] = {bool: _truth, int: _whole, float: _number, str: _text}
-
-
 def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     if not (isinstance(value, str) and value in choices):
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
@@ -200,17 +191,15 @@ def _plain_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
         value = value.tolist()
     if not isinstance(value, tuple | list | range):
         raise ConfigError(f"{flag(name)} must be a tuple, not {shown(value)}")
-    parts = tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
-    same = isinstance(value, tuple) and all(x is y for x, y in zip(parts, value, strict=True))
-    return value if same else parts
+    return tuple(_plain(name, part, kind) for part, kind in _with_kinds(name, value, kinds))
 
 
 def _with_kinds(name: str, parts: Sequence[Any], kinds: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
     """Pairs the values of a tuple with their types, given the arguments of the tuple's type."""
-    each = kinds[:1] * len(parts) if kinds[1:] == (...,) else kinds
-    if len(each) != len(parts):
-        raise ConfigError(f"{flag(name)} must be a tuple of {len(each)} values, not {shown(parts)}")
-    return zip(parts, each, strict=True)
+    kinds = kinds[:1] * len(parts) if kinds[1:] == (...,) else kinds
+    if len(kinds) != len(parts):
+        raise ConfigError(f"{flag(name)} must be a tuple of {len(kinds)} values, not {shown(parts)}")
+    return zip(parts, kinds, strict=True)
 
 
 def _plain_texts(name: str, value: Any) -> Any:
@@ -218,8 +207,13 @@ def _plain_texts(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{flag(name)} must be a dictionary of names and values, not {shown(value)}")
     scalars = {key: _scalar(x) for key, x in value.items()}
-    texts = {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
-    return texts if texts or not isinstance(value, dict) else value
+    return {key: str(x) if isinstance(x, bool) else _text(name, x, f" {key}") for key, x in scalars.items()}
+
+
+_READERS: Mapping[Any, Callable[[str, Any], Any]] = {
+    **{bool: _truth, int: _whole, float: _number, str: _text},
+    dict[str, str]: _plain_texts,
+}
 
 
 def alternatives(hint: Any) -> tuple[list[Any], bool]:
@@ -244,7 +238,7 @@ def from_texts(name: str, texts: Sequence[str], hint: Any) -> Any:
     kinds = get_args(kind)
     numbers = {*kinds} <= {int, float, ...}  # which commas may divide, too
     parts = [part for text in texts for part in text.split(",")] if numbers else texts
-    return tuple(from_text(name, part, each) for part, each in _with_kinds(name, parts, kinds))
+    return tuple(from_text(name, part, kind) for part, kind in _with_kinds(name, parts, kinds))
 
 
 def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
@@ -252,7 +246,7 @@ def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise ConfigError(f"{flag(name)}: {text!r} is no key=value pair")
+            raise ConfigError(f"{flag(name)}: {text!r} is not a key=value pair")
         if key in pairs:
             raise ConfigError(f"{flag(name)}: {key} is given twice")
         pairs[key] = value
@@ -273,7 +267,7 @@ def from_text(name: str, text: str, hint: Any) -> Any:
             return _choice(name, text, (*get_args(kind), *(["None"] if optional else [])))
         with contextlib.suppress(ValueError, OverflowError, KeyError):
             return _FROM_TEXT[kind](text)
-    words = {bool: "neither True nor False", int: "no whole number", float: "no number"}
+    words = {bool: "neither True nor False", int: "not a whole number", float: "not a number"}
     words |= {int: "neither a whole number nor None", float: "neither a number nor None"} if optional else {}
     raise ConfigError(
         f"{flag(name)}: {shown(text)} is {words.get(kinds[-1], 'more than a flag of one value can hold')}"

@@ -88,8 +88,8 @@ def whole(tree: Any) -> Any:
     if not parted:
         return tree
     replicated = NamedSharding(leaves[parted[0]].sharding.mesh, PartitionSpec())
-    found = jax.jit(_identity, out_shardings=replicated)([leaves[at] for at in parted])
-    for at, x in zip(parted, found, strict=True):
+    copies = jax.jit(_identity, out_shardings=replicated)([leaves[at] for at in parted])
+    for at, x in zip(parted, copies, strict=True):
         leaves[at] = x
     return jax.tree.unflatten(structure, leaves)
 

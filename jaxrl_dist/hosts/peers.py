@@ -83,25 +83,26 @@ def all_gather(value: Any, about: str, within: float = math.inf) -> list[Any]:
     if _world is None:
         return [value]
     _said += 1
-    here, number, until = _world, _said, time.monotonic() + within
-    said = json.dumps([about, value])
-    if here.number:
-        here.client.key_value_set(f"jaxrl/{number}/{here.number}", said)
-        answer = _wait(here, f"jaxrl/{number}/all", until)
+    world, number, until = _world, _said, time.monotonic() + within
+    message = json.dumps([about, value])
+    if world.number:
+        world.client.key_value_set(f"jaxrl/{number}/{world.number}", message)
+        answer = _wait(world, f"jaxrl/{number}/all", until)
     else:
-        others = [_wait(here, f"jaxrl/{number}/{other}", until) for other in range(1, here.size)]
-        answer = f"[{','.join([said, *others])}]"
-        here.client.key_value_set(f"jaxrl/{number}/all", answer)
-        here.client.key_value_delete(f"jaxrl/{number - 1}/")  # all have read it, or they would not have answered
-    found = json.loads(answer)
-    for other, (what, message) in enumerate(found):
-        if what == FAILED != about:
-            raise ProcessError(f"process {other} has failed: {message}")
-    for other, (what, _) in enumerate(found):
-        if what != found[0][0]:
-            places = f"{what}, and process 0 at {found[0][0]}"
-            raise ProcessError(f"the processes have lost each other: process {other} is at {places}")
-    return [value for _, value in found]
+        others = [_wait(world, f"jaxrl/{number}/{other}", until) for other in range(1, world.size)]
+        answer = f"[{','.join([message, *others])}]"
+        world.client.key_value_set(f"jaxrl/{number}/all", answer)
+        world.client.key_value_delete(f"jaxrl/{number - 1}/")  # all have read it, or they would not have answered
+    places, values = zip(*json.loads(answer), strict=True)
+    if FAILED in places and about != FAILED:
+        failed = places.index(FAILED)
+        raise ProcessError(f"process {failed} has failed: {values[failed]}")
+    for other, place in enumerate(places):
+        if place != places[0]:
+            raise ProcessError(
+                f"the processes have lost each other: process {other} is at {place}, and process 0 at {places[0]}"
+            )
+    return list(values)
 
 
 class Post:
@@ -120,10 +121,10 @@ class Post:
         Raises:
           ProcessError: another process has failed.
         """
-        names = {other: f"{self._name}/{other}" for other in range(1, self._world.size)}
-        found = {other: json.loads(_wait(self._world, name, math.inf)) for other, name in names.items()}
+        others = range(1, self._world.size)
+        values = {other: json.loads(_wait(self._world, f"{self._name}/{other}", math.inf)) for other in others}
         self._world.client.key_value_delete(f"{self._name}/")
-        return found
+        return values
 
 
 def post() -> Post | None:
@@ -133,15 +134,15 @@ def post() -> Post | None:
     return None if _world is None else Post(_world, _posts)
 
 
-def _wait(here: World, key: str, until: float) -> str:
+def _wait(world: World, key: str, until: float) -> str:
     while True:
         try:
-            return str(here.client.blocking_key_value_get(key, WAIT_MS))
+            return str(world.client.blocking_key_value_get(key, WAIT_MS))
         except Exception as error:  # jaxlib's own type
             if "DEADLINE_EXCEEDED" not in str(error):
                 time.sleep(1.0)  # if process 0 is lost, this process ends meanwhile, with a better line
                 raise ProcessError(f"the coordinator does not answer: {str(error).splitlines()[0]}") from None
-        if (problem := here.problem()) is not None:
+        if (problem := world.problem()) is not None:
             raise problem
         if time.monotonic() > until:
             raise TimeoutError(f"the other processes have not come to {key}")
@@ -169,17 +170,17 @@ def run_everywhere(function: Callable[[], Result], about: str) -> Result:
 
 def any_of(wish: bool, about: str) -> bool:
     """Returns whether ``wish`` is True in any process."""
-    return wish if _world is None else any(all_gather(bool(wish), about))
+    return any(all_gather(bool(wish), about))
 
 
 def minimum(number: int, about: str) -> int:
     """Returns the smallest ``number`` of all processes."""
-    return number if _world is None else int(min(all_gather(number, about)))
+    return int(min(all_gather(number, about)))
 
 
 def broadcast(value: Any, about: str) -> Any:
     """Returns the value of process 0."""
-    return value if _world is None else all_gather(value, about)[0]
+    return all_gather(value, about)[0]
 
 
 def fail_alike(message: str, within: float = 10.0) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxrl_dist.config.launch import Processes
-from jaxrl_dist.errors import ConfigError, ProcessError, say
+from jaxrl_dist.errors import ConfigError, ProcessError, first_line, say
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 
@@ -80,8 +80,8 @@ def _arguments(launch: Processes, *, detect: bool) -> dict[str, Any] | None:
     if launch.coordinator is not None:
         where = {"coordinator_address": launch.coordinator, "cluster_detection_method": "deactivate"}
         return {**limits, **where, "num_processes": launch.processes, "process_id": launch.process}
-    found = detected() if detect else None
-    return None if found is None else {**limits, "cluster_detection_method": found}
+    cluster = detected() if detect else None
+    return None if cluster is None else {**limits, "cluster_detection_method": cluster}
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -130,15 +130,14 @@ def detected() -> str | None:
     except ImportError:
         return None
     for kind in ClusterEnv._cluster_types:
-        if kind.name in CLUSTERS:
-            try:
-                if kind.is_env_present():
-                    return kind.name if kind.get_process_count() > 1 else None
-            except Exception as error:  # a metadata server may not answer
-                line = " ".join(str(error).split())[:200]
-                raise ConfigError(
-                    f"the processes of {kind.name} cannot be found: {line}; --processes 1 trains on this one alone"
-                ) from None
+        try:
+            if kind.name in CLUSTERS and kind.is_env_present():
+                return kind.name if kind.get_process_count() > 1 else None
+        except Exception as error:  # a metadata server may not answer
+            line = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"the processes of {kind.name} cannot be found: {line}; --processes 1 trains on this one alone"
+            ) from None
     return None
 
 
@@ -242,10 +241,10 @@ def _join(launch: Processes) -> None:
     from jaxrl_dist.hosts import arrays
 
     global _watch
-    here, count, client = jax.process_index(), jax.process_count(), global_state.client
-    _watch = found = Watch(client, here, count, launch.lost_process_timeout)
-    found.gone = lambda: _listens(str(global_state.coordinator_address)) is False
-    peers.join(peers.World(client, here, count, launch.lost_process_timeout, lambda: found.problem))
+    number, count, client = jax.process_index(), jax.process_count(), global_state.client
+    _watch = watch = Watch(client, number, count, launch.lost_process_timeout)
+    watch.gone = lambda: _listens(str(global_state.coordinator_address)) is False
+    peers.join(peers.World(client, number, count, launch.lost_process_timeout, lambda: watch.problem))
     atexit.register(_part)
     peers.all_gather(None, "the start")
     with no_stdout():
@@ -256,13 +255,13 @@ def _join(launch: Processes) -> None:
 def no_stdout() -> Iterator[None]:
     """Discards what C++ prints to stdout, where gloo logs each of its connections."""
     sys.stdout.flush()
-    kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    stdout, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 1)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
         os.close(null)
 
 
@@ -323,10 +322,9 @@ def _tell(watch: Watch, error: BaseException) -> None:
 
     if watch.problem is not None or watch.failed is not None:
         return
-    lines = str(error).strip().splitlines()
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
         problem = watch.wait()
         if problem is not None:
             raise problem from None
     code = 2 if isinstance(error, ConfigError) else getattr(error, "exit_code", 1)
-    watch.fail(lines[0] if lines else type(error).__name__, code)
+    watch.fail(first_line(error), code)

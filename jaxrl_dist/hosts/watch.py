@@ -61,8 +61,7 @@ class Watch:
     def fail(self, message: str, code: int) -> None:
         """Tells the others that this process has failed: they end, too, with the same exit code."""
         self.failed = {"message": message, "code": code}
-        with contextlib.suppress(Exception):  # if this fails, they notice that it is lost
-            self._tell()
+        self._tell()
 
     def wait(self) -> ProcessError | None:
         """Waits until another process is known to have failed, and returns its error; None: all still answer.
@@ -79,8 +78,7 @@ class Watch:
     def exit_now(self, code: int) -> None:
         """Ends this process after a failure; process 0 lets the others leave first."""
         self._left = True
-        with contextlib.suppress(Exception):
-            self._tell()
+        self._tell()
         until = time.monotonic() + 2 * GRACE_SECONDS
         while self._index == 0 and len(self._gone) < self._count - 1 and time.monotonic() < until:
             time.sleep(SECONDS / 5)
@@ -90,8 +88,7 @@ class Watch:
     def disconnect(self) -> None:
         """Tells the others that this process ends in order: they may go on with what each does alone."""
         self._left = True
-        with contextlib.suppress(Exception):
-            self._tell()
+        self._tell()
         self.close()
 
     def close(self) -> None:
@@ -127,7 +124,8 @@ class Watch:
         time.sleep(2 * GRACE_SECONDS)  # in which the main thread ends this process, or ``_run`` does
 
     def _tell(self) -> None:
-        with self._telling:
+        """Tells the others the state of this process; if that fails for long, they notice that it is lost."""
+        with self._telling, contextlib.suppress(Exception):
             self._beat += 1
             state = {"beat": self._beat, "signal": self.asked(), "failed": self.failed, "left": self._left}
             self._client.key_value_set(f"{_STATE}/{self._index}", json.dumps(state), True)
@@ -140,21 +138,25 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopping.wait(SECONDS):
+            self._tell()
             try:
-                self._tell()
-                states = {int(key.rsplit("/", 1)[1]): value for key, value in self._client.key_value_dir_get(_STATE)}
+                states = self._client.key_value_dir_get(_STATE)
             except Exception:  # process 0 may be back in a moment
                 continue
             self._answered = time.monotonic()
-            for process, text in states.items():
-                self._hear(process, json.loads(text))
-            for other, (heard, _) in self._since.items():
-                needed = self.running or other not in self._gone
-                if needed and self._answered - heard > self._timeout and not (self.problem or self.failed):
-                    self.lost(other)
+            for key, text in states:
+                self._hear(int(key.rsplit("/", 1)[1]), json.loads(text))
             if self.problem is not None and self._answered - self._failed_at > GRACE_SECONDS:
                 say(f"error: {self.problem}")
                 self.exit_now(self.problem.exit_code)
+            if self.problem is None and self.failed is None:
+                self._check_beats()
+
+    def _check_beats(self) -> None:
+        """Ends this process if one that it needs has not told its state for too long."""
+        for other, (heard, _) in self._since.items():
+            if self._answered - heard > self._timeout and (self.running or other not in self._gone):
+                self.lost(other)
 
     def _hear(self, process: int, state: Mapping[str, Any]) -> None:
         """Takes in the state that a process has told."""
@@ -184,7 +186,7 @@ def on_terminate(function: Callable[[], None]) -> Any:
     jaxlib 0.10 and 0.11 cannot hand the status of ``missed_heartbeat_callback`` to Python, and end the process. So do
     threads of gloo once a process is lost. If the C++ library cannot be found, the process ends with its own message.
     """
-    kept = ctypes.CFUNCTYPE(None)(function)
+    callback = ctypes.CFUNCTYPE(None)(function)
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"](kept)
-    return kept
+        ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"](callback)
+    return callback

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
 from jaxrl_dist.run.directories import DamageError
@@ -30,14 +30,14 @@ def named_arrays(tree: PyTree) -> dict[str, np.ndarray]:
 
     Pieces of an array are named by their bounds, such as ``state/memory/obs@0:4,8:16``.
     """
-    found = {}
-    for name, leaf in _named(tree).items():
+    arrays = {}
+    for name, leaf in zip(names(tree), jax.tree.leaves(tree), strict=True):
         if isinstance(leaf, Pieces):
             for bounds, piece in leaf.kept.items():
-                found[f"{name}@{','.join(f'{start}:{stop}' for start, stop in bounds)}"] = piece
+                arrays[f"{name}@{','.join(f'{start}:{stop}' for start, stop in bounds)}"] = piece
         else:
-            found[name] = np.asarray(leaf)
-    return found
+            arrays[name] = np.asarray(leaf)
+    return {name: array for name, array in arrays.items() if array.size}
 
 
 def named_pieces(tree: PyTree) -> dict[str, np.ndarray]:
@@ -53,7 +53,10 @@ def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     """
     import orbax.checkpoint as ocp  # imported here: it takes half a second
 
-    alone = _alone()
+    alone: dict[str, Any] = {}
+    if peers.world() is not None:  # this process writes by itself, beside the others of its run
+        number = peers.index()
+        alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(number, {number}, f"process{number}")
     handler = ocp.StandardCheckpointHandler(**alone)
     with _silence(), ocp.Checkpointer(handler, **alone) as checkpointer:
         checkpointer.save(path, args=ocp.args.StandardSave(arrays))
@@ -68,29 +71,14 @@ def save_pieces(path: pathlib.Path, pieces: dict[str, np.ndarray]) -> None:
 
     with tensorstore.Transaction() as transaction:
         for name, piece in pieces.items():
-            spec = _store(path, name)
+            spec = {"driver": "zarr", "kvstore": _store(path, f"{name}/")}
             new = tensorstore.open(spec, create=True, dtype=piece.dtype, shape=piece.shape, transaction=transaction)
             new.result().write(piece).result()
 
 
-def _store(path: pathlib.Path, name: str) -> dict[str, Any]:
-    """Returns tensorstore's specification of an array in a directory of ``save_pieces``."""
-    return {"driver": "zarr", "kvstore": {**_store_of(path), "path": f"{name}/"}}
-
-
-def _store_of(path: pathlib.Path) -> dict[str, Any]:
-    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}
-
-
-def _alone() -> dict[str, Any]:
-    """Returns orbax's options for a process that writes or reads by itself, beside the others of its run."""
-    import orbax.checkpoint as ocp
-
-    if peers.world() is None:
-        return {}
-    here = peers.index()
-    options = ocp.options.MultiprocessingOptions(here, {here}, f"process{here}")
-    return {"multiprocessing_options": options}
+def _store(path: pathlib.Path, inside: str = "") -> dict[str, Any]:
+    """Returns tensorstore's specification of a directory of ``save`` or ``save_pieces``, or of a folder ``inside``."""
+    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}, "path": inside}
 
 
 def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
@@ -105,19 +93,17 @@ def restore(path: pathlib.Path, like: PyTree, prefix: str | None = None) -> Any:
       DamageError: the arrays cannot be read, or have other names, shapes or dtypes.
       ConfigError: this machine has too little memory for them.
     """
-    wanted = {(prefix or "") + name: _shape(leaf) for name, leaf in _named(like).items()}
-    needed = nbytes(like)
-    if needed > (there := memory_size()):
-        raise ConfigError(f"{path} needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there")
+    leaves, tree = jax.tree.flatten(like)
+    shapes = {(prefix or "") + name: _shape(leaf) for name, leaf in zip(names(like), leaves, strict=True)}
+    if (size := nbytes(like)) > (room := memory_size()):
+        raise ConfigError(f"{path} needs {size / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available")
     try:
-        arrays = _arrays(path.resolve(), wanted, others=prefix is not None)
+        arrays = _arrays(path.resolve(), shapes, others=prefix is not None)
     except ConfigError:
         raise
     except Exception as error:  # tensorstore raises many kinds for a damaged file
         raise DamageError(f"{path} cannot be read: {first_line(error)}") from error
-    empty = {name: np.zeros(*_shape(leaf)) for name, leaf in _named(like, empty=True).items()}
-    named = {**empty, **{name: arrays[(prefix or "") + name] for name in _named(like)}}
-    return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in names(like)])
+    return jax.tree.unflatten(tree, [arrays[name] for name in shapes])
 
 
 _PIECE = re.compile(r"(.*)@([0-9]+:[0-9]+(?:,[0-9]+:[0-9]+)*)")
@@ -129,8 +115,8 @@ class _Entry(NamedTuple):
 
     name: str
     """The array's."""
-    bounds: tuple[slice, ...] | None
-    """Those of the piece in the array; None: this is all of it."""
+    bounds: tuple[slice, ...]
+    """Where it begins and ends in the array."""
     shape: tuple[int, ...]
     dtype: np.dtype
     spec: Mapping[str, Any]
@@ -138,7 +124,10 @@ class _Entry(NamedTuple):
 
 
 def _arrays(path: pathlib.Path, wanted: Mapping[str, _Shape], *, others: bool) -> dict[str, np.ndarray]:
-    """Reads arrays by name, each from one entry or from its pieces; ``others``: ignores all others.
+    """Reads arrays by name, each from one entry or from its pieces; those without elements are not stored.
+
+    Args:
+      others: whether to ignore all other arrays there.
 
     Raises:
       DamageError: as ``restore``.
@@ -148,17 +137,17 @@ def _arrays(path: pathlib.Path, wanted: Mapping[str, _Shape], *, others: bool) -
 
     entries = [entry for part in (path, *path.parent.glob(f"{path.name}.*")) for entry in _entries(part)]
     stored = _whole(entries)
-    for name in sorted(wanted if others else wanted.keys() | stored.keys()):
+    arrays = {name: np.zeros(*shape) for name, shape in wanted.items() if 0 in shape[0]}
+    for name in sorted((wanted if others else wanted.keys() | stored.keys()) - arrays.keys()):
         if wanted.get(name) != stored.get(name):
             raise DamageError(
                 f"{path.parent} holds another network: {name} is {_describe(stored.get(name))} there and "
                 f"{_describe(wanted.get(name))} here"
             )
-    arrays: dict[str, np.ndarray] = {}
     for entry in entries:
         if entry.name in wanted:
             value = tensorstore.open(entry.spec, open=True).result().read().result()
-            if entry.bounds is None:
+            if entry.shape == wanted[entry.name][0]:
                 arrays[entry.name] = value
             else:
                 arrays.setdefault(entry.name, np.empty(*wanted[entry.name]))[entry.bounds] = value
@@ -173,7 +162,7 @@ def _entries(path: pathlib.Path) -> Iterator[_Entry]:
     """
     import tensorstore
 
-    files = tensorstore.KvStore.open(_store_of(path)).result()
+    files = tensorstore.KvStore.open(_store(path)).result()
     for file in files.list().result():
         entry, _, kind = file.decode().rpartition("/")
         if kind != ".zarray":
@@ -182,15 +171,11 @@ def _entries(path: pathlib.Path) -> Iterator[_Entry]:
         shape, dtype, chunk = tuple(header["shape"]), header["dtype"], math.prod(header["chunks"])
         if not isinstance(dtype, str) or chunk > max(math.prod(shape), 1):
             raise DamageError(f"{path} is damaged: {entry} has chunks of {chunk} elements of type {dtype!r:.40}")
-        spec = {**_store(path, entry), "metadata": header, "assume_metadata": True}
-        yield _Entry(*_split(entry), shape, np.dtype(dtype), spec)
-
-
-def _split(entry: str) -> tuple[str, tuple[slice, ...] | None]:
-    """Returns the name of an array, and the bounds of the piece that the entry holds; None: it holds all of it."""
-    if (piece := _PIECE.fullmatch(entry)) is None:
-        return entry, None
-    return piece[1], tuple(slice(*map(int, pair.split(":"))) for pair in piece[2].split(","))
+        name, bounds = entry, tuple(slice(0, size) for size in shape)
+        if (piece := _PIECE.fullmatch(entry)) is not None:
+            name, bounds = piece[1], tuple(slice(*map(int, pair.split(":"))) for pair in piece[2].split(","))
+        spec = {"driver": "zarr", "kvstore": _store(path, f"{entry}/"), "metadata": header, "assume_metadata": True}
+        yield _Entry(name, bounds, shape, np.dtype(dtype), spec)
 
 
 def _whole(entries: Iterable[_Entry]) -> dict[str, _Shape]:
@@ -202,7 +187,7 @@ def _whole(entries: Iterable[_Entry]) -> dict[str, _Shape]:
     whole: dict[str, _Shape] = {}
     sizes = collections.Counter[str]()
     for entry in entries:
-        stops = entry.shape if entry.bounds is None else tuple(bound.stop for bound in entry.bounds)
+        stops = tuple(bound.stop for bound in entry.bounds)
         before = whole[entry.name][0] if entry.name in whole else stops
         whole[entry.name] = tuple(map(max, before, stops)), entry.dtype
         sizes[entry.name] += math.prod(entry.shape)
@@ -219,12 +204,6 @@ def names(tree: PyTree) -> list[str]:
     return ["/".join(filter(None, name.split("/"))) for name in names]
 
 
-def _named(tree: PyTree, *, empty: bool = False) -> dict[str, Any]:
-    """Returns a tree's arrays by path: those with elements or, if ``empty``, those without, which orbax refuses."""
-    leaves = zip(names(tree), jax.tree.leaves(tree), strict=True)
-    return {name: leaf for name, leaf in leaves if (0 in _shape(leaf)[0]) == empty}
-
-
 def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
     return tuple(np.shape(leaf)), np.dtype(leaf.dtype if hasattr(leaf, "dtype") else type(leaf))
 
@@ -232,7 +211,7 @@ def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
 def nbytes(tree: PyTree) -> int:
     """Returns the bytes of all arrays of a tree (shapes and dtypes suffice)."""
     shapes = map(_shape, jax.tree.leaves(tree))
-    return sum(int(np.prod(shape, dtype=object)) * dtype.itemsize for shape, dtype in shapes)
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
 
 
 @contextlib.contextmanager
@@ -262,11 +241,6 @@ def _ignore_late_writes() -> None:
 
     sys.unraisablehook = unraisable
     logging.getLogger("asyncio").addFilter(lambda record: "in OCDBT database" not in record.getMessage())
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, as far as 300 characters, or the error's type if it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 def _describe(entry: tuple[tuple[int, ...], np.dtype] | None) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import stat
@@ -106,6 +107,11 @@ def read_json(path: pathlib.Path) -> Any:
         raise ConfigError(f"{path} is not JSON: {error}") from None
 
 
+def finite(value: Any) -> float | None:
+    """Returns a finite number as it is, None for anything else: others may have written the file."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
 def read_plain(path: pathlib.Path, most: int) -> bytes:
     """Reads a file that others may have written; refuses links, pipes and more than ``most`` bytes.
 
@@ -120,7 +126,7 @@ def read_plain(path: pathlib.Path, most: int) -> bytes:
         with open(path, "rb", opener=opener) as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
-                raise ConfigError(f"{path} is no plain file")
+                raise ConfigError(f"{path} is not a plain file")
             if about.st_size > most:
                 raise ConfigError(f"{path} cannot be read: it has {about.st_size} bytes")
             return file.read()

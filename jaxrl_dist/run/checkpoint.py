@@ -15,19 +15,17 @@ complete. The checkpoint that it replaces gets a third name until then, under wh
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning
+from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning, first_line
 from jaxrl_dist.run import arrays, manifest
-from jaxrl_dist.run.arrays import first_line
-from jaxrl_dist.run.atomic_files import read_json
+from jaxrl_dist.run.atomic_files import finite, read_json
 from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL, members_of
 from jaxrl_dist.types import Checkpoint, PyTree
@@ -37,22 +35,22 @@ REPLAY_LIMIT = 2 * 10**9
 """Bytes below which checkpoints hold the replay memory by default."""
 
 
-def keeps_replay(asked: bool | None, memory: PyTree) -> bool:
+def keeps_replay(chosen: bool | None, memory: PyTree) -> bool:
     """Returns True if checkpoints hold the replay memory.
 
     Args:
-      asked: ``Train.checkpoint_replay``.
+      chosen: ``Train.checkpoint_replay``.
       memory: a train state's replay memory, or its shapes and dtypes; no arrays: the algorithm replays nothing.
 
     Raises:
-      ConfigError: ``asked`` is False, and the run has no replay memory.
+      ConfigError: ``chosen`` is False, and the run has no replay memory.
     """
     leaves = jax.tree.leaves(memory)
-    if asked is None:
+    if chosen is None:
         return arrays.nbytes(leaves) < REPLAY_LIMIT
-    if not (asked or leaves):
+    if not (chosen or leaves):
         raise ConfigError("--no-checkpoint-replay does nothing without a replay memory")
-    return asked
+    return chosen
 
 
 def load_variables(
@@ -75,25 +73,25 @@ def load_variables(
     Raises:
       ConfigError: the run has saved none, they cannot be read, or they belong to another network.
     """
-    final = pathlib.Path(run_dir, CHECKPOINTS, FINAL)
-    if not pathlib.Path(run_dir).is_dir():
+    run_dir = pathlib.Path(run_dir)
+    if not run_dir.is_dir():
         raise ConfigError(f"there is no run directory {run_dir}")
-    if members := members_of(pathlib.Path(run_dir)):
+    if members := members_of(run_dir):
         raise ConfigError(
             f"{run_dir} is a population of {len(members)}; name the run of one member, such as {members[0]}"
         )
-    part = f"{policy}/" if policy else ""
+    part, final = f"{policy}/" if policy else "", run_dir / CHECKPOINTS / FINAL
     if which is None and os.path.lexists(final):
-        manifest.verify(final, None if part or some else like)
-        return arrays.restore(final / ARRAYS, like, part if part or some else None)
-    wanted = None if which is None else _chosen(run_dir, which)
+        all_of_them = not (part or some)
+        manifest.verify(final, like if all_of_them else None)
+        return arrays.restore(final / ARRAYS, like, None if all_of_them else part)
 
     def read(path: pathlib.Path) -> Any:
         manifest.verify(path, None)
         return arrays.restore(path / ARRAYS, like, f"state/variables/{part}")
 
     try:
-        return _newest(run_dir, read, lambda path: wanted in (None, path))
+        return _newest(run_dir, saved(run_dir) if which is None else [_chosen(run_dir, which)], read)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
 
@@ -104,20 +102,17 @@ def progress(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
     def read(path: pathlib.Path) -> Mapping[str, Any] | None:
         with contextlib.suppress(DamageError, LookupError, TypeError, ValueError):
             manifest.verify(path, None)
-            there = manifest.read_object(path / RUN)["progress"]
-            float.fromhex(there.get("score", "0"))
-            if isinstance(there["iteration"], int) and isinstance(there["env_steps"], int):
-                return there
+            progress = manifest.read_object(path / RUN)["progress"]
+            float.fromhex(progress.get("score", "0"))
+            if isinstance(progress["iteration"], int) and isinstance(progress["env_steps"], int):
+                return progress
         return None
 
-    return [found for path in saved(run_dir) if (found := read(path)) is not None]
+    return [progress for progress in map(read, saved(run_dir)) if progress is not None]
 
 
 def load(
-    run_dir: pathlib.Path,
-    like: Checkpoint,
-    check: Callable[[dict[str, Any]], bool],
-    iteration: int | None = None,
+    run_dir: pathlib.Path, like: Checkpoint, check: Callable[[dict[str, Any]], bool], iteration: int | None = None
 ) -> Checkpoint:
     """Reads a run's newest intact checkpoint, and warns of each newer one that is damaged.
 
@@ -143,12 +138,12 @@ def load(
         wanted = like if with_memory else like._replace(state=like.state._replace(memory=()))
         return arrays.restore(path / ARRAYS, wanted._replace(progress={}))._replace(progress=about["progress"])
 
-    def there(path: pathlib.Path) -> bool:
+    def iteration_of(path: pathlib.Path) -> Any:
         with contextlib.suppress(ConfigError, LookupError, TypeError):
-            return bool(read_json(path / RUN)["progress"]["iteration"] == iteration)
-        return False
+            return read_json(path / RUN)["progress"]["iteration"]
 
-    return _newest(run_dir, read, lambda path: iteration is None or there(path))
+    paths = [path for path in saved(run_dir) if iteration is None or iteration_of(path) == iteration]
+    return _newest(run_dir, paths, read)
 
 
 def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
@@ -156,11 +151,11 @@ def saved(run_dir: str | pathlib.Path) -> list[pathlib.Path]:
     folder = pathlib.Path(run_dir, CHECKPOINTS)
     if folder.is_symlink():
         return []
-    there = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+    paths = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     for path in folder.glob(".[0-9]*.kept"):  # left by a session killed while replacing one
         if path.name[1:-5].isdecimal() and not os.path.lexists(path.with_name(path.name[1:-5])):
-            there.append(path)
-    return sorted(there, key=number_of, reverse=True)
+            paths.append(path)
+    return sorted(paths, key=number_of, reverse=True)
 
 
 def trained(run_dir: str | pathlib.Path) -> bool:
@@ -175,33 +170,28 @@ def episode_return(path: pathlib.Path) -> float | None:
     return None
 
 
-def finite(value: Any) -> float | None:
-    """Returns a finite number as it is, None for anything else: others may have written the file."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
 def best_of(returns: Mapping[int, float | None]) -> int | None:
     """Returns the env steps with the highest return, the later ones of equals; None if no return is known."""
     known = [(value, env_steps) for env_steps, value in returns.items() if value is not None]
     return max(known)[1] if known else None
 
 
-def _chosen(run_dir: str | pathlib.Path, which: str | int) -> pathlib.Path:
+def _chosen(run_dir: pathlib.Path, which: str | int) -> pathlib.Path:
     """Returns the checkpoint that the user has named by its env steps, or by "best".
 
     Raises:
       ConfigError: there is none.
     """
-    there: dict[str | float, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
-    if (best := best_of({number_of(path): episode_return(path) for path in there.values()})) is not None:
-        there["best"] = there[best]
+    paths: dict[str | float, pathlib.Path] = {number_of(path): path for path in saved(run_dir)}
+    if (best := best_of({number_of(path): episode_return(path) for path in paths.values()})) is not None:
+        paths["best"] = paths[best]
     chosen: str | float = which
-    with contextlib.suppress(ValueError, OverflowError):  # "best" is no number
+    with contextlib.suppress(ValueError, OverflowError):  # "best" is not a number
         chosen = float(which)
-    if chosen not in there:
-        known = f"it has {', '.join(map(str, there))}" if there else "it has none"
+    if chosen not in paths:
+        known = f"it has {', '.join(map(str, paths))}" if paths else "it has none"
         raise ConfigError(f"{run_dir} has no checkpoint {which}; {known}")
-    return there[chosen]
+    return paths[chosen]
 
 
 def number_of(path: pathlib.Path) -> int:
@@ -209,26 +199,22 @@ def number_of(path: pathlib.Path) -> int:
     return int(path.name.removeprefix(".").removesuffix(".kept"))
 
 
-def _newest(
-    run_dir: str | pathlib.Path,
-    read: Callable[[pathlib.Path], Any],
-    wanted: Callable[[pathlib.Path], bool] = lambda path: True,
-) -> Any:
-    """Returns ``read`` of the newest checkpoint that is ``wanted`` and can be read.
+def _newest(run_dir: pathlib.Path, paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]) -> Any:
+    """Returns ``read`` of the first of a run's checkpoints that can be read; they come newest first.
 
     Raises:
       CheckpointError: no checkpoint can be read.
     """
     problems = []
-    for path in filter(wanted, saved(run_dir)):
+    for path in paths:
         try:
-            found = read(path)
+            content = read(path)
         except DamageError as error:
             problems.append(str(error))
             continue
         for problem in problems:
             warnings.warn(f"{problem}; {path} is used instead", FileWarning, stacklevel=3)
-        return found
+        return content
     if problems:
         more = f" (and {len(problems) - 1} older ones are no better)" if len(problems) > 1 else ""
         raise CheckpointError(f"{problems[0]}{more}")

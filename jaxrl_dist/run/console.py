@@ -141,7 +141,7 @@ class Display:
             self.console.print(visible(text))
         except OSError as error:
             discard_output()
-            text = f"the output cannot be written ({error.strerror}); this goes on without showing more"
+            text = f"the output cannot be written ({error.strerror}); this continues without showing more"
             warnings.warn(text, FileWarning, stacklevel=2)
 
     def watch(self, reports: Iterable[Report], total_env_steps: int) -> Iterator[Report]:
@@ -167,24 +167,14 @@ class Display:
 
     def _row(self, report: Report, total_env_steps: int) -> None:
         """Adds a row to the table of reports."""
-        metrics = report.metrics
-        rate = metrics.get("time/env_steps_per_second") or 0.0
-        cells = {"env steps": f"{report.env_steps:,}"}
-        if report.agent_steps is not None:
-            cells["agent steps"] = f"{report.agent_steps:,}"
-        cells |= {title: _number(metrics[name]) for name, title in COLUMNS.items() if name in metrics}
-        cells |= {name.removesuffix(_RETURN): _number(metrics[name]) for name in metrics if name.endswith(_RETURN)}
-        steps = max(total_env_steps - report.env_steps, 0)
-        seconds = 0.0 if not steps else steps / rate if rate else None
-        cells |= {"steps/s": f"{rate:,.0f}", "left": _duration(seconds)}
+        cells = _cells(report, total_env_steps)
         widths = [max(len(title), len(f"{total_env_steps:,}") if title.endswith(" steps") else 9) for title in cells]
         if self._rows % HEAD_ROWS == 0:
-            self.print("  ".join(title.rjust(width) for title, width in zip(cells, widths, strict=True)))
+            self.print(_line(cells, widths))
         self._rows += 1
-        row = "  ".join(cell.rjust(width) for cell, width in zip(cells.values(), widths, strict=True))
-        self.print(f"{row}{self._extras(report)}")
+        self.print(f"{_line(cells.values(), widths)}{self._extras(report)}")
         if self._verbose:
-            self.print("  " + "  ".join(f"{name} {_number(value)}" for name, value in metrics.items()))
+            self.print("  " + "  ".join(f"{name} {_number(value)}" for name, value in report.metrics.items()))
 
     def evaluating(self, done: int) -> None:
         """Shows how many evaluation episodes are done."""
@@ -212,6 +202,20 @@ class Display:
             self._evaluated = f"  evaluation {', '.join(shown) or 'without an episode'}"
         restarts = int(report.metrics.get("async/restarts") or 0)
         return self._evaluated + (f"  {counted(restarts, 'restart')}" if restarts else "")
+
+
+def _cells(report: Report, total_env_steps: int) -> dict[str, str]:
+    """Returns a row of the table by the titles of its columns."""
+    metrics, counts = report.metrics, {"env steps": report.env_steps, "agent steps": report.agent_steps}
+    titles = COLUMNS | {name: name.removesuffix(_RETURN) for name in metrics if name.endswith(_RETURN)}
+    rate, left = metrics.get("time/env_steps_per_second") or 0.0, max(total_env_steps - report.env_steps, 0)
+    cells = {title: f"{count:,}" for title, count in counts.items() if count is not None}
+    cells |= {title: _number(metrics[name]) for name, title in titles.items() if name in metrics}
+    return cells | {"steps/s": f"{rate:,.0f}", "left": _duration(left / rate if rate else None if left else 0.0)}
+
+
+def _line(cells: Iterable[str], widths: Iterable[int]) -> str:
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
 def _number(value: float | None) -> str:

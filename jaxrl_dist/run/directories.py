@@ -29,10 +29,10 @@ def check_run_dir(run_dir: pathlib.Path) -> None:
       ConfigError: it is not.
     """
     if not run_dir.is_dir():
-        what = "is no directory" if run_dir.exists() else "does not exist"
-        raise ConfigError(f"{run_dir} is no run directory: it {what}")
+        what = "is not a directory" if run_dir.exists() else "does not exist"
+        raise ConfigError(f"{run_dir} is not a run directory: it {what}")
     if not (run_dir / CONFIG_FILE).exists():
-        raise ConfigError(f"{run_dir} is no run directory: it has no {CONFIG_FILE}")
+        raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG_FILE}")
 
 
 def check_no_link(path: pathlib.Path) -> None:
@@ -145,20 +145,18 @@ def reading(path: pathlib.Path) -> Iterator[None]:
 
 def plain_files(path: pathlib.Path) -> list[pathlib.Path]:
     """Returns all files below a directory; refuses links, pipes and devices."""
-    files, folders = [], [path]
+    files = []
     with reading(path):
         if not stat.S_ISDIR(path.lstat().st_mode):
-            raise DamageError(f"{path} is damaged: it is no directory")
-        while folders:
-            for entry in list(os.scandir(folders.pop())):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(pathlib.Path(entry))
-                elif entry.is_file(follow_symlinks=False):
-                    files.append(pathlib.Path(entry))
-                else:
-                    raise DamageError(f"{entry.path} is damaged: it is no plain file")
-                if len(files) + len(folders) > _MAX_FILES:
-                    raise DamageError(f"{path} is damaged: it has more than {_MAX_FILES} files")
+            raise DamageError(f"{path} is damaged: it is not a directory")
+        for count, entry in enumerate(path.rglob("*")):
+            mode = entry.lstat().st_mode
+            if count == _MAX_FILES:
+                raise DamageError(f"{path} is damaged: it has more than {_MAX_FILES} files")
+            if stat.S_ISREG(mode):
+                files.append(entry)
+            elif not stat.S_ISDIR(mode):
+                raise DamageError(f"{entry} is damaged: it is not a plain file")
     return files
 
 

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import fcntl
 import json
-import math
 import os
 import pathlib
 import stat
@@ -17,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import directories, machine
-from jaxrl_dist.run.atomic_files import complete_lines, naming, read_json, write_json
+from jaxrl_dist.run.atomic_files import complete_lines, finite, naming, read_json, write_json
 
 if TYPE_CHECKING:
     from jaxrl_dist.run.trackers import Tracker
@@ -51,7 +50,7 @@ def claim(run_dir: str) -> None:
                 raise FileExistsError
         (path / METRICS).touch(exist_ok=False)  # fails for all but one of several processes
     except FileExistsError:
-        again = f"holds a run already; `jaxrl-dist resume {run_dir}` goes on with it, or"
+        again = f"holds a run already; `jaxrl-dist resume {run_dir}` continues it, or"
         holds = again if path.is_dir() else "is a file;"
         if (path / CHECKPOINTS).is_symlink():
             holds = f"has a link in the place of {CHECKPOINTS};"
@@ -124,7 +123,7 @@ def lock(run_dir: str) -> IO[bytes]:
     file = os.fdopen(number, "r+b", buffering=0)
     if not stat.S_ISREG(os.fstat(number).st_mode):  # reading a pipe would block forever
         file.close()
-        raise ConfigError(f"{path} is no plain file")
+        raise ConfigError(f"{path} is not a plain file")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -172,8 +171,9 @@ class RunFiles:
         if resumed is not None:
             self._iteration = resumed
             with naming(run_dir / METRICS):
-                size, last = _end_of(metrics, resumed)
+                self._before, size, last = _end_of(metrics, resumed)
                 if last != resumed:
+                    self._before = size
                     text = f"{run_dir / METRICS} has lost the lines after iteration {last}, up to {resumed}"
                     warnings.warn(text, FileWarning, stacklevel=2)
                 metrics.truncate(size)
@@ -219,7 +219,7 @@ class RunFiles:
             self._take_back()
         env_steps = line["env_steps"]
         self._iteration = iteration
-        self._line = {name: value if value is None or math.isfinite(value) else None for name, value in line.items()}
+        self._line = {name: finite(value) for name, value in line.items()}
         self._before = self._size() + len(self._unwritten)
         self._unwritten += json.dumps(self._line, allow_nan=False).encode() + b"\n"
         try:
@@ -243,7 +243,9 @@ class RunFiles:
             except FileNotFoundError:
                 self._in_place = False
             if not self._in_place:
-                warnings.warn(f"{self._gone()}; the run goes on, and nothing of it is saved", FileWarning, stacklevel=2)
+                warnings.warn(
+                    f"{self._gone()}; the run continues, and nothing of it is saved", FileWarning, stacklevel=2
+                )
         return self._in_place
 
     def check_place(self) -> None:
@@ -320,14 +322,14 @@ def _number(name: str, value: Any) -> float | None:
         raise ConfigError(f"report.log: {name} must be a number, not {value!r:.80}") from None
 
 
-def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int]:
-    """Returns the bytes of ``metrics.jsonl`` up to its last complete line of ``iteration`` or before, and that line's
-    iteration."""
-    size = last = 0
+def _end_of(metrics: IO[bytes], iteration: int) -> tuple[int, int, int]:
+    """Returns the bytes of ``metrics.jsonl`` before its last complete line of ``iteration`` or before, those up to the
+    line's end, and the line's iteration."""
+    before = size = last = 0
     for line in complete_lines(metrics):
         with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):  # damaged lines are kept
-            if (there := json.loads(line)["iteration"]) > iteration:
+            if (number := json.loads(line)["iteration"]) > iteration:
                 break
-            last = there
+            before, last = size, number
         size += len(line)
-    return size, last
+    return before, size, last

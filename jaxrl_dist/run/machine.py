@@ -45,8 +45,8 @@ def container_limit(root: pathlib.Path) -> int | None:
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that a run's numbers depend on."""
     packages = ("jaxrl-dist", "jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            versions[package] = importlib.metadata.version(package)
+    return versions

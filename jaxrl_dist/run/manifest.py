@@ -41,28 +41,25 @@ def verify(path: pathlib.Path, like: PyTree) -> None:
     Raises:
       ConfigError: a file is missing, changed or added, is not a plain file, or is too large.
     """
-    files = directories.plain_files(path)
     with directories.reading(path):
-        sizes = {file: file.stat().st_size for file in files}
-    room = None if like is None else 2 * arrays.nbytes(like) + 2**26
-    if room is not None and (size := sum(sizes.values())) > room:
+        sizes = {file: file.stat().st_size for file in directories.plain_files(path)}
+    size, memory = sum(sizes.values()), memory_size()
+    if like is not None and size > (room := 2 * arrays.nbytes(like) + 2**26):
         raise DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
     for file, size in sizes.items():
-        if size > memory_size():  # an array may claim all of it
+        if size > memory:  # an array may claim all of it
             raise DamageError(f"{file} cannot be read: it has {size} bytes, which is more than the memory here")
     manifest = read_object(path / NAME)
-    digests = manifest.get("sha256")
-    if manifest.get("format") != FORMAT or not isinstance(digests, dict):
-        raise DamageError(f"{path / NAME} is damaged: it is no list of format {FORMAT}")
-    there = {file.relative_to(path).as_posix(): file for file in files}
-    del there[NAME]
-    for name in sorted(digests.keys() | there.keys()):
-        if name not in there:
-            raise DamageError(f"{path / name} is damaged: No such file or directory")
-        if name not in digests:
-            raise DamageError(f"{path / name} is damaged: it does not belong there")
-        if directories.sha256(there[name]) != digests[name]:
-            raise DamageError(f"{path / name} is damaged: it is not what was written")
+    written = manifest.get("sha256")
+    if manifest.get("format") != FORMAT or not isinstance(written, dict):
+        raise DamageError(f"{path / NAME} is damaged: it is not a list of format {FORMAT}")
+    digests = directories.digests(path, without={NAME})
+    problems = dict.fromkeys(written.keys() & digests.keys(), "it is not what was written")
+    problems |= dict.fromkeys(written.keys() - digests.keys(), "No such file or directory")
+    problems |= dict.fromkeys(digests.keys() - written.keys(), "it does not belong there")
+    for name, problem in sorted(problems.items()):
+        if name not in digests or written.get(name) != digests[name]:
+            raise DamageError(f"{path / name} is damaged: {problem}")
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -72,5 +69,5 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     except ConfigError as error:
         raise DamageError(error.with_flags) from None
     if not isinstance(content, dict):
-        raise DamageError(f"{path} is damaged: it is no object")
+        raise DamageError(f"{path} is damaged: it is not an object")
     return content

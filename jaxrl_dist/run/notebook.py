@@ -50,18 +50,18 @@ def _plotted(reports: Iterable[Report], output: Any) -> Iterator[Report]:
     axes = figure.add_subplot(xlabel="environment steps", ylabel="episode return")
     (trained,), (evaluated,) = axes.plot([], [], label="training"), axes.plot([], [], "o", label="evaluation")
     handle, drawn = None, -PLOT_SECONDS
-    points: list[tuple[int, float]] = []
-    tests: list[tuple[int, float]] = []
+    points: dict[Any, tuple[list[int], list[float]]] = {trained: ([], []), evaluated: ([], [])}
     for report in reports:
-        value = report.metrics.get("episode/return")
-        points += [] if value is None else [(report.env_steps, value)]
-        value = (report.evaluation or {}).get("return_mean")
-        tests += [] if value is None else [(report.env_steps, value)]
+        returns = report.metrics.get("episode/return"), (report.evaluation or {}).get("return_mean")
+        for line, value in zip(points, returns, strict=True):
+            if value is not None:
+                points[line][0].append(report.env_steps)
+                points[line][1].append(value)
+                line.set_data(*points[line])
         if report.ended_by is not None or time.monotonic() - drawn > PLOT_SECONDS:
             drawn = time.monotonic()
-            for line, values in ((trained, points), (evaluated, tests)):
-                line.set_data(*zip(*values, strict=True) if values else ([], []))
-            axes.legend(handles=[trained, *([evaluated] if tests else [])], loc="best", fontsize="small")
+            shown = [trained, evaluated] if any(points[evaluated]) else [trained]
+            axes.legend(handles=shown, loc="best", fontsize="small")
             axes.relim()
             axes.autoscale_view()
             if handle is None:

@@ -14,14 +14,14 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_dist.errors import FileWarning, ProcessError
+from jaxrl_dist.errors import FileWarning, ProcessError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.run import arrays, directories, manifest
-from jaxrl_dist.run.arrays import first_line
-from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, finite, number_of, saved
+from jaxrl_dist.run.atomic_files import finite
+from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, number_of, saved
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
 
@@ -39,31 +39,72 @@ def save_variables(run_dir: str | pathlib.Path, variables: Variables) -> None:
     _write(_own_folder(run_dir) / FINAL, variables, None)
 
 
-class _Background:
-    """A thread that writes one checkpoint at a time."""
+class Saver:
+    """Writes a run's checkpoints in a background thread, one at a time, and keeps the newest ones and the best.
+
+    The best checkpoint is the one whose report had the highest mean return of training episodes. The ``Saver`` of a
+    process other than 0 writes that process's pieces of the checkpoints, for the one of process 0.
+    """
 
     newest: int | None = None
     """Env steps of this session's newest checkpoint on disk; None: there is none yet, or another process knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None) -> None:
+        """Process 0 takes over from an earlier session, if there was one.
+
+        Args:
+          about: facts of the run for each ``run.json``, such as its config.
+
+        Raises:
+          ConfigError: the run directory's ``checkpoints`` is a link.
+          OSError: leftovers of an earlier session cannot be deleted.
+        """
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: concurrent.futures.Future[None] | None = None
+        self._folder, self._keep, self._about = run_dir / CHECKPOINTS, keep, about or {}
+        if not peers.first():
+            return
+        for path in _own_folder(run_dir).glob(".*"):  # left by a session killed while writing or deleting
+            if (name := _HIDDEN.fullmatch(path.name)) is None:
+                continue
+            if name[2] == "kept" and not os.path.lexists(path.with_name(name[1])):
+                path.rename(path.with_name(name[1]))
+            else:
+                directories.delete(path)
+        self._returns = {number_of(path): episode_return(path) for path in saved(run_dir)}
+        directories.remove(self._folder / FINAL)  # of a finished session, whose run trains further
 
     def busy(self) -> bool:
         """Returns True while a checkpoint is being written; warns if writing failed."""
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None
             if (error := writing.exception()) is not None:
-                warnings.warn(f"the run goes on without a checkpoint: {error}", FileWarning, stacklevel=2)
+                warnings.warn(f"the run continues without a checkpoint: {error}", FileWarning, stacklevel=2)
         return self._writing is not None
 
-    def _start(self, write: Callable[..., None], *args: Any) -> None:
+    def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
         """Starts writing a checkpoint, once the previous one is written."""
         if self._writing is not None:
             concurrent.futures.wait([self._writing])
             self.busy()
-        self._writing = self._thread.submit(write, *args)
+        post, state = peers.post(), checkpoint._replace(progress={})
+        if peers.first():
+            content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}
+            self._writing = self._thread.submit(self._save, checkpoint.env_steps, state, content, post)
+        elif post is not None:
+            path = _named(self._folder, checkpoint.env_steps)
+            self._writing = self._thread.submit(_write_pieces, path, state, post)
         self._thread.submit(_give_back_memory)
+
+    def _save(self, env_steps: int, state: Checkpoint, content: dict[str, Any], post: peers.Post | None) -> None:
+        _write(_named(self._folder, env_steps), state, content, post)
+        self.newest = env_steps
+        self._returns[env_steps] = finite(content["episode_return"])
+        numbers = [number_of(path) for path in saved(self._folder.parent)]
+        # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
+        ours = [number for number in numbers if number <= env_steps]
+        for number in set(numbers) - _checkpoints_to_keep(self._returns, ours, self._keep):
+            directories.remove(_named(self._folder, number))
 
     def finish(self) -> None:
         """Waits until all checkpoints are written.
@@ -79,64 +120,6 @@ class _Background:
         """Ends the thread, once it has written the current checkpoint."""
         self._thread.shutdown()
         self.busy()
-
-
-class Saver(_Background):
-    """Writes a run's checkpoints in a background thread, and keeps the newest ones and the best.
-
-    The best checkpoint is the one whose report had the highest mean return of training episodes.
-    """
-
-    def __init__(self, run_dir: pathlib.Path, keep: int, about: Mapping[str, Any] | None = None) -> None:
-        """Takes over from an earlier session, if there was one.
-
-        Args:
-          about: facts of the run for each ``run.json``, such as its config.
-
-        Raises:
-          ConfigError: the run directory's ``checkpoints`` is a link.
-          OSError: leftovers of an earlier session cannot be deleted.
-        """
-        super().__init__()
-        self._folder, self._keep, self._about = _own_folder(run_dir), keep, about or {}
-        for path in self._folder.glob(".*"):  # left by a session killed while writing or deleting
-            if (name := _HIDDEN.fullmatch(path.name)) is None:
-                continue
-            if name[2] == "kept" and not os.path.lexists(path.with_name(name[1])):
-                path.rename(path.with_name(name[1]))
-            else:
-                directories.delete(path)
-        self._returns = {number_of(path): episode_return(path) for path in saved(run_dir)}
-        directories.remove(self._folder / FINAL)  # of a finished session, whose run trains further
-
-    def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
-        """Starts writing a checkpoint, once the previous one is written."""
-        content = {**self._about, "progress": checkpoint.progress, "episode_return": episode_return}
-        self._start(self._save, checkpoint, content, peers.post())
-
-    def _save(self, checkpoint: Checkpoint, content: dict[str, Any], post: peers.Post) -> None:
-        steps = checkpoint.env_steps
-        _write(_named(self._folder, steps), checkpoint._replace(progress={}), content, post)
-        self.newest = steps
-        self._returns[steps] = finite(content["episode_return"])
-        there = [number_of(path) for path in saved(self._folder.parent)]
-        # Later checkpoints are from an earlier session: they were damaged, so the run was resumed from an older one.
-        ours = [number for number in there if number <= steps]
-        for number in set(there) - _checkpoints_to_keep(self._returns, ours, self._keep):
-            directories.remove(_named(self._folder, number))
-
-
-class PieceSaver(_Background):
-    """Writes this process's pieces of a run's checkpoints in a background thread, for the ``Saver`` of process 0."""
-
-    def __init__(self, run_dir: pathlib.Path) -> None:
-        super().__init__()
-        self._folder = run_dir / CHECKPOINTS
-
-    def save(self, checkpoint: Checkpoint, episode_return: float | None) -> None:
-        """Starts writing the pieces, once the previous ones are written."""
-        path = _named(self._folder, checkpoint.env_steps)
-        self._start(_write_pieces, path, checkpoint._replace(progress={}), peers.post())
 
 
 def _named(folder: pathlib.Path, env_steps: int) -> pathlib.Path:
@@ -221,18 +204,18 @@ def _joined(path: pathlib.Path, temporary: pathlib.Path, others: Mapping[int, An
     Raises:
       OSError: a process could not write its pieces, or they cannot be moved.
     """
-    found = {}
-    for process, told in others.items():
-        if "error" in told:
-            raise OSError(f"process {process}: {told['error']}")
+    digests = {}
+    for process, answer in others.items():
+        if "error" in answer:
+            raise OSError(f"process {process}: {answer['error']}")
         folder, name = _pieces_of(path, process), f"{ARRAYS}.{process}"
-        if told["sha256"]:
+        if answer["sha256"]:
             if not directories.appears(folder / ARRAYS):
                 raise OSError(f"process {process} has written {folder}, which does not show here")
             (folder / ARRAYS).rename(temporary / name)
         directories.delete(folder)
-        found.update({name + file.removeprefix(ARRAYS): digest for file, digest in told["sha256"].items()})
-    return found
+        digests.update({name + file.removeprefix(ARRAYS): digest for file, digest in answer["sha256"].items()})
+    return digests
 
 
 def _pieces_of(path: pathlib.Path, process: int) -> pathlib.Path:

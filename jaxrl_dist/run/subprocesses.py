@@ -49,37 +49,39 @@ def run_all(
       OSError: no process can be started.
     """
     waiting, attempts = list(reversed(range(len(commands)))), [0] * len(commands)
-    slots: list[tuple[int, subprocess.Popen[bytes]] | None] = [None] * min(jobs, len(commands))
+    slots, running = min(jobs, len(commands)), dict[int, tuple[int, subprocess.Popen[bytes]]]()
     reading, writing = os.pipe()  # only this process holds its writing end
     try:
-        while (waiting or any(slots)) and not stop():
-            for slot, held in enumerate(slots):
-                if held is None:
-                    if waiting:
-                        number = waiting.pop()
-                        attempts[number] += 1
-                        slots[slot] = number, _start(commands[number], logs[number], slot, len(slots), reading)
-                    continue
-                number, process = held
-                if (code := process.poll()) is None:
-                    continue
-                slots[slot] = None
-                if code == 0:
+        while (waiting or running) and not stop():
+            for slot in [slot for slot, (_, process) in running.items() if process.poll() is not None]:
+                number, process = running.pop(slot)
+                if process.returncode == 0:
                     ended(number)
-                    continue
-                why = _last_line(logs[number]) or f"exit code {code}"
-                if code == 2:
-                    raise RefusedError(f"{logs[number].stem}: {why}")
-                if attempts[number] == ATTEMPTS or why.startswith(DIVERGED):
+                elif (why := _given_up(process.returncode, logs[number], attempts[number])) is not None:
                     failed(number, why)
-                    continue
-                say(f"{logs[number].stem} has died and starts again: {why}")
-                waiting.append(number)
+                else:
+                    waiting.append(number)
+            for slot in sorted(set(range(slots)) - running.keys()):
+                if waiting:
+                    number = waiting.pop()
+                    attempts[number] += 1
+                    running[slot] = number, _start(commands[number], logs[number], slot, slots, reading)
             time.sleep(_SECONDS)
     finally:
-        _end([held[1] for held in slots if held is not None])
+        _end([process for _, process in running.values()])
         os.close(reading)
         os.close(writing)
+
+
+def _given_up(code: int, log: pathlib.Path, attempts: int) -> str | None:
+    """Returns why a command whose process has died is given up; None: it starts again."""
+    why = _last_line(log) or f"exit code {code}"
+    if code == 2:
+        raise RefusedError(f"{log.stem}: {why}")
+    if attempts == ATTEMPTS or why.startswith(DIVERGED):
+        return why
+    say(f"{log.stem} has died and starts again: {why}")
+    return None
 
 
 def end_with_parent() -> None:

@@ -60,8 +60,10 @@ def check_asked(wandb: bool, given: Collection[str]) -> None:
         )
 
 
-def start(config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], resumed: int | None) -> list[Tracker]:
-    """Starts the trackers of a run.
+def start(
+    stack: contextlib.ExitStack, config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], resumed: int | None
+) -> list[Tracker]:
+    """Starts the trackers of a run; ``stack`` closes them.
 
     Args:
       content: the contents of ``config.json``.
@@ -71,13 +73,13 @@ def start(config: Train[Any], run_dir: pathlib.Path, content: dict[str, Any], re
       ConfigError: Weights & Biases refuses.
       OSError: the run directory cannot be written.
     """
-    with contextlib.ExitStack() as started:
-        trackers: list[Tracker] = [TensorBoard(run_dir, resumed)] if config.tensorboard else []
-        for tracker in trackers:
-            started.callback(close, tracker)
-        if config.wandb:
-            trackers.append(WeightsAndBiases(run_dir, content))
-        started.pop_all()  # without an error, the run closes them
+    trackers: list[Tracker] = []
+    if config.tensorboard:
+        trackers.append(TensorBoard(run_dir, resumed))
+        stack.callback(close, trackers[-1])
+    if config.wandb:
+        trackers.append(WeightsAndBiases(run_dir, content))
+        stack.callback(close, trackers[-1])
     return trackers
 
 

@@ -122,14 +122,14 @@ def still(text: str) -> Still | None:
     if kind == "random" and not parenthesis:
         return Random()
     if kind == "fixed":
-        if found := re.fullmatch(r"(.+?)(?:,([\w-]+))?", inside):
-            return Fixed(found[1], found[2])
-        raise ConfigError(f"{text!r} is no policy; fixed(RUN_DIR) and fixed(RUN_DIR,POLICY) are")
+        if arguments := re.fullmatch(r"(.+?)(?:,([\w-]+))?", inside):
+            return Fixed(arguments[1], arguments[2])
+        raise ConfigError(f"{text!r} is not a policy; fixed(RUN_DIR) and fixed(RUN_DIR,POLICY) are")
     if kind == "copy":
-        if found := re.fullmatch(r"([\w-]+)(?:,([0-9]{1,9}))?(?:,([0-9]{1,9}))?", inside):
-            return Copy(found[1], int(found[2] or Copy.every), int(found[3] or Copy.size))
+        if arguments := re.fullmatch(r"([\w-]+)(?:,([0-9]{1,9}))?(?:,([0-9]{1,9}))?", inside):
+            return Copy(arguments[1], int(arguments[2] or Copy.every), int(arguments[3] or Copy.size))
         forms = "copy(POLICY), copy(POLICY,UPDATES) and copy(POLICY,UPDATES,SIZE)"
-        raise ConfigError(f"{text!r} is no policy; {forms} are")
+        raise ConfigError(f"{text!r} is not a policy; {forms} are")
     return None
 
 

@@ -14,6 +14,7 @@ from jaxrl_dist.algorithms import published
 from jaxrl_dist.checks import divisor_below
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import UnusedError
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.policies import Policies
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.envs.source import EnvSource
     from jaxrl_dist.types import EnvSpec
 
-RUN_FIELDS = {field.name for field in dataclasses.fields(Train)}
+RUN_FIELDS = {*marked(Train)}
 NOBODY = ("default", "preset")
 """Sources of values that nobody gave."""
 
@@ -33,14 +34,9 @@ class Given(NamedTuple):
     config: Train[Any]
     """Its fields have been checked. The algorithm is a name, a class or a config."""
     own: Mapping[str, Any]
-    """Hyperparameters that are given beside the algorithm."""
+    """Hyperparameters that keep their values: those given beside the algorithm, and all of one given as a config."""
     sources: Mapping[str, str]
     """``yours``, or ``stored`` in a run's file, for each field and hyperparameter that is given."""
-
-    @property
-    def by_name(self) -> bool:
-        """Whether the algorithm gets its preset's hyperparameters; one given as a config keeps its own."""
-        return isinstance(self.config.algorithm, str | type)
 
 
 def several(algorithm: Any) -> bool:
@@ -66,27 +62,24 @@ def given(config: Train[Any], own: Mapping[str, Any] = {}, sources: Mapping[str,
       ConfigError: a value has the wrong type, is out of range, or has no effect.
     """
     algorithm, by_name = config.algorithm, isinstance(config.algorithm, str | type)
-    values = {name: value for name, value in {**_of_name(algorithm), **own}.items() if name not in RUN_FIELDS}
-    made = kind_of(algorithm)(**values) if by_name else dataclasses.replace(algorithm, **values)
-    kept = own if by_name or own else [field.name for field in dataclasses.fields(made)]
-    kept = [name for name in kept if sources.get(name) != "stored"]
-    config = checked(dataclasses.replace(config, algorithm=made), kept)
-    own = {name: getattr(config.algorithm, name) for name in own}
-    others = [
-        field.name for field in dataclasses.fields(Train) if getattr(config, field.name) not in (field.default, {})
-    ]
-    sources = dict.fromkeys([*others, *([] if by_name else _given_by(config))], "yours") | dict(sources)
-    return Given(dataclasses.replace(config, algorithm=algorithm) if by_name else config, own, sources)
+    base = {name: value for name, value in _of_name(algorithm).items() if name not in RUN_FIELDS}
+    base = base if by_name else vars(algorithm)
+    fixed = own if by_name else {**base, **own}
+    used = [name for name in own or fixed if sources.get(name) != "stored"]
+    config = checked(dataclasses.replace(config, algorithm=kind_of(algorithm)(**{**base, **own})), used)
+    yours = changed(config)
+    if not by_name:  # a run that was filled in before, such as a stored one, gives all hyperparameters
+        before = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
+        yours += fixed if before else changed(config.algorithm)
+    fixed = {name: getattr(config.algorithm, name) for name in fixed}
+    config = dataclasses.replace(config, algorithm=algorithm)
+    return Given(config, fixed, dict.fromkeys(yours, "yours") | dict(sources))
 
 
-def _given_by(config: Train[Any]) -> list[str]:
-    """Returns the hyperparameters that count as given by an algorithm's config: those that differ from its class.
-
-    A run that was filled in before, such as a stored one, gives all.
-    """
-    again = all(getattr(config, name) is not None for name in RUN_DEFAULTS if name != "num_actors")
-    fields, algorithm = dataclasses.fields(config.algorithm), config.algorithm
-    return [field.name for field in fields if again or getattr(algorithm, field.name) != field.default]
+def changed(config: Any) -> list[str]:
+    """Returns the fields of a config that differ from their defaults."""
+    fields = dataclasses.fields(config)
+    return [field.name for field in fields if getattr(config, field.name) not in (field.default, {})]
 
 
 def _of_name(algorithm: Any) -> Mapping[str, Any]:
@@ -113,45 +106,43 @@ def checked(config: Train[Any], kept: Container[str]) -> Train[Any]:
             config = dataclasses.replace(config, algorithm=algorithm)
 
 
-def filled(asked: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
+def filled(user: Given, source: EnvSource) -> tuple[Train[Any], dict[str, str]]:
     """Fills in what the user leaves out, and returns the config with the source of each value as in ``settled``.
 
     Raises:
       ConfigError: a value is out of range.
     """
-    config, spec, algorithm = asked.config, source.spec, asked.config.algorithm
-    values, sources = _of_presets(asked, source)
-    run = {name: value for name, value in values.items() if name in RUN_FIELDS and getattr(config, name) is None}
+    config, spec = user.config, source.spec
+    values, sources = _of_presets(user, source)
+    run = {name: values.pop(name) for name in RUN_FIELDS & values.keys()}
+    run = {name: value for name, value in run.items() if getattr(config, name) is None}
     if not PLANS[run.get("plan", config.plan)].threaded:
         run.pop("num_actors", None)
-    if asked.by_name:
-        hyper = {name: value for name, value in values.items() if name not in RUN_FIELDS}
-        algorithm = kind_of(algorithm)(**{**hyper, **asked.own})
+    algorithm = kind_of(config.algorithm)(**{**values, **user.own})
     env = f"{spec.backend}:{spec.id}" if isinstance(config.env, str) else config.env
     config = dataclasses.replace(config, algorithm=algorithm, env=env, **run)
-    sources |= asked.sources
-    return checked(config, [name for name in asked.own if sources[name] != "stored"]), sources
+    sources |= user.sources
+    return checked(config, [name for name in user.own if sources.get(name) != "stored"]), sources
 
 
-def _of_presets(asked: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
+def _of_presets(user: Given, source: EnvSource) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the values of fields and hyperparameters that nobody needs to give, and the sources of both."""
-    spec, kind = source.spec, kind_of(asked.config.algorithm)
-    core = asked.own.get("core", "none") if asked.by_name else Traits.of(asked.config.algorithm).core
+    spec, kind = source.spec, kind_of(user.config.algorithm)
     traits = Traits.of(kind)
     preset = traits.preset(spec)
-    if core != "none":
+    if user.own.get("core", "none") != "none":
         preset = traits.recurrent_preset(preset)
     is_atari = spec.backend == "envpool" and spec.family == "atari"
     layers = {
         "default": {**RUN_DEFAULTS, "plan": default_plan(is_pure=source.is_pure)},
-        "preset": {"atari_preset": "baselines", **preset, **_of_name(asked.config.algorithm)},
-        "paper": published.row(algorithms.name_of(kind), spec) if asked.config.published else {},
+        "preset": {"atari_preset": "baselines", **preset, **_of_name(user.config.algorithm)},
+        "paper": published.row(algorithms.name_of(kind), spec) if user.config.published else {},
     }
     values, sources = dict[str, Any](), dict[str, str]()
-    for layer, given in layers.items():
-        given = {name: value for name, value in given.items() if name != "atari_preset" or is_atari}
-        values |= given
-        sources |= dict.fromkeys(given, layer)
+    for layer, fields in layers.items():
+        fields = {name: value for name, value in fields.items() if name != "atari_preset" or is_atari}
+        values |= fields
+        sources |= dict.fromkeys(fields, layer)
     return values, sources
 
 
@@ -165,17 +156,17 @@ def rounded(config: Train[Any], sources: Mapping[str, str], spec: EnvSpec) -> Tr
       sources: as ``filled`` returns them.
       spec: the environment's; of one of several policies, that of its agents.
     """
-    algorithm, rows, sizes = config.algorithm, config.num_envs * spec.num_agents, dict[str, int]()
-    for name in ("replay_capacity", "num_minibatches"):
-        size = getattr(Traits.of(algorithm), name)
-        if not isinstance(size, int) or sources.get(name, "default") not in NOBODY:
-            continue
-        if name == "replay_capacity" and size > rows:
-            sizes[name] = size - size % rows
-        elif name == "num_minibatches" and rows % size:  # else any number of examples of each row divides
-            window = algorithm.make(spec).window or config.rollout_length
-            sizes[name] = divisor_below(size, rows * (config.rollout_length // window))
-    actors = config.num_actors
-    if actors is not None and sources["num_actors"] in NOBODY:
+
+    def by_nobody(name: str) -> bool:
+        return sources.get(name, "default") in NOBODY
+
+    rows, traits, actors = config.num_envs * spec.num_agents, Traits.of(config.algorithm), config.num_actors
+    capacity, minibatches, sizes = traits.replay_capacity, traits.num_minibatches, dict[str, int]()
+    if isinstance(capacity, int) and capacity > rows and by_nobody("replay_capacity"):
+        sizes["replay_capacity"] = capacity - capacity % rows
+    if isinstance(minibatches, int) and rows % minibatches and by_nobody("num_minibatches"):
+        window = config.algorithm.make(spec).window or config.rollout_length
+        sizes["num_minibatches"] = divisor_below(minibatches, rows * (config.rollout_length // window))
+    if actors is not None and by_nobody("num_actors"):
         actors = divisor_below(actors, config.num_envs)
-    return dataclasses.replace(config, algorithm=dataclasses.replace(algorithm, **sizes), num_actors=actors)
+    return dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, **sizes), num_actors=actors)

@@ -48,37 +48,37 @@ def members(config: Train[Any]) -> list[MemberConfig]:
     """
     if config.run_dir is not None:
         check_no_links(pathlib.Path(config.run_dir, MEMBERS))
-    asked = _varied(config)
-    settings = _settings(asked, zipped=config.zip)
+    choices = _varied(config)
+    settings = _settings(choices, zipped=config.zip)
     if len(settings) * config.seeds > MAX_MEMBERS:
         raise ConfigError(f"{len(settings)} settings times --seeds {config.seeds} is more than {MAX_MEMBERS} members")
-    if len({repr(values) for values in settings}) < len(settings):
+    if len(set(map(repr, settings))) < len(settings):
         raise ConfigError("--vary asks for the same values twice, whose members would be equal; --seeds adds seeds")
-    made: list[MemberConfig] = []
+    population: list[MemberConfig] = []
     for offset, values in itertools.product(range(config.seeds), settings):
-        run = {name: value for name, value in values.items() if name in VARIED}
-        own = {name: value for name, value in values.items() if name not in run}
+        own = dict(values)
+        run = {name: own.pop(name) for name in VARIED if name in values}
         run |= {"seed": config.seed + offset, **ALONE}
         if config.run_dir is not None:
-            run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(made):03d}"))
+            run["run_dir"] = str(pathlib.Path(config.run_dir, MEMBERS, f"{len(population):03d}"))
         algorithm = varied(config.algorithm, own)
-        kept = [name for name in own if several(algorithm) or len(asked[name]) > 1]
-        made.append(MemberConfig(checked(dataclasses.replace(config, algorithm=algorithm, **run), kept), values))
-    return made
+        used = [name for name in own if several(algorithm) or len(choices[name]) > 1]
+        population.append(MemberConfig(checked(dataclasses.replace(config, algorithm=algorithm, **run), used), values))
+    return population
 
 
 def _varied(config: Train[Any]) -> dict[str, list[Any]]:
     """Returns the values of each field of ``--vary``."""
-    known, asked = kinds(config), dict[str, list[Any]]()
-    for given, text in config.vary.items():
-        policy, dot, field = given.rpartition(".")
+    known, choices = kinds(config), dict[str, list[Any]]()
+    for written, text in config.vary.items():
+        policy, dot, field = written.rpartition(".")
         name = policy + dot + field.replace("-", "_")
         if name not in known:
             raise ConfigError(_refusal(name, known, config.algorithm))
-        if name in asked:
+        if name in choices:
             raise ConfigError(f"--vary names {name} twice")
-        asked[name] = [from_text(name, part, known[name]) for part in text.split(",")]
-    return asked
+        choices[name] = [from_text(name, part, known[name]) for part in text.split(",")]
+    return choices
 
 
 def kinds(config: Train[Any]) -> dict[str, Any]:
@@ -86,15 +86,14 @@ def kinds(config: Train[Any]) -> dict[str, Any]:
 
     def of(algorithm: Any, fields: Sequence[str]) -> dict[str, Any]:
         hints = {**get_type_hints(Train, include_extras=True), **get_type_hints(type(algorithm), include_extras=True)}
-        names = [field.name for field in dataclasses.fields(algorithm) if field.init]
-        return {name: hints[name] for name in (*names, *fields)}
+        return {name: hints[name] for name in (*marked(algorithm), *fields)}
 
-    run, each = (marked(Train, varies=True, per_policy=per_policy) for per_policy in (False, True))
-    found = of(Still(), run)
+    of_run, of_policy = (marked(Train, varies=True, per_policy=per_policy) for per_policy in (False, True))
+    types = of(Still(), of_run)
     for policy, part in by_policy(config).items():
         if not isinstance(part.algorithm, Still):
-            found |= {_named(policy, name): kind for name, kind in of(part.algorithm, each).items()}
-    return found
+            types |= {_named(policy, name): kind for name, kind in of(part.algorithm, of_policy).items()}
+    return types
 
 
 def _named(policy: str, field: str) -> str:
@@ -105,9 +104,9 @@ def _named(policy: str, field: str) -> str:
 def _refusal(name: str, known: Mapping[str, Any], algorithm: Any) -> str:
     if name == "seed":
         return "--vary seed: the seeds of members are --seed and those after it; --seeds says how many"
-    if several(algorithm) and (owners := [each for each in known if each.partition(".")[2] == name]):
+    if several(algorithm) and (owners := [field for field in known if field.partition(".")[2] == name]):
         return f"--vary {name} belongs to a policy, and there are several: --vary {owners[0]}=..."
-    if name in {field.name for field in dataclasses.fields(Train)}:
+    if name in marked(Train):
         return f"--vary {name}: all members have the same {flag(name)}; run the command once for each value"
     if several(algorithm):
         return f"--vary {name}: no policy that trains has such a field{did_you_mean(name, known)}"

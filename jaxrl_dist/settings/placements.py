@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_dist.checks import did_you_mean, flag
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
 
-NUMBER = "([0-9]{1,4})"
+NUMBER = "([1-9][0-9]{0,2}|1000)"
 """Pattern of a number in a placement."""
 
 
@@ -103,17 +103,14 @@ def fields(word: str, algorithm: type, given: Mapping[str, Any]) -> dict[str, An
     if name not in PLACEMENTS:
         raise ConfigError(f"--placement {name!r} is none of {', '.join(spelled())}{did_you_mean(name, PLACEMENTS)}")
     placement = PLACEMENTS[name]
-    form = re.sub("[A-Z]", NUMBER, re.escape(placement.sizes))
-    wanted = re.fullmatch(form, sizes)
-    numbers = [int(number) for number in wanted.groups()] if wanted else []
-    if wanted is None or not all(0 < number <= 1000 for number in numbers):
+    numbers = re.fullmatch(re.sub("[A-Z]", NUMBER, re.escape(placement.sizes)), sizes)
+    if numbers is None:
         written = _written(name)
         example = re.sub("[A-Z]", "2", written)
         raise ConfigError(f"--placement {word} has another form than {written}, such as --placement {example}")
-    own = {field.name for field in dataclasses.fields(algorithm)}
-    if missing := [need for need in placement.needs if need not in own]:
-        raise ConfigError(f"--placement {name} is for algorithms with {', '.join(map(flag, missing))}")
-    values = dict(placement.fields(*numbers))
+    if missing := [flag(need) for need in placement.needs if need not in marked(algorithm)]:
+        raise ConfigError(f"--placement {name} is for algorithms with {', '.join(missing)}")
+    values = placement.fields(*map(int, numbers.groups()))
     if given.get("plan") not in (None, values["plan"]):
         raise ConfigError(
             f"--placement {word} runs under --plan {values['plan']}, which contradicts --plan {given['plan']}"

@@ -39,11 +39,11 @@ def by_policy(config: Train[Any]) -> dict[str, Train[Any]]:
     """Returns the config of each policy: the run's, with its own algorithm; a single policy has the name ``""``."""
     if not isinstance(config.algorithm, Policies):
         return {"": config}
-    found = {}
+    configs = {}
     for name, part in config.algorithm.parts.items():
         own = {field: getattr(part, field) for field in OWN}
-        found[name] = dataclasses.replace(config, algorithm=part.algorithm, policies={}, **own)
-    return found
+        configs[name] = dataclasses.replace(config, algorithm=part.algorithm, policies={}, **own)
+    return configs
 
 
 def label(algorithm: Any) -> str:
@@ -57,9 +57,9 @@ def label(algorithm: Any) -> str:
 def naming(policy: str) -> Iterator[None]:
     """Puts the policy's name, if it has one, before an error's message and into its flags: ``--prey.batch-size``."""
 
-    def named(found: re.Match[str]) -> str:
-        field = found[2].replace("-", "_")
-        return f"--{found[1]}{policy}.{found[2]}" if field in OWN or having(field) else found[0]
+    def named(match: re.Match[str]) -> str:
+        field = match[2].replace("-", "_")
+        return f"--{match[1]}{policy}.{match[2]}" if field in OWN or having(field) else match[0]
 
     try:
         yield

@@ -6,7 +6,7 @@ Imports nothing heavy, so that a rejected flag is fast.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist import algorithms
@@ -14,10 +14,11 @@ from jaxrl_dist.checks import did_you_mean, flag, shown
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train, named_env
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, UnusedError
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.settings.fixed_policies import Copy, Fixed, Still, still
-from jaxrl_dist.settings.given import RUN_FIELDS, Given, filled, given, kind_of, rounded, several
+from jaxrl_dist.settings.given import RUN_FIELDS, Given, changed, filled, given, kind_of, rounded, several
 from jaxrl_dist.settings.policies import NAME, Policies, by_policy, naming
 from jaxrl_dist.settings.stored import acting_config
 
@@ -56,16 +57,14 @@ def settled(
     if not isinstance(config, Train):
         raise ConfigError(f"train takes a config such as Train('ppo', env='CartPole-v1'), not {shown(config)}")
     if several(config.algorithm):
-        if config.published:
-            raise ConfigError("--published is for runs with one policy; set hyperparameters by the policy's name")
         return (*_policies(config, changes), {})
     own = _check_changes(config, changes, stored)
-    fields = {"env": named_env(config.env)} | {name: changes[name] for name in changes if name in RUN_FIELDS}
+    fields = {"env": named_env(config.env)} | {name: changes[name] for name in RUN_FIELDS & changes.keys()}
     if "evolve_interval" in stored and changes.get("evolve", config.evolve) is None:
         fields["evolve_interval"] = None
     config = dataclasses.replace(config, **fields)
     try:
-        asked = given(config, own, dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"))
+        user = given(config, own, dict.fromkeys(changes, "yours") | dict.fromkeys(stored, "stored"))
     except UnusedError as error:
         if config.vary and error.field in own:
             name = flag(error.field)[2:]
@@ -73,8 +72,8 @@ def settled(
                 f"{error.with_flags}; for some of the members, it goes into --vary, as {name}=..."
             ) from None
         raise
-    source = find_env(asked.config)
-    config, sources = filled(asked, source)
+    source = find_env(user.config)
+    config, sources = filled(user, source)
     if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
         source = find_env(config)
     return rounded(config, sources, source.spec), source, sources
@@ -90,10 +89,9 @@ def _check_changes(config: Train[Any], changes: Mapping[str, Any], stored: Colle
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"algorithm must be a name or a config such as PPO(), not {shown(config.algorithm)}")
     own = {name: value for name, value in changes.items() if name not in RUN_FIELDS}
-    hyperparameters = [field.name for field in dataclasses.fields(kind)]
     for name in own:
-        if name not in hyperparameters:
-            instead = hint(name, [*RUN_FIELDS, *hyperparameters], algorithms.having)
+        if name not in marked(kind):
+            instead = hint(name, [*RUN_FIELDS, *marked(kind)], algorithms.having)
             raise ConfigError(f"neither Train nor {algorithms.name_of(kind)} has a field {name!r}{instead}")
     for name in changes.get("vary") or ():
         if (field := name.replace("-", "_")) in changes and field not in stored:
@@ -125,8 +123,7 @@ def find_env(config: Train[Any]) -> EnvSource:
     joint = tuple(name for name in parts if _acts_as_one(name, parts, config.env))
     fields = {name: getattr(config, name) for name in Wrappers._fields if name != "joint"}
     wrappers = Wrappers(**fields, joint=joint)
-    how = config.atari_preset, config.env_workers, config.env_timeout
-    return find(config.env, config.env_options, *how, wrappers)
+    return find(config.env, config.env_options, config.atari_preset, config.env_workers, config.env_timeout, wrappers)
 
 
 def _acts_as_one(policy: str, parts: Mapping[str, Train[Any]], env: Any) -> bool:
@@ -153,47 +150,53 @@ def _policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any
     Sizes that the user leaves out are the largest of the presets of policies that train; the plan is ``on_device``, or
     ``synchronous`` for environments on the host.
     """
-    config, asked = _given_policies(config, changes)
-    source = find_env(
-        dataclasses.replace(config, algorithm=Policies({name: part.config for name, part in asked.items()}))
-    )
+    config, policies = _given_policies(config, changes)
+    parts = {name: policy.config for name, policy in policies.items()}
+    source = find_env(dataclasses.replace(config, algorithm=Policies(parts)))
     config = dataclasses.replace(config, plan=_plan_of_several(config, source))
-    found, sources = dict[str, Train[Any]](), dict[str, Mapping[str, str]]()
-    for name, part in asked.items():
-        part = part._replace(config=dataclasses.replace(part.config, plan=config.plan))
+    full, sources = dict[str, Train[Any]](), dict[str, Mapping[str, str]]()
+    for name, policy in policies.items():
+        policy = policy._replace(config=dataclasses.replace(policy.config, plan=config.plan))
         with naming(name):
-            found[name], sources[name] = filled(part, source._replace(spec=source.spec.policies[name]))
-    trained = [part for part in found.values() if not isinstance(part.algorithm, Still)]  # the others need no sizes
-    shared = [name for name in RUN_DEFAULTS if name not in OWN and getattr(config, name) is None]
-    wanted = {name: [getattr(part, name) for part in trained] for name in shared}
-    sizes = {name: max(of_policies) for name, of_policies in wanted.items() if None not in of_policies}
-    whole = {
-        name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in found.items()
+            full[name], sources[name] = filled(policy, source._replace(spec=source.spec.policies[name]))
+    parts = {
+        name: Train(part.algorithm, **{field: getattr(part, field) for field in OWN}) for name, part in full.items()
     }
-    config = dataclasses.replace(config, algorithm=Policies(whole), **sizes).checked()
-    for name, one in whole.items():
+    sizes = _sizes(config, full.values())
+    config = dataclasses.replace(config, algorithm=Policies(parts), **sizes).checked()
+    for name, part in parts.items():
         alike = rounded(by_policy(config)[name], sources[name], source.spec.policies[name])
-        whole[name] = dataclasses.replace(one, algorithm=alike.algorithm)
+        parts[name] = dataclasses.replace(part, algorithm=alike.algorithm)
         sizes["num_actors"] = alike.num_actors
-    return dataclasses.replace(config, algorithm=Policies(whole), **sizes), source
+    return dataclasses.replace(config, algorithm=Policies(parts), **sizes), source
+
+
+def _sizes(config: Train[Any], parts: Iterable[Train[Any]]) -> dict[str, Any]:
+    """Returns the fields of the run that the user leaves out, from the presets of the policies that train."""
+    trained = [part for part in parts if not isinstance(part.algorithm, Still)]
+    shared = [name for name in RUN_DEFAULTS if name not in OWN and getattr(config, name) is None]
+    presets = {name: [getattr(part, name) for part in trained] for name in shared}
+    return {name: max(values) for name, values in presets.items() if None not in values}
 
 
 def _given_policies(config: Train[Any], changes: Mapping[str, Any]) -> tuple[Train[Any], dict[str, Given]]:
     """Returns the config of the run, without algorithms, and what the user gives each policy."""
-    given = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
+    if config.published:
+        raise ConfigError("--published is for runs with one policy; set hyperparameters by the policy's name")
+    parts = config.algorithm if isinstance(config.algorithm, Mapping) else config.algorithm.parts
     for name in changes:
         if name not in RUN_FIELDS:
-            example = f"--{next(iter(given), 'prey')}.{flag(name)[2:]}"
+            example = f"--{next(iter(parts), 'prey')}.{flag(name)[2:]}"
             raise ConfigError(f"{flag(name)} belongs to a policy, and there are several: {example}")
     config = dataclasses.replace(config, **{"env": named_env(config.env), **changes})
-    _check_names(config, given)
-    config, asked = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
-    for name, value in given.items():
+    _check_names(config, parts)
+    config, policies = dataclasses.replace(config, algorithm=Policies()).checked(), dict[str, Given]()
+    for name, value in parts.items():
         with naming(name):
-            asked[name] = _given_policy(config, value)
-    if all(isinstance(part.config.algorithm, Still) for part in asked.values()):
+            policies[name] = _given_policy(config, value)
+    if all(isinstance(policy.config.algorithm, Still) for policy in policies.values()):
         raise ConfigError("no policy trains; one or more must")
-    return config, asked
+    return config, policies
 
 
 def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
@@ -209,20 +212,20 @@ def _plan_of_several(config: Train[Any], source: EnvSource) -> str:
     return plan
 
 
-def _check_names(config: Train[Any], given: Mapping[str, Any]) -> None:
+def _check_names(config: Train[Any], parts: Mapping[str, Any]) -> None:
     """Checks that each policy has agents and an algorithm.
 
     Raises:
       ConfigError: a policy lacks agents or an algorithm, or its name is invalid.
     """
-    for name in given:
+    for name in parts:
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
-            raise ConfigError(f"{shown(name)} is no name of a policy: letters, digits, _ and - work, a letter first")
+            raise ConfigError(f"{shown(name)} is not a name of a policy: letters, digits, _ and - work, a letter first")
         if name not in config.policies:
             near = did_you_mean(name, config.policies)
             raise ConfigError(f"policy {name} has no agents{near}; --policies {name}=AGENTS names them")
-    if left := [name for name in config.policies if name not in given]:
-        raise ConfigError(f"policy {left[0]} has no algorithm{did_you_mean(left[0], given)}; each policy needs one")
+    if left := [name for name in config.policies if name not in parts]:
+        raise ConfigError(f"policy {left[0]} has no algorithm{did_you_mean(left[0], parts)}; each policy needs one")
 
 
 def _given_policy(config: Train[Any], value: Any) -> Given:
@@ -241,12 +244,10 @@ def _given_policy(config: Train[Any], value: Any) -> Given:
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}")
     own = {name: value for name, value in fields.items() if name not in OWN}
-    seen = {name: fields.get(name, getattr(config, name)) for name in OWN}
-    if isinstance(algorithm, Still):
-        seen = {name: RUN_DEFAULTS.get(name) for name in OWN}
-    return given(
-        dataclasses.replace(config, algorithm=algorithm, policies={}, **seen), own, dict.fromkeys(own, "yours")
-    )
+    values = RUN_DEFAULTS if isinstance(algorithm, Still) else {**vars(config), **fields}
+    of_policy: dict[str, Any] = {name: values.get(name) for name in OWN}
+    config = dataclasses.replace(config, algorithm=algorithm, policies={}, **of_policy)
+    return given(config, own, dict.fromkeys(own, "yours"))
 
 
 def _own_fields(part: Train[Any]) -> dict[str, Any]:
@@ -255,8 +256,7 @@ def _own_fields(part: Train[Any]) -> dict[str, Any]:
     Raises:
       ConfigError: it gives another one, which is the run's.
     """
-    defaults = Train(part.algorithm)
-    for field in dataclasses.fields(Train):
-        if field.name not in ("algorithm", *OWN) and getattr(part, field.name) != getattr(defaults, field.name):
-            raise ConfigError(f"{flag(field.name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are")
+    for name in changed(part):
+        if name not in ("algorithm", *OWN):
+            raise ConfigError(f"{flag(name)} is the run's, and no policy's; {', '.join(map(flag, OWN))} are")
     return {name: getattr(part, name) for name in OWN if getattr(part, name) is not None}

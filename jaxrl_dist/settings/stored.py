@@ -6,8 +6,6 @@ Imports nothing heavy, so that a directory without a run is refused fast.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import importlib.machinery
 import json
 import math
 import os
@@ -17,17 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms import config_class, name_of
 from jaxrl_dist.checks import did_you_mean, shown
-from jaxrl_dist.config.train import (
-    CONFIG_FILE,
-    LIBRARIES,
-    OBJECT,
-    OWN,
-    RUN_DEFAULTS,
-    Train,
-    env_name,
-    named_env,
-    split_env,
-)
+from jaxrl_dist.config.train import CONFIG_FILE, OBJECT, OWN, RUN_DEFAULTS, Train, env_name, module_of_user, named_env
 from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.atomic_files import read_json
@@ -66,9 +54,7 @@ def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
 def _hyperparameters(algorithm: Any) -> dict[str, Any]:
     if isinstance(algorithm, Policies):
         return {name: _part(part) for name, part in algorithm.parts.items()}
-    return {
-        field.name: _in_json(getattr(algorithm, field.name)) for field in dataclasses.fields(algorithm) if field.init
-    }
+    return {name: _in_json(getattr(algorithm, name)) for name in marked(algorithm)}
 
 
 def _part(part: Train[Any]) -> dict[str, Any]:
@@ -77,22 +63,22 @@ def _part(part: Train[Any]) -> dict[str, Any]:
     return {"algorithm": name_of(part.algorithm), "hyperparameters": _hyperparameters(part.algorithm), **own}
 
 
-def _parts(kept: Mapping[str, Any], own: type | None) -> dict[str, Any]:
+def _parts(stored: Mapping[str, Any], own: type | None) -> dict[str, Any]:
     """The inverse of ``_part`` for all policies.
 
     Raises:
       ConfigError: a part is missing, or unknown.
     """
     parts = {}
-    for policy, part in kept.items():
+    for policy, part in stored.items():
         with naming(policy):
             if not isinstance(part, dict) or not isinstance(part.get("hyperparameters"), dict):
                 raise ConfigError("algorithm or hyperparameters is missing")
             _check_known(part, ("algorithm", "hyperparameters", *OWN))
             kind = STILL.get(part.get("algorithm")) or config_class(str(part.get("algorithm")), own)
-            _check_known(part["hyperparameters"], [field.name for field in dataclasses.fields(kind) if field.init])
-            seen = {name: part[name] for name in OWN if name in part}
-            parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **seen))
+            _check_known(part["hyperparameters"], marked(kind))
+            fields = {name: part[name] for name in OWN if name in part}
+            parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **fields))
     return parts
 
 
@@ -123,13 +109,11 @@ def stored_config(
     """
     env, objects = named_env(env), {name: value for name, value in objects.items() if value is not None}
     name, fields = stored_fields(pathlib.Path(run_dir), algorithm, None if env is None else env_name(env), objects)
-    if name == Policies.stored_as:
-        config: Train[Any] = Train(Policies(fields.pop("parts")), **{**RUN_DEFAULTS, **fields})
-        return config if env is None else dataclasses.replace(config, env=env)
-    kind = config_class(name, algorithm)
-    own = {field.name: fields.pop(field.name) for field in dataclasses.fields(kind) if field.name in fields}
-    config = Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
-    return config if env is None else dataclasses.replace(config, env=env)
+    if env is not None:
+        fields["env"] = env
+    kind = Policies if name == Policies.stored_as else config_class(name, algorithm)
+    own = {name: fields.pop(name) for name in marked(kind) if name in fields}
+    return Train(kind(**own, **objects), **{**RUN_DEFAULTS, **fields})
 
 
 def stored_fields(
@@ -157,11 +141,11 @@ def stored_fields(
             hyperparameters = {"parts": _parts(hyperparameters, own)}
         kind = Policies if several else config_class(algorithm, own)
         _check_known(run, _KEPT)
-        _check_known(hyperparameters, [field.name for field in dataclasses.fields(kind) if field.init])
-        known = plain(Train(plain(kind(**hyperparameters)), **run))
-        named = _checked_env(run.get("env", "")) if env is None else env
-        values = {name: getattr(known, name) for name in run}
-        return algorithm, {**values, **{name: getattr(known.algorithm, name) for name in hyperparameters}, "env": named}
+        _check_known(hyperparameters, marked(kind))
+        config = plain(Train(plain(kind(**hyperparameters)), **run))
+        values = {name: getattr(config, name) for name in run}
+        values |= {name: getattr(config.algorithm, name) for name in hyperparameters}
+        return algorithm, {**values, "env": _checked_env(run.get("env", "")) if env is None else env}
 
 
 def file_of(path: pathlib.Path) -> pathlib.Path:
@@ -178,14 +162,14 @@ def _without_objects(hyperparameters: Mapping[str, Any], objects: Collection[str
     Raises:
       ConfigError: another one needs an object.
     """
-    kept = {name: value for name, value in hyperparameters.items() if name not in objects}
-    for name, value in kept.items():
+    values = {name: value for name, value in hyperparameters.items() if name not in objects}
+    for name, value in values.items():
         if isinstance(value, str) and value.startswith(f"{OBJECT}:"):
             raise ConfigError(
                 f"its {name}, {value}, was an object handed over from Python, which no file can hold; hand it over "
                 f"again, as in load_policy(run_dir, {name}=...), or have an algorithm file of yours name it"
             )
-    return {name: value for name, value in kept.items() if not (name in RETIRED and value == RETIRED[name])}
+    return {name: value for name, value in values.items() if not (name in RETIRED and value == RETIRED[name])}
 
 
 def _checked_env(env: Any) -> str:
@@ -235,7 +219,7 @@ def check_clock(content: Mapping[str, Any], spec: EnvSpec, path: pathlib.Path, i
       ConfigError: it counts the steps of each agent; the message ends with what to do ``instead``.
     """
     if spec.num_agents > 1 and content.get("clock") != CLOCK:
-        raise ConfigError(f"{path} is of a version that counted each agent's steps as env steps: {instead}")
+        raise ConfigError(f"{path} was written by a version that counted each agent's steps as env steps: {instead}")
 
 
 def _interval_by_total(run: Mapping[str, Any]) -> int:
@@ -252,26 +236,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tupl
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
                 yield name, before.get(name), now.get(name)
-
-
-def module_of_user(env: str) -> str | None:
-    """Returns the module of ``--env`` that only the user may name, because importing it runs code; None: it has none.
-
-    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library counts as the user's
-    module if Python would take it from the current directory.
-    """
-    backend, module, name = split_env(env)
-    library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
-    if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
-        library = "pettingzoo"
-    return module if library is None else library if is_here(library) else None
-
-
-def is_here(name: str) -> bool:
-    """Returns whether Python finds a module, or package, in the current directory: its files may be anyone's."""
-    spec = importlib.machinery.PathFinder.find_spec(name)
-    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
-    return pathlib.Path.cwd() in [pathlib.Path(place).resolve().parent for place in places]
 
 
 def _check_known(values: Mapping[str, Any], known: Collection[str]) -> None:
@@ -307,8 +271,8 @@ def of_policy(config: Train[Any], policy: str | None, run_dir: Any) -> Train[Any
     """
     known, name = by_policy(config), policy or ""
     if name not in known:
-        there = "it has one policy, which needs no name" if "" in known else f"it has the policies {', '.join(known)}"
-        raise ConfigError(f"{run_dir}: {f'no policy {name}' if name else 'which policy?'}; {there}")
+        names = "it has one policy, which needs no name" if "" in known else f"it has the policies {', '.join(known)}"
+        raise ConfigError(f"{run_dir}: {f'no policy {name}' if name else 'which policy?'}; {names}")
     kind = known[name].algorithm
     if isinstance(kind, Copy) and kind.size > 1:
         raise ConfigError(f"{run_dir}: {name} is a pool of copies of {kind.policy}; {kind.policy} can be loaded")

@@ -15,14 +15,13 @@ from typing import IO, Any
 from jaxrl_dist import plans
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning
+from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, EnvWarning, FileWarning, first_line
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.job import Job
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.run import directories, machine, signals, trackers
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run.arrays import first_line
-from jaxrl_dist.run.saving import PieceSaver, Saver
+from jaxrl_dist.run.saving import Saver
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.reports import Evaluations, StopState, saving, with_final_report, writing
@@ -117,7 +116,7 @@ class Member:
         with start.failing():
             with contextlib.ExitStack() as stack:
                 files: run_files.RunFiles | None = None
-                saver: Saver | PieceSaver | None = None
+                saver: Saver | None = None
                 if self.config.run_dir is not None:
                     files, saver = peers.run_everywhere(partial(self._opened, stack), "the run's files")
                     peers.run_everywhere(self._check_shared, "a look at the run directory")
@@ -152,12 +151,11 @@ class Member:
             warnings.warn(text, FileWarning, stacklevel=2)
             return None
 
-    def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver | PieceSaver]:
+    def _opened(self, stack: contextlib.ExitStack) -> tuple[run_files.RunFiles | None, Saver]:
         """Opens the files, and what saves this process's part of checkpoints; ``stack`` closes them."""
-        if not peers.first():
-            return None, stack.enter_context(contextlib.closing(PieceSaver(self.folder)))
-        kept, resumed = to_json(self.config, self.job.source.spec), self.job.resumed
-        files = open_files(stack, self.config, kept, self.file, resumed.progress["reported"] if resumed else {})
+        kept, resumed, files = to_json(self.config, self.job.source.spec), self.job.resumed, None
+        if peers.first():
+            files = open_files(stack, self.config, kept, self.file, resumed.progress["reported"] if resumed else {})
         saver = Saver(self.folder, self.config.keep_checkpoints, {"config": kept, "versions": machine.versions()})
         return files, stack.enter_context(contextlib.closing(saver))
 
@@ -178,7 +176,7 @@ class Member:
         self,
         stack: contextlib.ExitStack,
         files: run_files.RunFiles | None,
-        saver: Saver | PieceSaver | None,
+        saver: Saver | None,
         ending: StopState,
         evaluating: Callable[[int], None],
     ) -> Iterator[Report]:
@@ -267,9 +265,7 @@ def open_files(
     with run_files.freeing(directory):
         others = []
         if not is_population(config):  # its members send their own
-            others = trackers.start(config, directory, kept, done.get("env_steps"))
-        for tracker in others:
-            stack.callback(trackers.close, tracker)
+            others = trackers.start(stack, config, directory, kept, done.get("env_steps"))
         files = run_files.RunFiles(directory, file, kept, done.get("iteration"), others)
     return stack.enter_context(contextlib.closing(files))
 

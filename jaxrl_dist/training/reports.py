@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import DIVERGED, DivergedError, ProcessError
+from jaxrl_dist.errors import DIVERGED, DivergedError, ProcessError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.start import failed_alike, signalled
-from jaxrl_dist.run.arrays import first_line
 from jaxrl_dist.run.files import RunFiles
-from jaxrl_dist.run.saving import PieceSaver, Saver, save_variables
+from jaxrl_dist.run.saving import Saver, save_variables
 from jaxrl_dist.types import Checkpoint, Report
 
 
@@ -148,7 +147,7 @@ def writing(reports: Iterable[Report], files: RunFiles | None) -> Iterator[Repor
 def saving(
     reports: Iterable[Report],
     save: Callable[[Report], None],
-    saver: Saver | PieceSaver | None,
+    saver: Saver | None,
     files: RunFiles | None,
     config: Train,
     saved: tuple[int, int] | None,

@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import atomic_files
-from jaxrl_dist.run.checkpoint import finite
 from jaxrl_dist.run.console import of_each_policy
 from jaxrl_dist.run.files import METRICS, POPULATION, RESULTS, SUMMARY
 from jaxrl_dist.types import Report
@@ -98,7 +97,8 @@ def _report(line: Mapping[str, Any]) -> Report:
     """Returns the report of a line of ``metrics.jsonl``."""
     env_steps, updates, iteration = (int(line[name]) for name in _COUNTS)
     evaluation = {name.removeprefix(_EVALUATION): x for name, x in line.items() if name.startswith(_EVALUATION)}
-    others = {name: finite(line[name]) for name in line if not name.startswith(_EVALUATION) and name not in _COUNTS}
+    names = [name for name in line if not name.startswith(_EVALUATION) and name not in _COUNTS]
+    others = {name: atomic_files.finite(line[name]) for name in names}
     seconds, agent_steps = others.pop("wall_time_s") or 0.0, others.pop("agent_steps", None)
     metrics = {**dict.fromkeys(("episode/return", "time/compile_s", "time/env_steps_per_second")), **others}
     report = Report(env_steps, updates, iteration, seconds, metrics, _past, _past, _known(evaluation))
@@ -107,7 +107,7 @@ def _report(line: Mapping[str, Any]) -> Report:
 
 def _known(evaluation: Mapping[str, Any]) -> Mapping[str, float] | None:
     """Returns the numbers of an evaluation; None if it has not all that every evaluation has."""
-    known = {name: value for name, value in evaluation.items() if finite(value) is not None}
+    known = {name: value for name, value in evaluation.items() if atomic_files.finite(value) is not None}
     return known if {"episodes", "cut"} <= known.keys() else None
 
 

@@ -17,7 +17,7 @@ from jaxrl_dist import algorithms, plans
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import Train, env_name, split_env
+from jaxrl_dist.config.train import Train, env_name, module_of_user, split_env
 from jaxrl_dist.errors import DivergedError, FileWarning
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.plans.evolve import Selection, halving, pbt
@@ -25,7 +25,7 @@ from jaxrl_dist.plans.job import Job
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import Policies, label
-from jaxrl_dist.settings.stored import module_of_user, to_json
+from jaxrl_dist.settings.stored import to_json
 from jaxrl_dist.training.member import Member, open_files
 from jaxrl_dist.training.reports import StopState
 from jaxrl_dist.training.results import ENDED, Row, merged_rows, write_results

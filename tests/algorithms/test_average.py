@@ -37,14 +37,15 @@ def variables(name: str, num_devices: int, ema_steps: int, **more: Any) -> list[
 @pytest.mark.parametrize(
     "name, num_devices, ema_steps, more",
     [
-        ("pg", 1, STEPS, {"scale_rewards": True}),
+        pytest.param("pg", 1, STEPS, {"scale_rewards": True}, marks=pytest.mark.case),
         ("pg", 8, STEPS, {"scale_rewards": False}),
-        ("pg", 1, 100, {"scale_rewards": False}),  # less than a rollout
-        (
+        pytest.param("pg", 1, 100, {"scale_rewards": False}, marks=pytest.mark.case),  # less than a rollout
+        pytest.param(
             "dqn",
             1,
             200,
             {"learning_starts": 64, "batch_size": 8, "replay_capacity": 800, "normalize_observations": True},
+            marks=pytest.mark.case,
         ),
     ],
 )
@@ -89,6 +90,7 @@ def test_only_greedy_actions_come_from_the_average() -> None:
     assert algorithm.policy(made, 1.0, (), Context(jax.random.split(jax.random.key(0), 1)))[0] == 3
 
 
+@pytest.mark.case  # test_only_greedy_actions_come_from_the_average
 def test_a_run_evaluates_stores_and_plays_the_average(tmp_path: Path) -> None:
     command = f"{runs.CARTPOLE} --learning-rate 0.05"
     newest, averaged = runs.train(command, tmp_path / "a"), runs.train(f"{command} --ema-steps 1000", tmp_path / "b")

@@ -307,7 +307,9 @@ def test_a_memory_that_does_not_fit_is_refused_with_one_that_does() -> None:
 
 
 def test_a_loaded_policy_explores_no_more_than_at_the_end_of_training() -> None:
-    run = setup.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", total_env_steps=20_000))
+    run = setup.prepare(
+        jaxrl_dist.preset("dqn", "CartPole-v1", total_env_steps=20_000, hidden_sizes=(8,), replay_capacity=800)
+    )
     policy = Policy(run.config, run.job.source, jax.jit(run.job.algorithm[""].init)(jax.random.key(0)))
     obs = np.ones((2000, 4), np.float32)
     greedy, _ = policy(obs)

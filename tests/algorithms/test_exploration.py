@@ -78,22 +78,16 @@ def test_random_actions_last_as_long_as_their_source_says() -> None:
     start = exploration.Repetition.none(envs)._replace(longest=jnp.full(envs, 10_000.0))
     _, (action, before, after) = jax.lax.scan(advance, start, keys)
     action, before, left = np.asarray(action), np.asarray(before), np.asarray(after.left)
-    durations = []
-    for env in range(envs):  # follows each environment by hand
-        step = 0
-        while step < steps:
-            assert before[step, env] == 0
-            length = left[step, env] + 1
-            np.testing.assert_array_equal(action[step : step + length, env], action[step, env])
-            np.testing.assert_array_equal(left[step : step + length, env], np.arange(length)[::-1][: steps - step])
-            durations.append((step, length, action[step, env]))
-            step += length
-    chosen = np.array([last for _, _, last in durations])
+    begins = before == 0
+    np.testing.assert_array_equal(before, np.concatenate([np.zeros((1, envs)), left[:-1]]))
+    np.testing.assert_array_equal(left[~begins], before[~begins] - 1)
+    np.testing.assert_array_equal(action[1:][~begins[1:]], action[:-1][~begins[1:]])
+    chosen, lengths = action[begins], left[begins] + 1
     # A random action is the best one in a quarter of the cases.
     np.testing.assert_allclose(np.mean(chosen != 2), epsilon * 3 / 4, rtol=0.05)
     for other in (0, 1, 3):
         np.testing.assert_allclose(np.mean(chosen == other), epsilon / 4, rtol=0.1)
-    lasted = np.array([length for _, length, last in durations if last != 2])
+    lasted = lengths[chosen != 2]
     assert lasted.max() <= 10_000
     for longest in (1, 2, 3, 5, 10, 50):
         np.testing.assert_allclose(np.mean(lasted >= longest), 1 / longest, rtol=0.15)
@@ -229,7 +223,7 @@ def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
     np.testing.assert_array_equal(kept, np.where([[True], [False], [True], [False]], noise_of(core), 0.0))
 
 
-@pytest.mark.parametrize("name", ["impala", "ppo", pytest.param("ppo with a core", marks=pytest.mark.case)])
+@pytest.mark.parametrize("name", runs.cases(["impala", "ppo", "ppo with a core"], "impala"))
 def test_losses_do_not_see_the_noise_that_a_policy_keeps(name: str) -> None:
     config = CORRELATED[name]
     plain = dataclasses.replace(config, noise_correlation=None).make(CONTINUOUS)

@@ -240,7 +240,7 @@ def test_values_of_fields_of_your_own() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"pair must be a tuple of 2 values, not \['1'\]"):
         flags.read(["--pair", "1"], hints)
-    with pytest.raises(ConfigError, match="named: 'b' is no whole number"):
+    with pytest.raises(ConfigError, match="named: 'b' is not a whole number"):
         flags.read(["--named", "a", "b"], hints)
 
 

@@ -588,4 +588,4 @@ def test_what_is_no_plain_file_is_not_waited_for(name: str, tmp_path: Path, caps
     path.unlink()
     os.mkfifo(path)
     assert cli.main(["plot", str(path.parent)]) == 2
-    assert f"{path} is no plain file" in capsys.readouterr().err
+    assert f"{path} is not a plain file" in capsys.readouterr().err

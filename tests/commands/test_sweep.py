@@ -121,7 +121,7 @@ def test_a_sweep_waits_for_the_members_of_one_that_was_killed(
     "flags, message",
     [
         ("", "a sweep needs members, by --seeds or --vary"),
-        ("--seeds 2 --jobs x", "--jobs: 'x' is no whole number"),
+        ("--seeds 2 --jobs x", "--jobs: 'x' is not a whole number"),
         ("--seeds 2 --jobs 0", "--jobs must be >= 1"),
         ("--seeds 2 --evolve pbt", "not selected by --evolve"),
         ("--seeds 2 --average-every 3", "only `train` accepts --average-every"),

@@ -108,7 +108,7 @@ CALLS = {
     PPO_ON + "--fcnet-hiddens 64": "it is --hidden-sizes here",
     PPO_ON + "--use-rnn": "it is --core here",
     PPO_ON + "--adam-eps 1e-8": "--optimizer takes optax's defaults; an algorithm file of yours can name others",
-    PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` goes on with a run",
+    PPO_ON + "--resume": "`jaxrl-dist resume RUN_DIR` continues a run",
     PPO_ON + "--buffer-size 9": "it is --replay-capacity here, and only dqn, rainbow, r2d2, qmix, ddpg, td3",
     "train pqn --env CartPole-v1 --core gru": "--core is not a flag of pqn; ppo, a2c, pg, impala, appo",
     "train pqn --env CartPole-v1 --use-lstm": "it is --core here, and only ppo",
@@ -122,13 +122,13 @@ CALLS = {
     PPO_ON + "--seed 0 1 2": "--seed takes one value, so '1' is too much",
     PPO_ON + "--normalize-advantages false": "takes no value, so 'false' is too much; --no-normalize-advantages",
     PPO_ON + "--no-normalize-advantages 0": "--no-normalize-advantages takes no value, so '0' is too much",
-    PPO_ON + "--hidden-sizes 64,x": "--hidden-sizes: 'x' is no whole number",
+    PPO_ON + "--hidden-sizes 64,x": "--hidden-sizes: 'x' is not a whole number",
     # other commands
     "evaluate runs/x --stochastic": "it is --evaluation-policy here",
     "evaluate runs/x --n-episodes 5": "it is --episodes here",
     "video runs/x x.gif --frames 9": "unknown flag --frames; --help lists all",
-    "evaluate nothing": "nothing is no run directory: it does not exist",
-    "evaluate .": ". is no run directory: it has no config.json",
+    "evaluate nothing": "nothing is not a run directory: it does not exist",
+    "evaluate .": ". is not a run directory: it has no config.json",
     "tune ppo": "unknown command 'tune'",
 }
 
@@ -178,8 +178,8 @@ IN_PYTHON: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: jaxrl_dist.preset("ppo", lambda: 3),
         "which no module has by name, returns a int; to train on a gym",
     ),
-    "no run": (lambda: jaxrl_dist.load_policy("nothing"), "nothing is no run directory: it does not exist"),
-    "no run to resume": (lambda: jaxrl_dist.resume("nothing"), "nothing is no run directory: it does not exist"),
+    "no run": (lambda: jaxrl_dist.load_policy("nothing"), "nothing is not a run directory: it does not exist"),
+    "no run to resume": (lambda: jaxrl_dist.resume("nothing"), "nothing is not a run directory: it does not exist"),
     "a plan": (
         lambda: preset(plan="ondevice"),
         "plan must be one of on_device, synchronous, asynchronous, own_pace, gradients",

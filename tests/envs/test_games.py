@@ -68,7 +68,7 @@ def pgx_games(env_id: str, index: int, actions: np.ndarray, keys: jax.Array) -> 
             yield state, False
 
 
-@pytest.mark.parametrize("env_id", ["tic_tac_toe", "leduc_holdem", "sparrow_mahjong"])
+@pytest.mark.parametrize("env_id", runs.cases(["tic_tac_toe", "leduc_holdem", "sparrow_mahjong"], "tic_tac_toe"))
 def test_a_game_is_played_as_pgx_plays_it(env_id: str) -> None:
     needs("pgx")
     import pgx

@@ -569,6 +569,7 @@ def test_no_file_chooses_what_is_imported(module: str, capsys: pytest.CaptureFix
     assert module not in sys.modules
 
 
+@pytest.mark.case  # test_no_file_chooses_what_is_imported
 def test_a_run_of_ones_own_environment_is_resumed_by_naming_it(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from gymnasium import spaces
 from test_envs import check_contract, random_actions, run_gymnax, unstack
 
@@ -303,7 +304,7 @@ NUM_STEPS, NUM_ENVS = 40, 3
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", runs.cases(LOOPS, "jumanji:Tetris-v0", "pgx:2048"))
 def test_a_library_is_stepped_as_its_own_loop_steps_it(name: str) -> None:
     needs(name.split(":")[0])
     make, options, ends = LOOPS[name]
@@ -404,6 +405,7 @@ def test_xland_has_no_task_without_a_ruleset() -> None:
         find("xminigrid:XLand-MiniGrid-R1-9x9")
 
 
+@pytest.mark.case  # test_the_time_limit_of_a_game_in_rounds_is_a_truncation
 def test_maps_and_the_options_of_the_game_below_are_those_of_smax() -> None:
     pytest.importorskip("jaxmarl")
     with jax.numpy_rank_promotion("allow"):
@@ -415,6 +417,7 @@ def test_maps_and_the_options_of_the_game_below_are_those_of_smax() -> None:
         find("jaxmarl:MPE_simple_spread_v3", {"scenario": "3m"})
 
 
+@pytest.mark.case  # test_the_time_limit_of_a_game_in_rounds_is_a_truncation
 def test_the_time_limit_of_brax_s_teams_is_a_truncation() -> None:
     pytest.importorskip("brax")
     pytest.importorskip("jaxmarl")

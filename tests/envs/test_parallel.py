@@ -21,12 +21,11 @@ from jaxrl_dist import Train, cli, load_policy, train
 from jaxrl_dist.actors.evaluate import Evaluator
 from jaxrl_dist.algorithms.a2c import A2C
 from jaxrl_dist.commands.plot import plot
-from jaxrl_dist.config.train import split_env
+from jaxrl_dist.config.train import module_of_user, split_env
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.run import console
-from jaxrl_dist.settings.stored import module_of_user
 from jaxrl_dist.spaces import Box, describe
 from jaxrl_dist.types import Algorithm, Context, Variables
 

@@ -42,7 +42,7 @@ from jaxrl_dist.training import setup
         ({"process": 0}, "--process needs --coordinator and --processes"),
         ({"coordinator": "a", "processes": 2, "process": 0}, "--coordinator must be HOST:PORT"),
         ({"coordinator": "a:99999", "processes": 2, "process": 0}, "--coordinator must be HOST:PORT"),
-        ({"coordinator": "a:1", "processes": 2, "process": 2}, "--process 2 is none of --processes 2"),
+        ({"coordinator": "a:1", "processes": 2, "process": 2}, "--process 2 is not one of --processes 2"),
         ({"processes": 0}, "--processes must be >= 1"),
         ({"lost_process_timeout": 0.5}, "--lost-process-timeout must be >= 2"),
     ],

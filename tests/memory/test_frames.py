@@ -174,7 +174,12 @@ def test_rollouts_hold_the_stacks_that_envpool_makes(name: str) -> None:
 
 @pytest.mark.parametrize(
     "rollouts, prioritized",
-    [pytest.param(2, False, marks=pytest.mark.case), (2, True), (ROLLOUTS, False), (ROLLOUTS, True)],
+    [
+        pytest.param(2, False, marks=pytest.mark.case),
+        (2, True),
+        (ROLLOUTS, False),
+        pytest.param(ROLLOUTS, True, marks=pytest.mark.case),
+    ],
 )
 def test_replay_gives_the_stacks_back(prioritized: bool, rollouts: int) -> None:
     """Before and after the ring wraps around, of every window that may be drawn, and of no other."""

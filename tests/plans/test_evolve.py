@@ -167,6 +167,7 @@ def test_a_run_of_an_earlier_version_keeps_its_interval(asked: Any, interval: in
     assert stored_config(tmp_path).evolve_interval == interval
 
 
+@pytest.mark.case  # test_a_run_of_an_earlier_version_keeps_its_interval
 def test_a_resumed_run_of_an_earlier_version_keeps_its_interval(tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "evolve": "pbt"}
     next(jaxrl_dist.train(config(tmp_path, **asked)))
@@ -270,6 +271,7 @@ def test_a_halved_population_goes_on_with_those_that_are_left(tmp_path: pathlib.
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
 
 
+@pytest.mark.case  # test_a_halved_population_goes_on_over_several_devices
 def test_the_last_member_goes_on_with_its_own_hyperparameters(tmp_path: pathlib.Path) -> None:
     """Not with those of the first one, which hardly learns."""
     rates = {"learning_rate": "1e-9,1e-2"}
@@ -286,7 +288,7 @@ def test_the_last_member_goes_on_with_its_own_hyperparameters(tmp_path: pathlib.
     assert max(jax.tree.leaves(moved)) > 1e-2
 
 
-@pytest.mark.parametrize("plan", ["on_device", "synchronous"])
+@pytest.mark.parametrize("plan", ["on_device", pytest.param("synchronous", marks=pytest.mark.case)])
 def test_a_halved_population_goes_on_over_several_devices(plan: str, tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path, seeds=4, num_devices=4, plan=plan, evolve="halving", evolve_interval=128)
     reports = jaxrl_dist.train(dataclasses.replace(asked, checkpoint_interval=64))

@@ -125,6 +125,7 @@ def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
     assert last.evaluation == last.members[0].evaluation is not None
 
 
+@pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
 def test_a_member_that_diverges_changes_no_count_of_a_resume(tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path, vary={"learning_rate": "1e-3,1e30"}, total=64, evaluation_episodes=0)
     asked = dataclasses.replace(asked, algorithm=dataclasses.replace(asked.algorithm, num_epochs=16))
@@ -140,6 +141,7 @@ def test_a_member_that_diverges_changes_no_count_of_a_resume(tmp_path: pathlib.P
     assert scores == {1e-3: 1, 1e30: 0}
 
 
+@pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
 def test_a_kill_during_the_first_save_lets_the_population_begin_again(tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "checkpoint_interval": 128}
     reports = jaxrl_dist.train(config(tmp_path / "parts", **asked))
@@ -173,6 +175,7 @@ def test_a_damaged_checkpoint_costs_no_other_member_its_own(tmp_path: pathlib.Pa
     assert checkpoint.saved(one) == kept and len(kept) == 1
 
 
+@pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
 @pytest.mark.filterwarnings("ignore:member 000 has ended")
 def test_a_diverged_member_without_a_checkpoint_does_not_keep_the_others_from_going_on(tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path, vary={"learning_rate": "1e30,1e-3"}, total=2000, checkpoint_interval=256)
@@ -189,6 +192,7 @@ def test_a_diverged_member_without_a_checkpoint_does_not_keep_the_others_from_go
     assert len(last.members) == 2 and lines(tmp_path / "members" / "001")[-1]["env_steps"] >= 2000
 
 
+@pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
 def test_a_population_from_trained_variables_is_resumed_twice(tmp_path: pathlib.Path) -> None:
     list(jaxrl_dist.train(config(tmp_path / "first", total=64)))
     list(jaxrl_dist.train(config(tmp_path / "run", total=64, seeds=2, init_from=str(tmp_path / "first"))))
@@ -476,12 +480,12 @@ def test_an_error_of_the_program_loses_no_member(
 @pytest.mark.parametrize(
     "asked, message",
     [
-        ({"vary": {"learning_rate": "1e-3,x"}}, "learning_rate: 'x' is no number"),
+        ({"vary": {"learning_rate": "1e-3,x"}}, "learning_rate: 'x' is not a number"),
         ({"vary": {"learning_rate": "1e-3,-1"}}, "learning_rate must be"),
         ({"vary": {"lerning_rate": "1"}}, "vary lerning_rate: ppo has no such hyperparameter (did you mean 'learn"),
         ({"vary": {"seed": "1,2"}}, "vary seed: the seeds of members are seed and those after it; seeds says"),
         ({"vary": {"env": "a,b"}}, "vary env: all members have the same env; run the command once for each"),
-        ({"vary": {"num_epochs": "1,2.5"}}, "num_epochs: '2.5' is no whole number"),
+        ({"vary": {"num_epochs": "1,2.5"}}, "num_epochs: '2.5' is not a whole number"),
         ({"vary": {"hidden_sizes": "1,2"}}, "hidden_sizes: '1' is more than a flag of one value can hold"),
         ({"seeds": 0}, "seeds must be >= 1"),
         ({"seed": 2**31 - 2, "seeds": 3}, "seed must be"),

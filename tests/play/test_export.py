@@ -113,7 +113,7 @@ def test_an_onnx_file_acts_the_same_in_another_runtime(command: str, tmp_path: P
     "args, message",
     [
         ("", "which run? Name its directory"),
-        ("{runs}/nothing", "is no run directory"),
+        ("{runs}/nothing", "is not a run directory"),
         ("{run} --platforms gpu", "--platforms must be one of cpu, cuda, rocm, tpu, not 'gpu'"),
         ("{run} --batch 0", "--batch must be >= 1"),
         ("{run} --format onnx --platforms cpu", "--platforms works with StableHLO only"),

@@ -118,12 +118,12 @@ def test_observations_of_another_shape_are_refused(policy: jaxrl_dist.Policy) ->
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"is no run directory: it has no config\.json"):
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"is not a run directory: it has no config\.json"):
         jaxrl_dist.load_policy(tmp_path)
     (tmp_path / "config.json").write_bytes((runs.finished(runs.CARTPOLE) / "config.json").read_bytes())
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"^nothing is no run directory: it does not exist$"):
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"^nothing is not a run directory: it does not exist$"):
         jaxrl_dist.load_policy("nothing")
-    with pytest.raises(jaxrl_dist.ConfigError, match=r"is no run directory: it is no directory$"):
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"is not a run directory: it is not a directory$"):
         jaxrl_dist.load_policy(runs.finished(runs.CARTPOLE) / "config.json")
     with pytest.raises(jaxrl_dist.ConfigError, match="holds no trained variables"):
         jaxrl_dist.load_policy(str(tmp_path))

@@ -191,7 +191,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (run_dir, film, "--fps", "0"): "--fps must be >= 1 and <= 50, not 0",
         (run_dir, film, "--episodes", "101"): "--episodes must be >= 1 and <= 100",
         (run_dir, film, "--frames", "3"): "unknown flag --frames",
-        (str(tmp_path), film): "is no run directory: it has no config.json",
+        (str(tmp_path), film): "is not a run directory: it has no config.json",
     }.items():
         assert cli.main(["video", *args]) == 2
         captured = capsys.readouterr()

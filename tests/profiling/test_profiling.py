@@ -90,7 +90,12 @@ def several(policies: str, plan: str) -> str:
             {"environment", "policy", "a/shuffle", "b/replay"},
             marks=pytest.mark.case,
         ),
-        ("on_device", "--policy a=ppo:pole_0 --policy b=random:pole_1", {"environment", "policy", "a/shuffle"}),
+        pytest.param(
+            "on_device",
+            "--policy a=ppo:pole_0 --policy b=random:pole_1",
+            {"environment", "policy", "a/shuffle"},
+            marks=pytest.mark.case,
+        ),
         pytest.param(
             "synchronous",
             "--policy a=ppo:pole_0 --policy b=dqn:pole_1",
@@ -104,7 +109,7 @@ def test_stages_of_several_policies_belong_to_one_each(
     plan: str, policies: str, stages: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "profile.json"
-    assert cli.main(f"profile {several(policies, plan)} --seconds 0.2 --json {file}".split()) == 0
+    assert cli.main(f"profile {several(policies, plan)} --seconds 0.02 --json {file}".split()) == 0
     found = runs.read_json(file)
     (spent,) = found["threads"].values()
     trained = {stage.partition("/")[0] for stage in stages if "/" in stage}
@@ -302,7 +307,7 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
     "args, message",
     [
         ("", "which run? Such as: jaxrl-dist profile ppo --env CartPole-v1"),
-        ("ppo --env CartPole-v1 --seconds soon", "--seconds: 'soon' is no number"),
+        ("ppo --env CartPole-v1 --seconds soon", "--seconds: 'soon' is not a number"),
         ("ppo --env CartPole-v1 --seconds 0", "--seconds must be > 0 and <= 1000000, not 0.0"),
         ("ppo --env CartPole-v1 --json no/x.json", "no/x.json cannot be written: there is no directory no"),
         ("ppo --env CartPole-v1 --picture x.txt", "--picture x.txt needs the extension .png or .svg or .pdf"),
@@ -316,7 +321,7 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
             "ppo --env CartPole-v1 --coordinator 127.0.0.1:9876 --processes 2 --process 0",
             "a profile is of one process; leave out --coordinator",
         ),
-        (".", ". is no run directory: it has no config.json"),
+        (".", ". is not a run directory: it has no config.json"),
     ],
 )
 def test_what_cannot_be_profiled_is_said_in_one_line(

@@ -60,7 +60,7 @@ class Watched(NamedTuple):
 RUNS = {"on_device": "gymnax:CartPole-v1", "synchronous": "envpool:CartPole-v1", "asynchronous": "envpool:CartPole-v1"}
 
 
-@pytest.fixture(scope="module", params=runs.cases(RUNS, "on_device", "synchronous"))
+@pytest.fixture(scope="module", params=runs.cases(RUNS, "on_device"))
 def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     run_dir, sockets, before = tmp_path_factory.mktemp("runs") / "run", set(), listening()
     sizes = {"num_envs": 8, "rollout_length": 8, "hidden_sizes": (8,), "num_devices": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import shutil
@@ -120,6 +121,19 @@ def test_every_line_is_on_the_disk_when_write_returns(tmp_path: Path) -> None:
         files.write(report(count))
         assert len(runs.read_metrics(tmp_path)) == count
     files.close()
+
+
+def test_an_evaluation_after_resuming_overwrites_only_its_line(tmp_path: Path) -> None:
+    """As that of the last report, which the earlier session had no time for."""
+    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {})
+    for iteration in (1, 2, 3):
+        files.write(report(iteration))
+    files.close()
+    before = runs.read_metrics(tmp_path)
+    files = run_files.RunFiles(tmp_path, run_files.lock(str(tmp_path)), {}, 3)
+    files.write(dataclasses.replace(report(3), evaluation={"return_mean": 1.5}))
+    files.close()
+    assert runs.read_metrics(tmp_path) == [*before[:2], {**before[2], "evaluation/return_mean": 1.5}]
 
 
 def test_one_of_two_runs_gets_a_directory(tmp_path: Path) -> None:
@@ -348,12 +362,12 @@ def test_json_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
     path = tmp_path / "x"
     assert message(path) == f"there is no {path}"
-    assert "is no plain file" in message(Path("/dev/null"))
+    assert "is not a plain file" in message(Path("/dev/null"))
     assert "Is a directory" in message(tmp_path)
     (tmp_path / "link").symlink_to("/dev/zero")
     assert "cannot be read" in message(tmp_path / "link")
     os.mkfifo(tmp_path / "pipe")
-    assert "is no plain file" in message(tmp_path / "pipe")
+    assert "is not a plain file" in message(tmp_path / "pipe")
     for content in (b"{", b"\xff", b"", b"[" * 10**5, b"1" * 10**5):
         path.write_bytes(content)
         assert "is not JSON" in message(path)
@@ -365,7 +379,7 @@ def test_json_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 def test_a_pipe_in_the_place_of_metrics_is_refused_and_a_nested_line_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     os.mkfifo(path)
-    with pytest.raises(ConfigError, match="is no plain file"):
+    with pytest.raises(ConfigError, match="is not a plain file"):
         run_files.lock(str(tmp_path))
     path.unlink()
     path.write_bytes(b"[" * 10**5 + b"\n")

@@ -285,7 +285,7 @@ def test_self_play_is_resumed_and_loaded(copies: str, episodes: int, tmp_path: P
     assert copied(np.zeros((3, 4), np.float32), key=jax.random.key(0))[0].shape == (3,)
 
 
-@pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ppo_and_dqn_learn_side_by_side(seed: int) -> None:
     config = Train(
@@ -382,7 +382,7 @@ WRONG = {
     "--policy a=ppo:short --policy b=ppo:long_* --plan own_pace --lockstep": "--lockstep makes policies wait, ",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b):long_2 --plan own_pace": "policy c: .* none waits f",
     "--policy a=ppo:short --policy b=random:long_* --b.discount 1": "--b.discount: policy b does not train",
-    "--policy a=ppo:short --policy b=fixed(nowhere):long_*": "policy b: nowhere is no run directory",
+    "--policy a=ppo:short --policy b=fixed(nowhere):long_*": "policy b: nowhere is not a run directory",
     "--policy a=random:short --policy b=random:long_*": "no policy trains",
     "--policy a=ppo:short --policy b=ppo:long_* --vary a.learning-rat=1": "no policy .*mean 'a.learning_rate'",
     "--policy a=ppo:short --policy b=ppo:long_* --vary scale-rewards=True": "belongs to .* a.scale_rewards=",
@@ -390,10 +390,10 @@ WRONG = {
     "--policy a=ppo:short --policy b=ppo:long_* --vary a.discount=0.9,2": "policy a: --a.discount must be",
     "--policy a=ppo:short --policy b=copy(a):long_*": "policy b: it is a copy of a, whose agents have the observation",
     "--policy a=ppo:short --policy b=copy(d):long_*": "policy b: it is a copy of d, and there is no such policy",
-    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,x):long_2": "'copy.b,x.' is no policy; copy.PO",
+    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,x):long_2": "'copy.b,x.' is not a policy; copy.PO",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,0):long_2": "policy c: copy.b,0. needs 1 to",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,0):long_2": "policy c: copy.b,9,0. needs a pool of",
-    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,x):long_2": "'copy.b,9,x.' is no policy; copy.PO",
+    "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,9,x):long_2": "'copy.b,9,x.' is not a policy; copy.P",
     "--policy a=ppo:short --policy b=ppo:long_* --config x": "--config x names the algorithms, and so does --policy",
     "--policy a=ppo:short --policy b=ppo:long_* --hide 0": "--hide works for environments with one policy",
 }

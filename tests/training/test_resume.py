@@ -601,7 +601,7 @@ def test_on_a_full_disk_training_goes_on(tmp_path: Path) -> None:
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "metrics.jsonl cannot be written now" in done.stderr
-    assert "the run goes on without a checkpoint" in done.stderr and "Traceback" not in done.stderr
+    assert "the run continues without a checkpoint" in done.stderr and "Traceback" not in done.stderr
     full, free = ([*line.split()[1:]] for line in done.stdout.splitlines())
     assert {name for name in full if name[0] != "."} & set(free), "the last that was written is still there"
     lines = runs.read_metrics(tmp_path / "run")
@@ -910,7 +910,9 @@ def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
         saving._write(path, {"x": np.arange(3)}, {"value": value})
 
     def look() -> None:
-        found = checkpoint._newest(tmp_path, lambda path: manifest.verify(path, None) or path)
+        found = checkpoint._newest(
+            tmp_path, checkpoint.saved(tmp_path), lambda path: manifest.verify(path, None) or path
+        )
         seen.append(runs.read_json(found / "run.json")["value"])
 
     def watched(self: Path, to: Path) -> None:
