@@ -78,17 +78,13 @@ class Rows:
         """``env`` has the spec ``whole(divided)``."""
         self.spec, self.num_envs = divided.spec, env.num_envs * divided.spec.num_agents
         self._env, self._groups = env, divided
-        self._begin()
 
-    def _begin(self) -> None:
+    def reset(self) -> PyTree:
+        obs = self._env.reset()
         self._episodes = {
             group.agents[0]: EpisodeCounter(self._env.num_envs * group.spec.num_agents)
             for group in self._groups.by_policy.values()
         }
-
-    def reset(self) -> PyTree:
-        obs = self._env.reset()
-        self._begin()
         return self.spec.bare(over_policies(lambda group: self._seen(group, obs))(self._groups.by_policy))
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:

@@ -78,8 +78,6 @@ class Gymnasium:
         self.spec, self._name = spec, label_of(spec)
         self.num_envs = num_envs = len(seeds)
         self._timeout, self._steps = timeout, 0
-        self._ended = np.zeros(num_envs, bool)
-        self._episodes = EpisodeCounter(num_envs, spec.info_metrics)
         fields = records.record_fields(spec.observation, spec.action, spec.info_metrics)
         descriptor = os.memfd_create("environments")
         self._workers: list[Worker] = []
@@ -116,7 +114,7 @@ class Gymnasium:
         return jax.tree.map(lambda path: self._records[path].copy(), paths(self.spec.observation, "obs"))
 
     def reset(self) -> PyTree:
-        self._ended[:] = True
+        self._ended = np.ones(self.num_envs, bool)
         self._advance()
         self._ended = np.zeros(self.num_envs, bool)
         self._episodes = EpisodeCounter(self.num_envs, self.spec.info_metrics)
