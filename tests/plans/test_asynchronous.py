@@ -621,7 +621,7 @@ def test_too_many_restarts_end_the_run() -> None:
     hook = breaks(("actor-0", 3), ("actor-0", 5), ("actor-0", 7))
     with (
         pytest.warns(
-            EnvWarning, match=r"^actor 0 goes on with new environments \(restart 2 of 2\): .*broken at step 5"
+            EnvWarning, match=r"^actor 0 continues with new environments \(restart 2 of 2\): .*broken at step 5"
         ),
         pytest.raises(EnvError, match="broken at step 7") as caught,
     ):
