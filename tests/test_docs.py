@@ -144,6 +144,7 @@ def test_the_documented_bonus_falls_where_the_policy_has_been(tmp_path: Path) ->
     assert 0 < surprise[-1] < 0.5 * surprise[1]  # the first rollout's observations are not normalised yet
 
 
+@pytest.mark.case  # test_the_readme_s_python_runs
 def test_the_documented_bonus_falls_at_the_ends_of_episodes_too(tmp_path: Path) -> None:
     (file := tmp_path / "curious_ppo.py").write_text(blocks("docs/exploration.md")[0], encoding="utf-8")
     sizes = {"hidden_sizes": (8,), "num_epochs": 1, "num_minibatches": 1, "learning_rate": 0.01}

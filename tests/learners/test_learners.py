@@ -406,7 +406,7 @@ def test_ppo_against_a_naive_one() -> None:
     assert_close(state.variables.params, expected)
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-3])
+@pytest.mark.parametrize("size", [pytest.param(1.0, marks=pytest.mark.case), 1e-3])
 def test_advantages_are_scaled_down_but_hardly_up(size: float) -> None:
     """Where nothing is rewarded, advantages are the errors of the values."""
     algorithm = PPO(**NET, discount=0.0).make(DISCRETE)

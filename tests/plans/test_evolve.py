@@ -188,7 +188,8 @@ def test_a_stored_interval_ends_with_its_selection() -> None:
         resolved(Train("ppo"), fields)
 
 
-@pytest.mark.parametrize("evolve", ["pbt", pytest.param("halving", marks=pytest.mark.case)])
+@pytest.mark.case  # test_a_stop_between_two_selections_is_not_a_copy
+@pytest.mark.parametrize("evolve", ["pbt", "halving"])
 def test_a_stop_where_members_are_selected_leaves_the_selection_as_it_is(evolve: str, tmp_path: pathlib.Path) -> None:
     asked: dict[str, Any] = {"seeds": 2, "vary": {"learning_rate": "1e-1,1e-4"}, "total": 192, "evolve_interval": 64}
     list(jaxrl_dist.train(config(tmp_path / "whole", evolve=evolve, **asked)))

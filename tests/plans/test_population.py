@@ -452,8 +452,15 @@ def test_damaged_reports_of_a_member_do_not_count(tmp_path: pathlib.Path) -> Non
     assert (last := refill(row, tmp_path, until=3)) is not None and last.env_steps == 8
 
 
-@pytest.mark.parametrize("iterations", [1, 3], ids=["before the first report", "between reports"])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "error, iterations",
+    [
+        (RuntimeError, 1),  # before the first report
+        (KeyboardInterrupt, 3),  # between reports
+        pytest.param(RuntimeError, 3, marks=pytest.mark.case),
+        pytest.param(KeyboardInterrupt, 1, marks=pytest.mark.case),
+    ],
+)
 def test_an_error_of_the_program_loses_no_member(
     iterations: int, error: type[BaseException], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
