@@ -216,7 +216,7 @@ def test_a_signal_ends_the_wait_for_the_others(process: int, listening: socket.s
 
 def test_process_0_that_ends_is_not_waited_for(listening: socket.socket) -> None:
     where = address(listening)
-    threading.Timer(0.3, listening.close).start()
+    threading.Timer(1.0, listening.close).start()
     with pytest.raises(ProcessError, match="process 0 is lost: it has ended before all processes had joined"):
         joining(1, where)
 
