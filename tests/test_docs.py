@@ -236,7 +236,7 @@ def test_sentences_are_short(name: str) -> None:
     assert sentences("a b. c\n\n```\nd\n```\n- e | f g\n") == ["a b.", "c", "e", "f g"]
 
 
-def test_the_readme_is_short_and_its_numbers_are_those_that_were_measured() -> None:
+def test_readme_is_short_and_has_the_measured_numbers() -> None:
     text = (runs.ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     script = runpy.run_path(str(runs.ROOT / "scripts" / "learning.py"))

@@ -262,7 +262,7 @@ def test_a_copy_is_renewed_after_so_many_updates(every: int) -> None:
             expected = state.variables["b"]
 
 
-@pytest.mark.case  # test_the_command_line_trains_resumes
+@pytest.mark.case  # test_the_command_line_trains_resumes_and_evaluates
 @pytest.mark.parametrize("copies, episodes", [("copy(a,6)", 6), ("copy(a,6,3)", 6), ("copy(a,6,2)", 0)])
 def test_self_play_is_resumed_and_loaded(copies: str, episodes: int, tmp_path: Path) -> None:
     config = {**SIZES, "env": team.CartPoles(2), "policies": {"a": "pole_0", "b": "pole_1"}}
@@ -312,7 +312,7 @@ def test_random_actions_are_legal_and_uniform() -> None:
     assert action.shape == (3000, 1) and float(action.std()) == pytest.approx(4 / 12**0.5, abs=0.06)
 
 
-def test_random_actions_have_independent_parts_and_the_bounds_of_each_component() -> None:
+def test_random_actions_are_independent_and_in_bounds() -> None:
     half = Box((2,), np.dtype(np.float32), np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32))
     parts = {"arm": half, "body": {"head": half, "tail": half}, "turn": MultiDiscrete((2, 2))}
     acting = Random().make(dataclasses.replace(find("gymnax:Pendulum-v1").spec, action=parts))
@@ -326,7 +326,7 @@ def test_random_actions_have_independent_parts_and_the_bounds_of_each_component(
     np.testing.assert_allclose(normal.std(axis=0), 1, atol=0.05)
 
 
-def test_a_policy_that_does_not_train_leaves_the_sizes_of_the_run() -> None:
+def test_fixed_policy_does_not_change_sizes() -> None:
     config = Train({"a": "dqn", "b": "random"}, env=team.CartPoles(2), policies={"a": "pole_0", "b": "pole_1"})
     alone = resolved(dataclasses.replace(config, algorithm="dqn", env="CartPole-v1", policies={}))[0]
     both = resolved(config)[0]
@@ -422,7 +422,7 @@ def test_in_python_the_message_names_fields() -> None:
         train({"a": PPO_, "b": dataclasses.replace(DQN_, learning_rate=0.0)}, policies=BOTH)
 
 
-def test_files_name_policies_as_they_did_whatever_their_classes_are_called() -> None:
+def test_stored_policy_names_do_not_depend_on_classes() -> None:
     assert list(STILL) == ["Random", "Fixed", "Copy"]
     renamed = type("Renamed", (Policies,), {})
     assert [name_of(kind) for kind in (*STILL.values(), renamed)] == [*STILL, "Policies"]
