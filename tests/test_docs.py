@@ -62,7 +62,7 @@ def imports(text: str) -> set[str]:
     return {name for name in whole | parts if name.split(".")[0] == "jaxrl_dist"}
 
 
-def test_what_users_and_algorithms_import_is_what_the_documents_list() -> None:
+def test_documents_list_what_users_import() -> None:
     pages = [*(runs.ROOT / "docs").rglob("*.md"), runs.ROOT / "README.md"]
     texts = [block for page in pages for block in blocks(str(page.relative_to(runs.ROOT)))]
     for path in (runs.ROOT / "notebooks").glob("*.ipynb"):
