@@ -12,18 +12,25 @@ import sys
 import time
 
 import jaxrl_dist
-from jaxrl_dist.commands import flags, train
+from jaxrl_dist.commands import flags, request
 from jaxrl_dist.config.launch import launch_of
 from jaxrl_dist.hosts import start
 
 
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """Times a run as a whole."""
+
+    seconds: float | None = None
+    """Seconds after which it ends; None: as train would."""
+
+
 def main() -> None:
     """Trains, and prints the rate."""
-    seconds, args = flags.taken(sys.argv[1:], "--seconds")
-    asked = train.asked(args)
-    assert asked is not None, "the flags name an algorithm"
-    start.start(launch_of(asked.fields))
-    config, _ = asked.resolved()
+    options, args = flags.split(Ours, sys.argv[1:], "python benchmarks/ours.py ALGO --env ID")
+    seconds, run = options.seconds, request.parse(args)
+    start.start(launch_of(run.fields))
+    config, _ = run.resolved()
     config = dataclasses.replace(config, evaluation_episodes=0)
     if seconds is not None:
         config = dataclasses.replace(config, total_env_steps=10**9)
@@ -31,7 +38,7 @@ def main() -> None:
     for report in jaxrl_dist.train(config):
         now = time.perf_counter(), report.env_steps, time.process_time()
         first = first or (now if report.updates else None)
-        if seconds is not None and first is not None and now[0] - first[0] >= float(seconds):
+        if seconds is not None and first is not None and now[0] - first[0] >= seconds:
             break
     assert first is not None, "a run has updates"
     steps = now[1] - first[1]

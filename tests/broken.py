@@ -416,7 +416,7 @@ BROKEN = {
     "IgnoresSeed": "two environments with the same seed begin differently: reset ignores its seed",
     "FixedSeed": "every seed gives the same episodes, which differ from each other: reset ignores its seed",
     "RandomSteps": "its steps are random, and not by the seed",
-    "NewGenerator": "lead elsewhere the second time, after a reset without a seed: it has to go on with the generator",
+    "NewGenerator": "lead elsewhere the second time, after a reset without a seed: it has to continue with",
     "KeepsState": "begins differently after some episodes: it keeps something of them",
     "NotReset": "each ends with its first step: reset begins no new one",
     "SharesItsBuffer": "changes with the next call: return a copy of it",

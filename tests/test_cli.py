@@ -82,7 +82,7 @@ BAD = {
     "train": "which algorithm?",
     "train --env CartPole-v1": "which algorithm?",
     "train pppo --env CartPole-v1": "unknown algorithm 'pppo' (did you mean 'ppo'?)",
-    "train ppo a2c --env CartPole-v1": "'a2c' is no flag",
+    "train ppo a2c --env CartPole-v1": "unknown argument 'a2c'",
     # environments
     "train ppo": "--env is missing",
     "train ppo --env": "--env needs a value",
@@ -265,7 +265,7 @@ BAD = {
     "train --config /dev/zero": "/dev/zero is not a plain file",
     "resume {runs}/pipe": "is not a plain file",
     "evaluate {runs}/pipe": "is not a plain file",
-    "train a2c --config {runs}/done": "is of ppo, not of a2c",
+    "train a2c --config {runs}/done": "was made by ppo, not by a2c",
     "train --config {runs}/done --config {runs}/done": "--config is given twice",
     "train --config {runs}/done --num-devices 3": "--num-envs 8 does not divide over 3 devices",
     CARTPOLE + "--init-from {runs}/nowhere": "there is no run directory {runs}/nowhere",
@@ -765,10 +765,10 @@ def test_jax_without_a_device_is_one_line(
         (
             "cuda",
             "",
-            f"JAX_PLATFORMS=cuda, and JAX has no such device: no NVIDIA GPU is seen here; install its plugin "
-            f"by: {pip} 'jax[cuda12]==1.0'; unset it to use what there is",
+            f"JAX_PLATFORMS=cuda, and JAX has no such device: an NVIDIA GPU is not seen here; install its plugin "
+            f"by: {pip} 'jax[cuda12]==1.0'; unset it to use what is available",
         ),
-        ("tpu,cpu", "", f"no TPU is seen here; install its plugin by: {pip} 'jax[tpu]==1.0'; unset it"),
+        ("tpu,cpu", "", f"a TPU is not seen here; install its plugin by: {pip} 'jax[tpu]==1.0'; unset it"),
         ("moon", "", f"JAX_PLATFORMS=moon, and JAX has no such device: {type(error).__name__}"),
         ("", "0", "JAX_NUM_CPU_DEVICES=0 leaves JAX without a device; 1 or more works"),
         ("", "two", "JAX_NUM_CPU_DEVICES=two leaves JAX without a device; 1 or more works"),

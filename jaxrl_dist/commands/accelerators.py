@@ -51,10 +51,8 @@ def nvidia() -> bool:
 def tpu() -> bool:
     """Returns True if the machine has a TPU."""
     devices = (ROOT / "sys/bus/pci/devices").glob("*")
-    places = [f"sys/bus/pci/devices/{device.name}" for device in devices]
-    return any(
-        read(f"{place}/vendor").strip() == GOOGLE and read(f"{place}/device").strip() in TPUS for place in places
-    )
+    ids = ((read(f"{device}/vendor").strip(), read(f"{device}/device").strip()) for device in devices)
+    return any(vendor == GOOGLE and device in TPUS for vendor, device in ids)
 
 
 def driver() -> int | None:
@@ -94,16 +92,22 @@ def no_devices() -> str | None:
         jax.local_devices()
     except Exception as error:
         chosen, count = (os.environ.get(name, "") for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"))
-        platforms = set(chosen.split(","))
-        if platforms & {"cuda", "gpu"}:
-            why = f"{'' if nvidia() else 'no NVIDIA GPU is seen here; '}{without_gpu(one_line(error))}"
-        elif "tpu" in platforms:
-            why = f"{'' if tpu() else 'no TPU is seen here; '}{without_tpu(one_line(error))}"
-        elif count and not (count.isdecimal() and int(count) > 0):
-            return f"JAX_NUM_CPU_DEVICES={count} leaves JAX without a device; 1 or more works"
+        why = one_line(error)
+        for name, exists, reason, platforms in ACCELERATORS:
+            if platforms & set(chosen.split(",")):
+                why = f"{'' if exists() else f'{name} is not seen here; '}{reason(why)}"
+                break
         else:
-            why = one_line(error)
+            if count and not re.fullmatch("0*[1-9][0-9]*", count):
+                return f"JAX_NUM_CPU_DEVICES={count} leaves JAX without a device; 1 or more works"
         if chosen:
-            return f"JAX_PLATFORMS={chosen}, and JAX has no such device: {why}; unset it to use what there is"
+            return f"JAX_PLATFORMS={chosen}, and JAX has no such device: {why}; unset it to use what is available"
         return f"JAX has no device: {why}"
     return None
+
+
+ACCELERATORS = (
+    ("an NVIDIA GPU", nvidia, without_gpu, {"cuda", "gpu"}),
+    ("a TPU", tpu, without_tpu, {"tpu"}),
+)
+"""Names of accelerators, whether the machine has one, why JAX does not use it, and JAX's names for it."""

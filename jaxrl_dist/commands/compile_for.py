@@ -10,10 +10,11 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from jaxrl_dist.checks import counted, flag
+from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import accelerators, flags, request
+from jaxrl_dist.commands.profile import heading
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import Train, env_name
+from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, visible
 
@@ -48,7 +49,6 @@ def run(args: Sequence[str]) -> int:
     if not args:
         raise ConfigError(f"which run? Such as: jaxrl-dist doctor {FLAG} {options.compile_for} ppo --env CartPole-v1")
     train = request.parse(args)
-    assert train is not None, "help has been printed"
     request.output_flags(train.fields)
     program = report(options.compile_for, train)
     print(json.dumps(program, indent=2) if options.json else visible("\n".join(lines(program))))
@@ -87,6 +87,7 @@ def compiled(target: Any, train: request.Request) -> dict[str, Any]:
     devices = target.devices()
 
     from jaxrl_dist.plans.compiled import lower
+    from jaxrl_dist.profiling import timing
     from jaxrl_dist.profiling.kernels import find_loops
     from jaxrl_dist.training import setup
 
@@ -105,13 +106,9 @@ def compiled(target: Any, train: request.Request) -> dict[str, Any]:
     memory = program.memory_analysis()
     loops = find_loops(program.as_text())
     return {
+        **timing.described(config, devices),
         "algorithm": train.name,
-        "env": env_name(config.env),
-        "num_envs": config.num_envs,
-        "rollout_length": config.rollout_length,
         "target": target.name,
-        "devices": len(devices),
-        "kind": devices[0].device_kind,
         "compile_seconds": seconds,
         "memory": {
             "device": target.memory,
@@ -149,9 +146,7 @@ def memory(report: Mapping[str, Any]) -> list[str]:
     used = sum(sizes.values())
     parts = ", ".join(f"{name.replace('_', ' ')} {decimal(size)}" for name, size in sizes.items() if size)
     shown = [
-        f"{report['algorithm']} on {report['env']}, {counted(report['num_envs'], 'environment')} x "
-        f"{counted(report['rollout_length'], 'step')} an iteration, compiled for "
-        f"{report['devices']} x {report['kind']} in {report['compile_seconds']:.1f} s",
+        f"{heading(report, 'compiled for')} in {report['compile_seconds']:.1f} s",
         f"memory of a device: {decimal(used)} of {decimal(available)} ({parts})",
     ]
     if used > available:

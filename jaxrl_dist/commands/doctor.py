@@ -18,15 +18,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.filesize import decimal
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import accelerators, compile_for, flags
 from jaxrl_dist.config.train import BACKENDS
-from jaxrl_dist.errors import one_line
+from jaxrl_dist.errors import one_line, visible
 from jaxrl_dist.run.machine import container_limit
 
 SECONDS = 120.0
@@ -36,17 +36,9 @@ LITTLE_DISK = 10**9
 PACKAGE = "jaxrl-dist"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "gymnasium")
 """Always shown; the other libraries come from the package's metadata."""
-
-
-class Answer(NamedTuple):
-    """The report on this machine."""
-
-    facts: list[tuple[str, str]]
-    """Names and values, in the order of display."""
-    problems: list[str]
-    """Reasons why this machine cannot train."""
-    notes: list[str]
-    """Missing parts that training can do without."""
+NOTE, PROBLEM = "note", "problem"
+"""Names of missing parts that training can do without, and of reasons why this machine cannot train."""
+_LAST = {NOTE: 1, PROBLEM: 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,30 +56,22 @@ def run(args: Sequence[str]) -> int:
     if any(arg.split("=", 1)[0] == compile_for.FLAG for arg in args):
         return compile_for.run(args)
     flags.parse(Doctor, args, "jaxrl-dist doctor")
-    answer = examine()
-    width = max(len(name) for name, _ in answer.facts)
-    for name, value in answer.facts:
-        print(f"{name:{width}}  {value}")
-    for note in answer.notes:
-        print(f"note: {note}")
-    for problem in answer.problems:
-        print(f"problem: {problem}")
-    if answer.problems:
+    lines = sorted(examine(), key=lambda line: _LAST.get(line[0], 0))
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        print(visible(f"{name}: {text}" if name in _LAST else f"{name:{width}}  {text}"))
+    if PROBLEM in dict(lines):
         return 1
     print("this machine can train")
     return 0
 
 
-def examine() -> Answer:
-    """Examines this machine; takes seconds and raises nothing."""
-    answer = Answer([], [], [])
+def examine() -> list[tuple[str, str]]:
+    """Examines this machine, and returns names and values; takes seconds and raises nothing."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         probes = {name: pool.submit(probe, name) for name in ("devices", *BACKENDS)}
-        _software(answer)
-        _host(answer)
-        _devices(answer, probes["devices"].result())
-        _backends(answer, {name: probes[name].result() for name in BACKENDS})
-    return answer
+        lines = [*_software(), *_host(), *_disk(), *_devices(probes.pop("devices").result())]
+        return [*lines, *_backends({name: answer.result() for name, answer in probes.items()}, lines)]
 
 
 # --- What is installed --------------------------------------------------------------------------------
@@ -95,7 +79,7 @@ def examine() -> Answer:
 
 def requirements() -> dict[str, list[str]]:
     """Returns the packages that each extra requires, and under ``""`` those that are always required."""
-    found: dict[str, list[str]] = {"": list(LIBRARIES)}
+    packages: dict[str, list[str]] = {"": list(LIBRARIES)}
     try:
         stated = importlib.metadata.requires(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:  # run from its source tree
@@ -103,96 +87,93 @@ def requirements() -> dict[str, list[str]]:
     for requirement in stated:
         if match := re.match(r"([\w.-]+)(?:\[(\w+)\])?.*?(?:extra == ['\"](\w+)['\"])?$", requirement):
             name, part, extra = match.groups()
-            found.setdefault(extra or "", []).append(accelerators.PLUGINS.get(part, name))
-    return found
+            packages.setdefault(extra or "", []).append(accelerators.PLUGINS.get(part, name))
+    return packages
 
 
-def _software(answer: Answer) -> None:
-    needed = requirements()
-    answer.facts.append(("python", f"{platform.python_version()} ({sys.executable})"))
-    answer.facts.append((PACKAGE, accelerators.version(PACKAGE) or "not installed: run from its source tree"))
-    missing = []
-    for package in dict.fromkeys(needed.pop("")):
-        found = accelerators.version(package)
-        answer.facts.append((package, found or "missing"))
-        missing += [] if found else [package]
-    if missing:
-        answer.problems.append(
-            f"{', '.join(missing)} {'are' if missing[1:] else 'is'} missing: {accelerators.install(*missing)}"
-        )
-    for extra, packages in needed.items():
-        lacking = [package for package in packages if accelerators.version(package) is None]
-        answer.facts.append((f"extra {extra}", f"without {', '.join(lacking)}" if lacking else "installed"))
+def _software() -> Iterator[tuple[str, str]]:
+    extras = requirements()
+    missing = {
+        extra: [package for package in dict.fromkeys(packages) if accelerators.version(package) is None]
+        for extra, packages in extras.items()
+    }
+    yield "python", f"{platform.python_version()} ({sys.executable})"
+    yield PACKAGE, accelerators.version(PACKAGE) or "not installed: run from its source tree"
+    for package in dict.fromkeys(extras[""]):
+        yield package, accelerators.version(package) or "missing"
+    if packages := missing.pop(""):
+        yield PROBLEM, f"{', '.join(packages)} must be installed: {accelerators.install(*packages)}"
+    for extra, packages in missing.items():
+        yield f"extra {extra}", f"without {', '.join(packages)}" if packages else "installed"
 
 
 # --- The machine --------------------------------------------------------------------------------------
 
 
-def _host(answer: Answer) -> None:
+def _host() -> Iterator[tuple[str, str]]:
     features = re.search(r"^flags\s*:(.*)$", accelerators.read("proc/cpuinfo"), re.MULTILINE)
     known = features[1].split() if features else []
     vectors = [name for name in ("avx", "avx2", "fma", "avx512f") if name in known]
-    cores = len(os.sched_getaffinity(0))
-    shown = f"{counted(cores, 'core')} of {os.cpu_count()}, {platform.machine()} {' '.join(vectors)}".rstrip()
-    answer.facts.append(("CPU", shown))
+    cores = counted(len(os.sched_getaffinity(0)), "core")
+    yield "CPU", f"{cores} of {os.cpu_count()}, {platform.machine()} {' '.join(vectors)}".rstrip()
     if features and "avx" not in known:
-        answer.problems.append("this CPU has no AVX instructions, which jaxlib from PyPI is compiled for")
-    sizes = {
-        name: int(size) * 1024
-        for name, size in re.findall(r"^(\w+):\s+(\d+) kB", accelerators.read("proc/meminfo"), re.M)
-    }
+        yield PROBLEM, "this CPU has no AVX instructions, which jaxlib from PyPI is compiled for"
+    lines = re.findall(r"^(\w+):\s+(\d+) kB", accelerators.read("proc/meminfo"), re.M)
+    sizes = {name: int(size) * 1024 for name, size in lines}
     limit = container_limit(accelerators.ROOT)
-    if "MemTotal" in sizes:
-        text = f"{decimal(sizes['MemTotal'])}, {decimal(sizes.get('MemAvailable', 0))} available"
-        if limit is not None and limit < sizes["MemTotal"]:
-            text += f"; this container's limit is {decimal(limit)}"
-        answer.facts.append(("memory", text))
+    if total := sizes.get("MemTotal"):
+        limited = f"; this container's limit is {decimal(limit)}" if limit is not None and limit < total else ""
+        yield "memory", f"{decimal(total)}, {decimal(sizes.get('MemAvailable', 0))} available{limited}"
+
+
+def _disk() -> Iterator[tuple[str, str]]:
     try:
-        free, where = shutil.disk_usage(".").free, os.getcwd()
+        free, folder = shutil.disk_usage(".").free, os.getcwd()
     except OSError as error:
-        answer.problems.append(f"the current directory cannot be read: {error.strerror}")
+        yield PROBLEM, f"the current directory cannot be read: {error.strerror}"
         return
-    answer.facts.append(("disk", f"{decimal(free)} free in {where}"))
+    yield "disk", f"{decimal(free)} free in {folder}"
     if free < LITTLE_DISK:
-        answer.notes.append(f"{where} has {decimal(free)} free, which is little for runs; --run-dir names another")
+        yield NOTE, f"{folder} has {decimal(free)} free, which is little for runs; --run-dir names another"
     if not os.access(".", os.W_OK):
-        answer.notes.append(f"{where} cannot be written, and runs go there; --run-dir names another")
+        yield NOTE, f"{folder} cannot be written, and runs go there; --run-dir names another"
 
 
 # --- JAX and the environments -------------------------------------------------------------------------
 
 
-def _devices(answer: Answer, found: dict[str, Any]) -> None:
-    platforms = set()
-    for device in found.get("devices", []):
+def _devices(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    devices = answer.get("devices", [])
+    for device in devices:
         memory = f", {decimal(device['memory'])}" if device["memory"] else ""
-        broken = device["error"]
         name = f"{device['platform']} {device['number']}"
-        answer.facts.append((name, f"{device['kind']}{memory}, {'fails' if broken else 'computes'}"))
-        platforms.add(device["platform"])
-        if broken:
-            answer.problems.append(f"{name} cannot run a jitted computation: {broken}")
-    if "error" in found:
-        answer.problems.append(f"JAX does not work: {found['error']}")
-    chosen, said = os.environ.get("JAX_PLATFORMS"), found.get("said", "")
-    for name, is_there, why, same in (
-        ("an NVIDIA GPU", accelerators.nvidia, accelerators.without_gpu, {"gpu", "cuda"}),
-        ("a TPU", accelerators.tpu, accelerators.without_tpu, {"tpu"}),
-    ):
-        if not platforms & same and is_there():
+        yield name, f"{device['kind']}{memory}, {'fails' if device['error'] else 'computes'}"
+        if device["error"]:
+            yield PROBLEM, f"{name} cannot run a jitted computation: {device['error']}"
+    if "error" in answer:
+        yield PROBLEM, f"JAX does not work: {answer['error']}"
+    yield from _unused({device["platform"] for device in devices}, answer.get("said", ""))
+
+
+def _unused(platforms: set[str], said: str) -> Iterator[tuple[str, str]]:
+    """Yields the accelerators that JAX does not use, and why."""
+    chosen = os.environ.get("JAX_PLATFORMS")
+    for name, exists, reason, same in accelerators.ACCELERATORS:
+        if not platforms & same and exists():
             hidden = chosen and not set(chosen.split(",")) & same
-            reason = f"JAX_PLATFORMS={chosen} hides it" if hidden else why(said)
-            answer.notes.append(f"there is {name}, and JAX does not use it: {reason}")
+            why = f"JAX_PLATFORMS={chosen} hides it" if hidden else reason(said)
+            yield NOTE, f"there is {name}, and JAX does not use it: {why}"
 
 
-def _backends(answer: Answer, found: dict[str, dict[str, Any]]) -> None:
-    broken = {name: result["error"] for name, result in found.items() if "error" in result}
-    for name, result in found.items():
-        shown = "cannot be imported" if name in broken else f"imported, {counted(result['ids'], 'environment')}"
-        answer.facts.append((f"backend {name}", shown))
-    told = " ".join(answer.problems)  # a JAX that does not work breaks backends too: report the error once
-    lines = [f"{name} cannot be imported: {error}" for name, error in broken.items() if error not in told]
-    (answer.problems if len(broken) == len(found) else answer.notes).extend(lines)
+def _backends(answers: dict[str, dict[str, Any]], before: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    problems = " ".join(text for name, text in before if name == PROBLEM)
+    broken = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
+    for name, answer in answers.items():
+        shown = "cannot be imported" if name in broken else f"imported, {counted(answer['ids'], 'environment')}"
+        yield f"backend {name}", shown
+    for name, error in broken.items():
+        if error not in problems:  # a JAX that does not work breaks backends too: report the error once
+            yield PROBLEM if len(broken) == len(answers) else NOTE, f"{name} cannot be imported: {error}"
 
 
 def probe(name: str) -> dict[str, Any]:
@@ -225,36 +206,35 @@ def look_at_devices() -> dict[str, Any]:
     import jax
     import numpy as np
 
-    found = []
+    devices = []
     for device in jax.local_devices():
-        error = None
+        memory = error = None
         try:
             memory = (device.memory_stats() or {}).get("bytes_limit")
             x = jax.device_put(np.ones((8, 8), np.float32), device)
             if float(jax.jit(lambda x: (x @ x).sum())(x)) != 512:
                 error = "its sums are wrong"
         except Exception as problem:
-            memory, error = None, one_line(problem)
+            error = one_line(problem)
         about = {"platform": device.platform, "number": device.id, "kind": device.device_kind}
-        found.append({**about, "memory": memory, "error": error})
-    return {"devices": found}
+        devices.append({**about, "memory": memory, "error": error})
+    return {"devices": devices}
 
 
 def look_at_backend(name: str) -> dict[str, Any]:
     """Imports a backend and counts its environments."""
-    return {
-        "ids": len(importlib.import_module(f"jaxrl_dist.envs.{'device' if name == 'gymnax' else 'host'}.{name}").ids())
-    }
+    folder = "device" if name == "gymnax" else "host"
+    return {"ids": len(importlib.import_module(f"jaxrl_dist.envs.{folder}.{name}").ids())}
 
 
 def main() -> None:
     """Runs ``python -m jaxrl_dist.commands.doctor PROBE``: prints the answer as one line of JSON."""
     name = sys.argv[1]
     try:
-        found = look_at_devices() if name == "devices" else look_at_backend(name)
+        answer = look_at_devices() if name == "devices" else look_at_backend(name)
     except BaseException as error:
-        found = {"error": accelerators.no_devices() or one_line(error)}
-    print(f"\n{json.dumps(found)}", flush=True)
+        answer = {"error": accelerators.no_devices() or one_line(error)}
+    print(f"\n{json.dumps(answer)}", flush=True)
     os._exit(0)  # some libraries crash while Python shuts down, which does not affect training
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from typing import Any, NamedTuple, NoReturn, get_origin, get_type_hints
 
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import config_class
@@ -15,7 +15,7 @@ from jaxrl_dist.commands import help
 from jaxrl_dist.config import synonyms
 from jaxrl_dist.config.train import RUN_DEFAULTS, Config, Train
 from jaxrl_dist.config.values import alternatives, check_declared, from_texts, setting
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.settings.policies import Policies
 
 HELP = ("-h", "--help", "--help-all")
@@ -66,8 +66,7 @@ def parse_train(algorithm: str | type, args: Sequence[str]) -> dict[str, Any]:
     Raises:
       ConfigError: the algorithm or a flag is unknown, or a value cannot be read; the message is one line.
     """
-    own = {} if algorithm is Policies else _types(config_class(algorithm))
-    hints = {**_types(Command), **own}
+    hints = {**_types(Command), **({} if algorithm is Policies else _types(config_class(algorithm)))}
     del hints["algorithm"]
     return read(args, hints, algorithm if isinstance(algorithm, str) else algorithms.name_of(algorithm))
 
@@ -80,8 +79,7 @@ def parse(target: Any, args: Sequence[str], prog: str) -> Any:
       SystemExit: with code 0, after ``--help``.
     """
     if wants_help(args):
-        print(help.page(target, prog), end="")
-        raise SystemExit(0)
+        show(help.page(target, prog))
     options = target(**read(args, _types(target)))
     check_declared(options)
     return options
@@ -93,8 +91,8 @@ def split(target: Any, args: Sequence[str], prog: str) -> tuple[Any, list[str]]:
     own, others = list[str](), list[str]()
     for arg in args:
         if _LIKE_A_FLAG.match(arg):
-            given, equals, _ = arg.partition("=")
-            left = 0 if given not in known else 1 if equals else 1 + known[given].most
+            name, equals, _ = arg.replace("_", "-").partition("=")
+            left = 0 if name not in known else 1 if equals else 1 + known[name].most
         if left > 0:
             own.append(arg.removesuffix("="))  # which is no value
         else:
@@ -109,6 +107,12 @@ def _types(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
+def show(page: str) -> NoReturn:
+    """Prints a page of help, and ends the command by ``SystemExit(0)``."""
+    print(visible(page), end="")
+    raise SystemExit(0)
+
+
 def wants_help(args: Sequence[str]) -> bool:
     """Returns whether the arguments ask for help."""
     return any(arg in HELP for arg in args)
@@ -120,19 +124,6 @@ def value_of(args: Sequence[str], name: str) -> str | None:
         if arg == name or arg.startswith(name + "="):
             return following if arg == name else arg.split("=", 1)[1]
     return None
-
-
-def taken(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """Returns the flag's value as ``value_of``, and the arguments without that flag.
-
-    Raises:
-      ConfigError: the flag has no value.
-    """
-    value = value_of(args, name)
-    at = next((at for at, arg in enumerate(args) if arg.split("=", 1)[0] == name), len(args))
-    if at < len(args) and (not value or value.startswith("--")):
-        raise ConfigError(f"{name} needs a value")
-    return value, [*args[:at], *args[at + (2 if name in args[at : at + 1] else 1) :]]
 
 
 def written(name: str, value: Any) -> list[str]:
@@ -180,13 +171,13 @@ def read(args: Sequence[str], hints: Mapping[str, Any], algorithm: str | None = 
     typed: dict[str, str] = {}
     loose: list[tuple[str, str, int]] = []
     for given, values in _groups(args, known):
-        spelling, each = _flag_of(given, known, algorithm)
-        earlier = typed.setdefault(each.field, spelling)
-        if each.field in texts and not each.again:
+        spelling, taken = _flag_of(given, known, algorithm)
+        earlier = typed.setdefault(taken.field, spelling)
+        if taken.field in texts and not taken.again:
             raise ConfigError(f"{given} is given twice" if earlier == spelling else f"{given} contradicts {earlier}")
-        texts[each.field] = [*texts.get(each.field, []), *each.texts(given, values)]
-        loose += [(value, given, each.most) for value in values[each.most :]]
-    texts |= _by_place(loose, [each for spelling, each in known.items() if not spelling.startswith("-")])
+        texts.setdefault(taken.field, []).extend(taken.texts(given, values))
+        loose += [(value, given, taken.most) for value in values[taken.most :]]
+    texts |= _by_place(loose, [argument for spelling, argument in known.items() if not spelling.startswith("-")])
     return {name: _value(name, texts[name], hint) for name, hint in hints.items() if name in texts}
 
 
@@ -199,7 +190,7 @@ def _known(hints: Mapping[str, Any]) -> dict[str, _Flag]:
         most = _MANY if many else 1 if optional or not switch else 0
         without = ["True"] if switch else [] if many else None
         for spelling in help.spellings_of(name, hint):
-            known[spelling] = _Flag(name, most, without, again=get_origin(kind) is dict)
+            known[spelling] = _Flag(name, most, without, again=get_origin(kind) is dict or help.repeats(hint))
         if switch:
             known["--no-" + flag(name)[2:]] = _Flag(name, 0, ["False"])
     return known
@@ -232,7 +223,7 @@ def _flag_of(given: str, known: Mapping[str, _Flag], algorithm: str | None) -> t
         return spelling, known.get(spelling, _Flag("", 0, []))
     if not given.startswith("--"):
         raise ConfigError(f"{shown(given)} is neither a flag nor the value of one; --help lists all")
-    names = [each[2:].replace("-", "_") for each in ("--help", *known) if each.startswith("--")]
+    names = [known_flag[2:].replace("-", "_") for known_flag in ("--help", *known) if known_flag.startswith("--")]
     others = algorithms.having if algorithm else lambda field: ""
     instead = synonyms.hint(spelling[2:], names, others) or "; --help lists all"
     of_others = others(spelling[2:].removeprefix("no-").replace("-", "_"))

@@ -37,6 +37,10 @@ class Alias(str):
     """Annotates a field that has a second flag, such as ``-o``."""
 
 
+class Values(str):
+    """Annotates a field whose flag may be repeated: the name that help shows for its values."""
+
+
 def docstrings(kind: type) -> dict[str, str]:
     """Returns the docstrings of a dataclass's fields, by field; inherited fields are left out."""
     if not dataclasses.is_dataclass(kind):
@@ -59,11 +63,11 @@ def inherited_docstrings(kind: type) -> dict[str, str]:
 
 def defaults_of(kind: Any) -> dict[str, Any]:
     """Returns the default of each field; for fields that presets fill in, the default without a preset."""
-    found = {}
+    defaults = {}
     for field in dataclasses.fields(kind):
-        given = field.default_factory() if callable(field.default_factory) else field.default
-        found[field.name] = RUN_DEFAULTS.get(field.name, given) if given is None else given
-    return found
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        defaults[field.name] = RUN_DEFAULTS.get(field.name) if default is None else default
+    return defaults
 
 
 def choices_of(hint: Any) -> list[str]:
@@ -74,6 +78,11 @@ def choices_of(hint: Any) -> list[str]:
 def is_switch(hint: Any) -> bool:
     """Returns whether a field of this type is given by ``--field`` and ``--no-field``."""
     return alternatives(hint)[0] == [bool]
+
+
+def repeats(hint: Any) -> bool:
+    """Returns whether the flag of a field may be repeated, with further values."""
+    return any(isinstance(extra, Values) for extra in getattr(hint, "__metadata__", ()))
 
 
 def spellings_of(name: str, hint: Any) -> list[str]:
@@ -185,6 +194,8 @@ def _metavar(hint: Any) -> str:
     (kind, *others), _ = alternatives(hint)
     if is_switch(hint):
         return ""
+    if repeats(hint):
+        return f" {hint.__metadata__[0]} ..."
     if get_origin(kind) is dict:
         return " KEY=VALUE ..."
     part, many = (get_args(kind)[0], " ...") if get_origin(kind) is tuple else (kind, "")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from jaxrl_dist.algorithms import from_file, having
 from jaxrl_dist.checks import did_you_mean, flag
-from jaxrl_dist.commands import flags
+from jaxrl_dist.commands import flags, help
 from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import placements
@@ -18,72 +19,79 @@ from jaxrl_dist.settings.policies import Policies, naming
 
 FLAG = "--policy"
 _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")
-HELP = """\
-usage: jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV [FLAGS]
-       jaxrl-dist train --config RUN_DIR [FLAGS]
-
-Trains several policies in one environment. AGENTS are names of agents, separated by commas; * and ? match as in the
-shell. ALGO is an algorithm, or a policy that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) for a run
-with several policies; copy(POLICY,UPDATES), the variables of another policy, copied again after every UPDATES of its
-updates; copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies.
-
-  --NAME.FLAG VALUE                  a hyperparameter of one policy, or its {own}
-
-All other flags are the run's. `jaxrl-dist train ALGO --help` lists the flags.
-"""
 
 
-def help_text() -> str:
-    """Returns the help of several policies."""
-    return HELP.format(own=", ".join(map(flag, OWN)))
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """Trains several policies in one environment; with --config, those of a stored run.
+
+    --NAME.FLAG VALUE sets a hyperparameter of one policy, or its {own}. All other flags are the run's; `jaxrl-dist
+    train ALGO --help` lists the flags.
+    """
+
+    policy: Annotated[tuple[str, ...], help.Values("NAME=ALGO:AGENTS")] = ()
+    """AGENTS are names of agents, separated by commas; * and ? match as in the shell. ALGO is an algorithm, or a policy
+    that does not train: random; fixed(RUN_DIR), or fixed(RUN_DIR,POLICY) for a run with several policies;
+    copy(POLICY,UPDATES), the variables of another policy, copied again after every UPDATES of its updates;
+    copy(POLICY,UPDATES,SIZE), a pool of the newest SIZE copies."""
 
 
-def given(args: Sequence[str]) -> bool:
+Several.__doc__ = str(Several.__doc__).format(own=", ".join(map(flag, OWN)))
+PROG = "jaxrl-dist train --policy NAME=ALGO:AGENTS --policy ... --env ENV"
+
+
+def names_policies(args: Sequence[str]) -> bool:
     """Returns whether the arguments name policies; ``ppo --policy MlpPolicy``, as in other libraries, does not."""
-    there = any(arg.split("=", 1)[0] == FLAG for arg in args)
-    return there and (args[0].startswith("-") or "=" in (flags.value_of(args, FLAG) or ""))
+    value = flags.value_of(args, FLAG)
+    return (value is not None or FLAG in args) and (args[0].startswith("-") or "=" in (value or ""))
 
 
-def asked(args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the algorithms by policy, as ``Train`` takes them, and the values of its other fields.
+def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Returns the algorithms' names, the algorithms by policy as ``Train`` takes them, and the values of other fields.
 
     Raises:
       ConfigError: a policy is named twice, has no algorithm or no agents, or a flag is wrong.
+      SystemExit: with code 0, after printing help.
     """
+    options, args = flags.split(Several, args, PROG)
+    if args and not args[0].startswith("-"):
+        raise ConfigError(f"{args[0]!r} is too much beside {FLAG}, which names each policy's algorithm")
     algorithms: dict[str, Any] = {}
     agents: dict[str, str] = {}
-    while any(arg.split("=", 1)[0] == FLAG for arg in args):
-        text, args = flags.taken(args, FLAG)
-        found = _FORM.fullmatch(str(text))
-        if found is None:
-            raise ConfigError(f"{FLAG} {text} is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
-        name, algorithm, agents_of = found.groups()
+    for text in options.policy:
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{FLAG} {text} is not a NAME=ALGO:AGENTS, such as prey=ppo:agent_0")
+        name, algorithm, agents_of = match.groups()
         if name in algorithms:
             raise ConfigError(f"{FLAG} names the policy {name} twice; commas join the names of agents")
         algorithms[name] = from_file(algorithm) if algorithm.endswith(".py") else algorithm
         agents[name] = agents_of
-    own, rest = _divided(args, algorithms)
-    parts = {name: (algorithm, _own(name, algorithm, own[name])) for name, algorithm in algorithms.items()}
-    given = _of_run(rest, algorithms)
-    if "config" in given:
-        raise ConfigError(f"--config {given['config']} names the algorithms, and so does {FLAG}: leave one of them out")
-    return parts, {**given, "policies": agents}
+    by_policy, rest = _divided(args, algorithms)
+    parts = {name: (algorithm, _fields(name, algorithm, by_policy[name])) for name, algorithm in algorithms.items()}
+    fields = _of_run(rest, algorithms)
+    if "config" in fields:
+        raise ConfigError(f"--config {fields['config']} names the algorithms, and so does {FLAG}: remove one of them")
+    names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm in algorithms.values())
+    return "+".join(names), parts, {**fields, "policies": agents}
 
 
 def changed(parts: Mapping[str, Train[Any]], args: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As ``asked``, for the policies of a stored run.
+    """Returns the algorithms by policy, and the values of other fields, of a stored run with changes.
 
     Raises:
       ConfigError: a flag is wrong.
     """
-    own, rest = _divided(args, parts)
-    given = _of_run(rest, parts)
+    by_policy, rest = _divided(args, parts)
+    fields = _of_run(rest, parts)
     for name in OWN:
-        if name in given:
+        if name in fields:
             raise ConfigError(f"{flag(name)}: each policy has its own, as in --{next(iter(parts))}.{flag(name)[2:]}")
-    stored = {name: {each: getattr(part, each) for each in OWN} for name, part in parts.items()}
-    fields = {name: stored[name] | _own(name, type(part.algorithm), own[name]) for name, part in parts.items()}
-    return {name: (part.algorithm, fields[name]) for name, part in parts.items()}, given
+    trained = {}
+    for name, part in parts.items():
+        stored = {field: getattr(part, field) for field in OWN}
+        trained[name] = part.algorithm, stored | _fields(name, type(part.algorithm), by_policy[name])
+    return trained, fields
 
 
 def _of_run(args: Sequence[str], policies: Iterable[str]) -> dict[str, Any]:
@@ -96,44 +104,39 @@ def _of_run(args: Sequence[str], policies: Iterable[str]) -> dict[str, Any]:
         field = arg.split("=", 1)[0].removeprefix("--").removeprefix("no-").replace("-", "_")
         if arg.startswith("--") and field not in RUN_FIELDS and having(field):
             raise ConfigError(f"{arg} belongs to a policy: --{next(iter(policies))}.{arg[2:]}")
-    given = flags.parse_train(Policies, args)
-    placements.check_one_policy(given)
-    return given
+    fields = flags.parse_train(Policies, args)
+    placements.check_one_policy(fields)
+    return fields
 
 
 def _divided(args: Sequence[str], policies: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the flags of each policy, without its name, and the flags of the run."""
-    own: dict[str, list[str]] = {name: [] for name in policies}
+    by_policy: dict[str, list[str]] = {name: [] for name in policies}
     rest: list[str] = []
     into = rest
     for arg in args:
         if arg.startswith("--"):
             into = rest
-            name, dot, _ = arg[2:].split("=", 1)[0].partition(".")
-            negated = name.startswith("no-") and name not in own
-            if dot:
+            name, dot, field = arg[2:].partition(".")
+            if dot and "=" not in name:
+                negated = name.startswith("no-") and name not in by_policy
                 name = name[3:] if negated else name
-                if name not in own:
-                    raise ConfigError(f"{arg}: there is no policy {name}{did_you_mean(name, own)}")
-                into = own[name]
-                arg = ("--no-" if negated else "--") + arg.split(".", 1)[1]
+                if name not in by_policy:
+                    raise ConfigError(f"{arg}: there is no policy {name}{did_you_mean(name, by_policy)}")
+                into, arg = by_policy[name], f"--{'no-' if negated else ''}{field}"
         into.append(arg)
-    return own, rest
+    return by_policy, rest
 
 
-def _own(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
+def _fields(policy: str, algorithm: Any, args: Sequence[str]) -> dict[str, Any]:
     """Returns the hyperparameters of a policy, and its fields of ``OWN``."""
     if still(algorithm) is not None if isinstance(algorithm, str) else issubclass(algorithm, Still):
         if args:
-            raise ConfigError(f"{_named(policy, args[0])}: policy {policy} does not train, and has no flags")
+            raise ConfigError(f"--{policy}.{args[0][2:]}: policy {policy} does not train, and has no flags")
         return {}
     with naming(policy):
         fields = flags.parse_train(algorithm, args)
     for name in fields:
         if name in RUN_FIELDS and name not in OWN:
-            raise ConfigError(f"{_named(policy, flag(name))}: all policies share {flag(name)}")
+            raise ConfigError(f"--{policy}.{flag(name)[2:]}: all policies share {flag(name)}")
     return fields
-
-
-def _named(policy: str, given: str) -> str:
-    return f"--{policy}.{given.removeprefix('--')}"

@@ -30,23 +30,23 @@ class Presets:
 
 def run(args: Sequence[str]) -> int:
     """Runs ``presets [ALGO --env ENV]``."""
-    asked = flags.parse(Presets, args, "jaxrl-dist presets")
-    if not asked.algorithm:
+    options = flags.parse(Presets, args, "jaxrl-dist presets")
+    if not options.algorithm:
         print("\n".join(kinds()))
         return 0
-    if not asked.env:
-        raise ConfigError(f"which environment? Such as: jaxrl-dist presets {asked.algorithm} --env CartPole-v1")
-    default = flags.plain_defaults(asked.algorithm)  # refuses an unknown algorithm before JAX is imported
-    core = {} if asked.core is None else flags.parse_train(asked.algorithm, ["--core", asked.core])
-    find_modules(asked.env)
+    if not options.env:
+        raise ConfigError(f"which environment? Such as: jaxrl-dist presets {options.algorithm} --env CartPole-v1")
+    default = flags.plain_defaults(options.algorithm)  # refuses an unknown algorithm before JAX is imported
+    core = {} if options.core is None else flags.parse_train(options.algorithm, ["--core", options.core])
+    find_modules(options.env)
 
     from jaxrl_dist.config.train import Train
     from jaxrl_dist.settings.resolve import resolved
 
-    named = Train(asked.algorithm, env=asked.env, env_options=asked.env_options, published=asked.published)
+    named = Train(options.algorithm, env=options.env, env_options=options.env_options, published=options.published)
     config, source = resolved(named, core)
     print(f"{config.env} is of the kind: {presets.KINDS[presets.kind_of(source.spec)]}")
-    words = ["jaxrl-dist", "train", asked.algorithm, "--env", config.env]
+    words = ["jaxrl-dist", "train", options.algorithm, "--env", config.env]
     print(shlex.join([*words, *changed(config, default), *changed(config.algorithm, default.algorithm)]))
     return 0
 

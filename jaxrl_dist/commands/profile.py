@@ -6,8 +6,8 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import flags, request
@@ -66,7 +66,6 @@ def run(args: Sequence[str]) -> int:
         check_run_dir(pathlib.Path(args[0]))
         args = ["--config", str(pathlib.Path(args[0], CONFIG_FILE)), *args[1:]]
     train = request.parse(args)
-    assert train is not None, "help has been printed"
     request.output_flags(train.fields)
     config, source = train.resolved()
 
@@ -89,56 +88,62 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def lines(found: Profile) -> list[str]:
+def heading(run: Mapping[str, Any], relation: str) -> str:
+    """Returns names and sizes of a run in words; ``relation``: to its devices."""
+    envs, steps = counted(run["num_envs"], "environment"), counted(run["rollout_length"], "step")
+    about = f"{run['algorithm']} on {run['env']} under {run['plan']}, {envs} x {steps} an iteration"
+    return f"{about}, {relation} {run['devices']} x {run['kind']}"
+
+
+def lines(profile: Profile) -> list[str]:
     """Formats a profile for reading."""
     from jaxrl_dist.profiling import timing
 
-    run, whole = found.run, found.iteration_seconds
+    whole = profile.iteration_seconds
     shown = [
-        f"{run['algorithm']} on {run['env']} under {run['plan']}, {counted(run['num_envs'], 'environment')} x "
-        f"{counted(run['rollout_length'], 'step')} an iteration, on {run['devices']} x {run['kind']}",
-        f"{found.env_steps_per_second:,.0f} env steps a second, {whole * 1e3:.3g} ms an iteration",
+        heading(profile.run, "on"),
+        f"{profile.env_steps_per_second:,.0f} env steps a second, {whole * 1e3:.3g} ms an iteration",
     ]
-    for thread, stages in found.threads.items():
+    for thread, stages in profile.threads.items():
         shown += ["", f"{thread:<24}{'ms':>10}{'share':>8}"]
         for stage, seconds in stages.items():
             share = seconds / whole
             bar = f"{'#' * round(BAR * max(share, 0)):<{BAR}}"
-            shown.append(f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {bar}{_reached(found, stage)}".rstrip())
-            layers = found.layers.get(stage, {})
+            shown.append(f"  {stage:<22}{seconds * 1e3:>10.3g}{share:>8.1%}  {bar}{_reached(profile, stage)}".rstrip())
+            layers = profile.layers.get(stage, {})
             if len(layers) > 1:
                 largest = [f"{layer} {part:.0%}" for layer, part in layers.items()][:LAYERS]
                 shown.append(f"    products: {', '.join(largest)}{', ...' * (len(layers) > LAYERS)}")
-    _, _, share, advice = timing.bound(found)
+    _, _, share, advice = timing.bound(profile)
     return [*shown, "", f"{share:.0%} of the time: {advice}"]
 
 
-def _reached(found: Profile, stage: str) -> str:
+def _reached(profile: Profile, stage: str) -> str:
     """Returns a stage's shares of the peaks of matrix products and of memory, where it does not surpass them.
 
     A stage whose arrays stay in caches is faster than memory, and then its peak is not known.
     """
-    peaks = {"matrix products": (found.matmul_rates, found.matmul_ceiling)}
-    peaks["memory"] = found.memory_rates, found.memory_ceiling
+    peaks = {"matrix products": (profile.matmul_rates, profile.matmul_ceiling)}
+    peaks["memory"] = profile.memory_rates, profile.memory_ceiling
     shares = {what: rates.get(stage, math.inf) / ceiling for what, (rates, ceiling) in peaks.items()}
     return "  " + ", ".join(f"{share:.0%} of the peak of {what}" for what, share in shares.items() if share <= 1)
 
 
-def _draw(found: Profile, out: pathlib.Path) -> None:
+def _draw(profile: Profile, out: pathlib.Path) -> None:
     """Draws a bar for each thread, divided into its stages."""
     from jaxrl_dist.commands.plot import drawing
 
-    styles = drawing.styles([stage for stages in found.threads.values() for stage in stages])
-    figure, (ax,) = drawing.figure("two", 1, height=0.9 + 0.5 * len(found.threads))
+    styles = drawing.styles([stage for stages in profile.threads.values() for stage in stages])
+    figure, (ax,) = drawing.figure("two", 1, height=0.9 + 0.5 * len(profile.threads))
     labelled = set[str]()  # several threads may have a stage, which the legend names once
-    for y, stages in enumerate(found.threads.values()):
+    for y, stages in enumerate(profile.threads.values()):
         left = 0.0
         for stage, seconds in stages.items():
             label = None if stage in labelled else stage
             labelled.add(stage)
             ax.barh(y, max(seconds, 0.0) * 1e3, left=left, color=styles[stage]["color"], label=label)
             left += max(seconds, 0.0) * 1e3
-    ax.set_yticks(range(len(found.threads)), list(found.threads))
+    ax.set_yticks(range(len(profile.threads)), list(profile.threads))
     ax.invert_yaxis()
     ax.set_xlabel("ms of an iteration")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_dist.algorithms import config_class, from_file
 from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import default_run_dir
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
@@ -58,27 +58,26 @@ class Request(NamedTuple):
         return config, source, sources
 
 
-def parse(args: Sequence[str]) -> Request | None:
-    """Parses ``ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file. Returns None after printing help.
+def parse(args: Sequence[str]) -> Request:
+    """Parses ``ALGO --env ID [FLAGS]``; ``ALGO`` is a name or a file.
 
     Raises:
       ConfigError: the algorithm is missing, or a flag is wrong.
+      SystemExit: with code 0, after printing help.
     """
-    if policies.given(args):
-        return _several(args)
+    if policies.names_policies(args):
+        return Request(*policies.parse(args))
     first, args = _algorithm(args)
     wants_help, everything = flags.wants_help(args), "--help-all" in args
     args = [arg for arg in args if arg not in flags.HELP]
     algorithm, stored = _stored(first, args)
     if wants_help and (algorithm is None or isinstance(algorithm, Policies)):
-        print(help_text() if algorithm is None else policies.help_text(), end="")
-        return None
+        flags.show(help_text() if algorithm is None else help.page(policies.Several, policies.PROG))
     if algorithm is None:
         raise ConfigError("which algorithm? Such as: jaxrl-dist train ppo --env CartPole-v1")
     request = _changed(algorithm, stored, args)
     if wants_help:
-        print(visible(_help(request, everything=everything)), end="")
-        return None
+        flags.show(_help(request, everything=everything))
     return request
 
 
@@ -88,8 +87,8 @@ def _algorithm(args: Sequence[str]) -> tuple[str | type | None, Sequence[str]]:
     args = args[1:] if first else args
     if args and not args[0].startswith("-"):
         network = args[0].endswith("Policy")  # as in Stable-Baselines3
-        meant = "--torso and --hidden-sizes choose the network" if network else None
-        raise ConfigError(f"{args[0]!r} is no flag; {meant or f'an environment is named by --env {args[0]}'}")
+        instead = "--torso and --hidden-sizes choose the network" if network else None
+        raise ConfigError(f"unknown argument {args[0]!r}; {instead or f'an environment is named by --env {args[0]}'}")
     return from_file(first) if first is not None and first.endswith(".py") else first, args
 
 
@@ -100,15 +99,16 @@ def _stored(algorithm: str | type | None, args: Sequence[str]) -> tuple[str | ty
         return algorithm, {}
     from jaxrl_dist.settings.stored import stored_fields
 
-    own = algorithm if isinstance(algorithm, type) else None
-    named, fields = stored_fields(pathlib.Path(config_file), own, flags.value_of(args, "--env"))
+    kind = algorithm if isinstance(algorithm, type) else None
+    name, fields = stored_fields(pathlib.Path(config_file), kind, flags.value_of(args, "--env"))
     parts = fields.pop("parts", None)
-    stored = named if parts is None else Policies(parts)
-    name = _name(stored)
-    of_a_policy = own is not None and parts is not None  # the file of one of the stored policies
-    if algorithm is not None and _name(algorithm) != name and not of_a_policy:
-        raise ConfigError(f"{config_file} is of {name}, not of {_name(algorithm)}; leave the algorithm's name out")
-    return stored if own is None or of_a_policy else own, fields
+    stored = name if parts is None else Policies(parts)
+    of_a_policy = kind is not None and parts is not None  # the file of one of the stored policies
+    if algorithm is not None and _name(algorithm) != _name(stored) and not of_a_policy:
+        raise ConfigError(
+            f"{config_file} was made by {_name(stored)}, not by {_name(algorithm)}; remove the algorithm's name"
+        )
+    return stored if kind is None or of_a_policy else kind, fields
 
 
 def _name(algorithm: str | type | Policies) -> str:
@@ -118,43 +118,30 @@ def _name(algorithm: str | type | Policies) -> str:
 
 def _changed(algorithm: str | type | Policies, stored: dict[str, Any], args: Sequence[str]) -> Request:
     """Returns the run of an algorithm, or of several stored policies, with the fields of ``--config`` and flags."""
+    trained: Any = algorithm
     if isinstance(algorithm, Policies):
-        parts, given = policies.changed(algorithm.parts, args)
-        config_file = given.pop("config", None)
-        return Request(_name(algorithm), parts, {**stored, **given}, stored.keys() - given.keys(), config_file)
-    given = flags.parse_train(algorithm, args)
-    config_file = given.pop("config", None)
-    word = given.pop("placement", None)
-    placed = {} if word is None else placements.fields(word, config_class(algorithm), given)
-    unsaid = stored.keys() - placed.keys() - given.keys()
-    return Request(_name(algorithm), algorithm, {**stored, **placed, **given}, unsaid, config_file)
-
-
-def _several(args: Sequence[str]) -> Request | None:
-    """As ``parse``, for ``--policy NAME=ALGO:AGENTS ... --env ID [FLAGS]``."""
-    if flags.wants_help(args):
-        print(policies.help_text(), end="")
-        return None
-    if not args[0].startswith("-"):
-        raise ConfigError(f"{args[0]!r} is too much beside --policy, which names each policy's algorithm")
-    parts, fields = policies.asked(args)
-    names = (getattr(algorithm, "__name__", str(algorithm)).split("(")[0] for algorithm, _ in parts.values())
-    return Request("+".join(names), parts, fields)
+        trained, fields = policies.changed(algorithm.parts, args)
+    else:
+        fields = flags.parse_train(algorithm, args)
+    config_file = fields.pop("config", None)
+    if (word := fields.pop("placement", None)) is not None:
+        fields = {**placements.fields(word, config_class(trained), fields), **fields}
+    return Request(_name(algorithm), trained, {**stored, **fields}, stored.keys() - fields.keys(), config_file)
 
 
 def _help(request: Request, *, everything: bool) -> str:
     """Returns the help of an algorithm; if ``--env`` is given, with the values that the run would use."""
     config: Train[Any] = flags.plain_defaults(request.algorithm)
-    shown: Mapping[str, Any] = vars(config)
-    sources: Mapping[str, str] = {}
+    values, sources = dict(vars(config)), dict[str, str]()
     about = "In parentheses: values without a preset; with --env ID, those that would run."
     if request.fields.get("env"):
         request.fields.pop("plan_memory", None)
         output_flags(request.fields)
-        config, _, sources = request.settled()
-        shown = {**shown, **vars(config)}
+        config, _, settled_sources = request.settled()
+        values.update(vars(config))
+        sources.update(settled_sources)
         about = f"In parentheses: the values that would run on {config.env}, and where they come from if not defaults."
-    values = {**shown, **vars(config.algorithm)}
+    values.update(vars(config.algorithm))
     del values["algorithm"]
     kind, prog = type(config.algorithm), f"jaxrl-dist train {request.name}"
     return help.train_page(flags.Command, kind, values, sources, prog, about, everything=everything)

@@ -45,7 +45,6 @@ def run(args: Sequence[str]) -> int:
     """Runs ``sweep ALGO --env ID [FLAGS]``."""
     sweep, args = flags.split(Sweep, args or ["--help"], USAGE)
     population = request.parse(args)
-    assert population is not None, "help has been printed"
     output = request.output_flags(population.fields)
     if output["verbose"]:
         raise ConfigError("only `train` accepts --verbose: a sweep prints one line for each member")
@@ -61,9 +60,9 @@ def run(args: Sequence[str]) -> int:
         if config.average_every is not None:
             raise ConfigError("only `train` accepts --average-every: the members of a sweep do not communicate")
         config = population.in_run_dir(config)
-        path, own = pathlib.Path(str(config.run_dir)), members(config)
-        commands = [_command(args, config, member) for member in own]
-        rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(own)]
+        path, configs = pathlib.Path(str(config.run_dir)), members(config)
+        commands = [_command(args, config, member) for member in configs]
+        rows = [Row(f"{number:03d}", member.config.seed, member.values) for number, member in enumerate(configs)]
         progress = _Progress(path, rows, config.evaluation_policy, quiet=output["quiet"])
         with _claimed(path, to_json(config, source.spec)):
             progress.print(f"{counted(len(rows), 'member')}, {sweep.jobs} at a time, in {path}")
@@ -159,18 +158,16 @@ def _command(args: Sequence[str], config: Train[Any], member: MemberConfig) -> l
     Args:
       config: the population's.
     """
-    own, values = member.config, member.values
+    train, values = member.config, member.values
     wanted = {**vars(config.algorithm), **values}
-    unused = [name for name, value in vars(own.algorithm).items() if value != wanted[name]]  # in this member
-    others, kept, skipping = [flag(name) for name in (*_OURS, *unused)], list[str](), False
+    unused = [name for name, value in vars(train.algorithm).items() if value != wanted[name]]  # in this member
+    replaced, words, skipping = [flag(name) for name in (*_OURS, *unused)], list[str](), False
     for arg in args:
         if arg.startswith("--"):
-            name = arg.split("=", 1)[0].replace("_", "-")
-            skipping = name.replace("--no-", "--", 1) in others
+            skipping = arg.split("=", 1)[0].replace("_", "-").replace("--no-", "--", 1) in replaced
         if not skipping:
-            kept.append(arg)
-    ours = {"processes": 1, "seed": own.seed, "run_dir": own.run_dir, "quiet": True, **ALONE}  # --config may vary some
-    for name, value in {**ours, **values}.items():
-        if name not in unused:
-            kept += flags.written(name, value)
-    return [sys.executable, "-P", "-m", "jaxrl_dist.cli", "train", *kept, "--resume-or-start"]
+            words.append(arg)
+    fields = {"processes": 1, "seed": train.seed, "run_dir": train.run_dir, "quiet": True, **ALONE, **values}
+    for name, value in fields.items():
+        words += [] if name in unused else flags.written(name, value)
+    return [sys.executable, "-P", "-m", "jaxrl_dist.cli", "train", *words, "--resume-or-start"]

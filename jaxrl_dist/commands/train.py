@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_dist.commands import request
 from jaxrl_dist.config.launch import launch_of
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import ConfigError, FinishedError
+from jaxrl_dist.errors import ConfigError, FinishedError, visible
 from jaxrl_dist.hosts import peers, start
 from jaxrl_dist.run import signals, subprocesses, trackers
 
@@ -26,20 +26,19 @@ if TYPE_CHECKING:
 def run(args: Sequence[str]) -> int:
     """Runs ``train ALGO --env ID [FLAGS]``."""
     subprocesses.end_with_parent()
-    found = request.parse(args)
-    if found is not None and (target := found.fields.pop("plan_memory", None)) is not None:
+    run = request.parse(args)
+    target, again = run.fields.pop("plan_memory", None), run.fields.pop("resume_or_start", False)
+    output = request.output_flags(run.fields)
+    if target is not None:
         from jaxrl_dist.commands import compile_for
 
-        request.output_flags(found.fields)
-        print("\n".join(compile_for.memory(compile_for.report(target, found))))
-    elif found is not None:
-        again = found.fields.pop("resume_or_start", False)
-        if again and found.fields.get("run_dir") is None:
-            raise ConfigError("--resume-or-start needs --run-dir: the directory of the run to resume or start")
-        output = request.output_flags(found.fields)
-        command = "train --resume-or-start" if again else "train"
-        with signals.stopping() as stop, joined(command, found.fields, stop):
-            _train(found, stop, again=again, **output)
+        print(visible("\n".join(compile_for.memory(compile_for.report(target, run)))))
+        return 0
+    if again and run.fields.get("run_dir") is None:
+        raise ConfigError("--resume-or-start needs --run-dir: the directory of the run to resume or start")
+    command = "train --resume-or-start" if again else "train"
+    with signals.stopping() as stop, joined(command, run.fields, stop):
+        _train(run, stop, again=again, **output)
     return 0
 
 

@@ -245,7 +245,7 @@ def _join(launch: Processes) -> None:
     _watch = watch = Watch(client, number, count, launch.lost_process_timeout)
     watch.gone = lambda: _listens(str(global_state.coordinator_address)) is False
     peers.join(peers.World(client, number, count, launch.lost_process_timeout, lambda: watch.problem))
-    atexit.register(_part)
+    atexit.register(watch.disconnect)  # then JAX waits for the other processes, and disconnects
     peers.all_gather(None, "the start")
     with no_stdout():
         arrays.connect()
@@ -263,12 +263,6 @@ def no_stdout() -> Iterator[None]:
         os.dup2(stdout, 1)
         os.close(stdout)
         os.close(null)
-
-
-def _part() -> None:
-    """Ends the watch when the process ends; JAX then waits for the other processes and disconnects."""
-    if _watch is not None:
-        _watch.disconnect()
 
 
 def leave(code: int) -> None:

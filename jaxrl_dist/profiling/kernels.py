@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 SCOPES = ("iteration", "env_step", "epoch", "update")
@@ -81,24 +81,48 @@ def find_loops(hlo: str) -> Loop:
 
 class _Instruction(NamedTuple):
     opcode: str
-    scope: str | None  # the innermost of ``SCOPES``
-    loop_scope: str | None  # the same, if the instruction is the loop of that scope
-    called: Mapping[str, list[str]]  # names of computations by their use
-    number: int | None  # passes of a loop, or the value of an integer constant
-    frame: int | None  # row of the table of stack frames
+    line: str
+
+    def find(self, pattern: str) -> str | None:
+        """Returns what the groups of a pattern match in the line."""
+        match = re.search(pattern, self.line)
+        return "".join(filter(None, match.groups())) if match else None
+
+    @property
+    def scope(self) -> str | None:
+        """The innermost of ``SCOPES`` in a name such as ``jit(run)/iteration/while/body/vmap(update)/add``."""
+        path = (self.find(r'op_name="([^"]*)"') or "").split("/")
+        parts = [re.sub(r"^(?:(?:vmap|jvp|transpose)\()+([^()]*)\)+$", r"\1", part) for part in path]
+        return next((part for part in reversed(parts) if part in SCOPES), None)
+
+    @property
+    def loop_scope(self) -> str | None:
+        """The same, if the instruction is the loop of that scope."""
+        return self.scope if self.find(rf'op_name="[^"]*/({self.scope})/while"') else None
+
+    @property
+    def number(self) -> int | None:
+        """Passes of a loop, or the value of an integer constant."""
+        text = self.find(r'"known_trip_count":\{"n":"(\d+)"| s32\[\]\S* constant\((\d+)\)')
+        return None if text is None else int(text)
+
+    def called(self, use: str) -> list[str]:
+        """Returns the names of the computations of a use."""
+        texts = re.findall(rf"\b(?:{use})=(?:\{{([^}}]*)\}}|%?([\w.-]+))", self.line)
+        return [name for names in texts for name in re.findall(r"[\w.-]+", "".join(names))]
 
 
 class _Program:
     def __init__(self, hlo: str) -> None:
         self._computations: dict[str, list[_Instruction]] = {}
-        self._tables = {name: dict(_table(hlo, name)) for name in ("FunctionNames", "FileLocations", "StackFrames")}
+        self._tables = {name: _table(hlo, name) for name in ("FunctionNames", "FileLocations", "StackFrames")}
         entries, body = list[str](), list[_Instruction]()
         for line in hlo.splitlines():
             if head := re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line):
                 body = self._computations[head[2]] = []
                 entries += [head[2]] if head[1] else []
             elif opcode := re.match(r"\s+(?:ROOT )?%?[\w.-]+ = .*? ([a-z][\w-]*)\(", line):
-                body.append(_instruction(opcode[1], line))
+                body.append(_Instruction(opcode[1], line))
         if not entries:
             raise ValueError("this is not the text of an HLO module: it has no ENTRY computation")
         (self.entry,) = entries
@@ -118,10 +142,10 @@ class _Program:
         loop.loops += inner.values()
 
     def _loop(self, instruction: _Instruction, level: int) -> Loop:
-        (body,), (condition,) = instruction.called["body"], instruction.called["condition"]
+        (body,), (condition,) = instruction.called("body"), instruction.called("condition")
         scope = instruction.loop_scope if instruction.loop_scope in SCOPES[level:] else None
         times = instruction.number if instruction.number is not None else self._passes(condition)
-        loop = Loop(scope or self._function(instruction.frame), times)
+        loop = Loop(scope or self._function(int(instruction.find(r"stack_frame_id=(\d+)") or 0)), times)
         # XLA may have moved a loop without a scope out of another one; its parts keep the scope that they had there.
         self.fill(loop, body, SCOPES.index(scope) + 1 if scope else len(SCOPES))
         if times is None:  # a condition that only counts passes is not computed
@@ -139,13 +163,13 @@ class _Program:
     def _executed(self, computation: str) -> Iterator[_Instruction]:
         """Yields the instructions that run, including calls and the larger branches, but not the bodies of loops."""
         for instruction in self._computations[computation]:
-            called = instruction.called
             if instruction.opcode == "conditional":
                 yield instruction
-                branches = [list(self._executed(name)) for name in called["branch"]]
+                names = instruction.called("branch_computations|true_computation|false_computation")
+                branches = [list(self._executed(name)) for name in names]
                 yield from max(branches, key=lambda branch: sum(part.opcode not in FREE for part in branch))
             elif instruction.opcode in ("call", "async-start"):
-                for name in (*called.get("calls", ()), *called.get("to_apply", ())):
+                for name in instruction.called("calls|to_apply"):
                     yield from self._executed(name)
             else:
                 yield instruction
@@ -155,52 +179,17 @@ class _Program:
         for instruction in self._executed(computation):
             if instruction.opcode == "while":
                 yield instruction.loop_scope
-                yield from self._scopes(*instruction.called["body"])
+                yield from self._scopes(*instruction.called("body"))
 
-    def _function(self, frame: int | None) -> str:
+    def _function(self, frame: int) -> str:
         """Returns the name of the function that made an instruction, or ``loop`` if the text does not say."""
         try:
-            location = _number(self._tables["StackFrames"][frame or 0], "file_location_id")
+            location = _number(self._tables["StackFrames"][frame], "file_location_id")
             function = _number(self._tables["FileLocations"][location], "function_name_id")
             names = self._tables["FunctionNames"][function].strip('"').split(".")
         except KeyError:
             return "loop"
         return next((f"{name}()" for name in reversed(names) if not name.startswith("<")), "loop")
-
-
-def _instruction(opcode: str, line: str) -> _Instruction:
-    called = {
-        key: re.findall(r"[\w.-]+", names.replace("%", ""))
-        for key, names in re.findall(r"\b(body|condition|calls|to_apply)=(%?[\w.-]+)", line)
-    }
-    for names in re.findall(r"branch_computations=\{([^}]*)\}", line):
-        called["branch"] = re.findall(r"[\w.-]+", names.replace("%", ""))
-    if pair := re.findall(r"(?:true|false)_computation=%?([\w.-]+)", line):
-        called["branch"] = pair
-    number, frame, name = (
-        re.search(pattern, line)
-        for pattern in (
-            r'"known_trip_count":\{"n":"(\d+)"| s32\[\]\S* constant\((\d+)\)',
-            r"stack_frame_id=(\d+)",
-            r'op_name="([^"]*)"',
-        )
-    )
-    path = name[1] if name else ""
-    scope = _scope_of(path)
-    return _Instruction(
-        opcode,
-        scope,
-        scope if path.endswith(f"/{scope}/while") else None,
-        called,
-        int(number[1] or number[2]) if number else None,
-        int(frame[1]) if frame else None,
-    )
-
-
-def _scope_of(op_name: str) -> str | None:
-    """Returns the innermost scope of a name such as ``jit(run)/iteration/while/body/vmap(update)/add``."""
-    parts = [re.sub(r"^(?:(?:vmap|jvp|transpose)\()+([^()]*)\)+$", r"\1", part) for part in op_name.split("/")]
-    return next((part for part in reversed(parts) if part in SCOPES), None)
 
 
 def _count(loop: Loop, opcode: str) -> None:
@@ -217,14 +206,12 @@ def _count(loop: Loop, opcode: str) -> None:
         loop.kernels += 1
 
 
-def _table(hlo: str, name: str) -> Iterable[tuple[int, str]]:
-    """Yields the rows of a table in the head of the text."""
-    found = re.search(rf"^{name}\n((?:\d+ .*\n)*)", hlo, re.MULTILINE)
-    for row in found[1].splitlines() if found else ():
-        number, _, rest = row.partition(" ")
-        yield int(number), rest
+def _table(hlo: str, name: str) -> dict[int, str]:
+    """Returns the rows of a table in the head of the text, by number."""
+    table = re.search(rf"^{name}\n((?:\d+ .*\n)*)", hlo, re.MULTILINE)
+    return {int(number): row for number, row in re.findall(r"(\d+) (.*)\n", table[1] if table else "")}
 
 
 def _number(row: str, key: str) -> int:
-    found = re.search(rf"{key}=(\d+)", row)
-    return int(found[1]) if found else 0
+    match = re.search(rf"{key}=(\d+)", row)
+    return int(match[1]) if match else 0

@@ -114,9 +114,6 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
         obs = jax.tree.map(lambda x: x[:, now[0] + 1], observations)
         return (observations, now + 1), Timestep(obs, zeros, no, no, ~no), ended_episodes(no, zeros, now)
 
-    def acted(rollout: Rollout) -> tuple[PyTree, PyTree, PyTree]:
-        return rollout.obs, (rollout.action, rollout.extras), rollout.final_core
-
     def replay_of(rollout: Rollout) -> PyTree:
         by_env = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rollout.obs)
         return by_env, jnp.zeros(rollout.reward.shape[1], jnp.int32)
@@ -129,10 +126,9 @@ def _policy(job: Job, env: DeviceEnv, actor: device.ActorState, rollout: PyTree,
         packed=packing.starts_kernel_per_array(job.mesh.devices.flat[0]),
     )
 
-    def act_all(actor: device.ActorState, state: TrainState, key: jax.Array) -> tuple[PyTree, PyTree, PyTree]:
+    def act_all(actor: device.ActorState, state: TrainState, key: jax.Array) -> Any:
         done = act(state.variables, actor, key, key, state.iteration, state.env_step)[1]
-        whole: tuple[PyTree, PyTree, PyTree] = over_policies(acted, 3)(done)
-        return whole
+        return over_policies(lambda x: (x.obs, (x.action, x.extras), x.final_core), 3)(done)
 
     actor = actor._replace(env=meshes.put(over_policies(replay_of)(rollout), job.mesh, BATCH))
     mapped = meshes.acting(act_all, job.mesh, (BATCH, ONE, ONE), (TIME, TIME, BATCH))
@@ -147,9 +143,11 @@ def _of_learners(job: Job, state: TrainState, rollout: PyTree) -> dict[str, Part
     parts: dict[str, Part] = {}
     for name, algorithm in job.algorithm.items():
         if algorithm.trains:
-            own = job._replace(algorithm=algorithm), state_of(state, name), rollout[name]
-            found = _learner_parts(*own, job.source.spec.by_policy[name].frame_stack)
-            parts |= {f"{name}/{stage}" if name else stage: part for stage, part in found.items()}
+            frame_stack = job.source.spec.by_policy[name].frame_stack
+            stages = _learner_parts(
+                job._replace(algorithm=algorithm), state_of(state, name), rollout[name], frame_stack
+            )
+            parts |= {f"{name}/{stage}" if name else stage: part for stage, part in stages.items()}
     return parts
 
 

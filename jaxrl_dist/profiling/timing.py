@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import re
 import shutil
 import statistics
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +33,6 @@ from jaxrl_dist.run.atomic_files import replacing
 from jaxrl_dist.settings.members import is_population
 from jaxrl_dist.settings.policies import by_policy, label
 from jaxrl_dist.training import setup
-from jaxrl_dist.training.run import Run
 from jaxrl_dist.types import Report
 
 REST = "rest"
@@ -47,7 +48,8 @@ HOST_STAGES = {
     "waiting": "waiting for actors",
 }
 """Stages of host threads by their names in reports; stages that are not here keep their names."""
-WAITING = ("waiting for the learner", "waiting for parameters", "waiting for actors")
+WAITING = "waiting for"
+"""Begins the names of the stages in which a thread does nothing."""
 ADVICE = {
     "environment": "the environments bind: actors in threads overlap them with learning (--plan asynchronous), and "
     "environments that JAX compiles are faster",
@@ -108,9 +110,9 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
       OSError: the trace's file cannot be written.
     """
     if is_population(config):
-        raise ConfigError("a profile is of one run; leave out --seeds and --vary")
+        raise ConfigError("profile measures one run; remove --seeds and --vary")
     if config.coordinator is not None:
-        raise ConfigError("a profile is of one process; leave out --coordinator")
+        raise ConfigError("profile measures one process; remove --coordinator")
     total = max(config.total_env_steps, LONG)
     config = dataclasses.replace(
         config,
@@ -126,25 +128,20 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     run = setup.prepare(config, source)
     made = parts.make_parts(run.job)
     if trace is not None and not made:
-        raise ConfigError(f"--trace is of the stages on devices, and --plan {config.plan} has none: leave it out")
+        raise ConfigError(f"--trace works with plans that run on devices, not with --plan {config.plan}; remove it")
     timed = _timed(run.reports(), made, seconds, in_turn=not PLANS[config.plan].threaded)
     if trace is not None:
         _trace(made, trace)
-    iterations = timed.last.iteration - timed.first.iteration
-    whole = timed.seconds / iterations
-    threads = {
-        thread: {stage: spent / iterations for stage, spent in stages.items()}
-        for thread, stages in _of_threads(timed.first, timed.last).items()
-    } or {"device": {UPDATE: whole}}
+    whole = timed.seconds / (timed.last.iteration - timed.first.iteration)
+    threads = _of_threads(timed.first, timed.last) or {"device": {UPDATE: whole}}
+    products = {name: part.layers for name, part in made.items() if part.layers}
     return Profile(
-        run=_described(config, run),
+        run=described(config, list(run.job.mesh.devices.flat)),
         env_steps_per_second=(timed.last.env_steps - timed.first.env_steps) / timed.seconds,
         iteration_seconds=whole,
         threads={thread: _divided(stages, timed.alone, whole) for thread, stages in threads.items()},
-        matmul_rates={
-            name: sum(part.layers.values()) / timed.alone[name] for name, part in made.items() if part.layers
-        },
-        layers={name: _shares(part.layers) for name, part in made.items() if part.layers},
+        matmul_rates={name: sum(layers.values()) / timed.alone[name] for name, layers in products.items()},
+        layers={name: _shares(layers) for name, layers in products.items()},
         matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
         memory_rates={name: part.moved / timed.alone[name] for name, part in made.items()},
         memory_ceiling=memory_ceiling() * run.job.mesh.size,
@@ -182,25 +179,21 @@ def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: f
       ConfigError: the run is too short.
     """
     taken: dict[str, list[float]] = {name: [] for name in made}
-    first, spent, last = next(reports, None), 0.0, None
+    first, last, spent = next((report for report in reports if report.updates), None), None, 0.0
     stretch = min(STRETCH, seconds / ROUNDS)
-    while first is not None and (last is None or spent < seconds or (in_turn and _rounds(taken) < ROUNDS)):
+    while last is None or spent < seconds or (in_turn and _rounds(taken) < ROUNDS):
         began = time.perf_counter()
         last = next(reports, None)
-        if last is None:
-            raise ConfigError(
-                f"the run ended before {seconds:g} s of it were timed; a larger --total-env-steps works, or fewer "
-                "--seconds"
-            )
+        if first is None or last is None:
+            text = f"the run ended before {seconds:g} s of it were timed"
+            raise ConfigError(f"{text}; a larger --total-env-steps works, or fewer --seconds")
         spent += time.perf_counter() - began
-        if not first.updates:
-            first, spent, last = last, 0.0, None
-        elif in_turn and spent >= stretch * (1 + _rounds(taken)):
+        if in_turn and spent >= stretch * (1 + _rounds(taken)):
             _time_each(made, taken)
     while _rounds(taken) < ROUNDS:
         _time_each(made, taken)
-    assert first is not None and last is not None, "a run yields a report at least"
-    return _Timed(first, last, spent, {name: statistics.median(each) for name, each in taken.items()})
+    assert first is not None
+    return _Timed(first, last, spent, {name: statistics.median(times) for name, times in taken.items()})
 
 
 def _rounds(taken: Mapping[str, Sequence[float]]) -> int:
@@ -237,14 +230,15 @@ def _trace(made: Mapping[str, parts.Part], out: pathlib.Path) -> None:
 
 
 def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:
-    """Returns the seconds between two reports that host threads spent on each stage, by thread; {}: none is timed."""
-    found: dict[str, dict[str, float]] = {}
+    """Returns the seconds of an iteration that host threads spent on each stage, by thread; {}: none is timed."""
+    threads: dict[str, dict[str, float]] = {}
     for name, value in last.metrics.items():
-        if name.startswith("time/") and name.endswith("_s") and name != "time/compile_s" and value is not None:
-            thread, _, stage = name.removeprefix("time/").removesuffix("_s").rpartition("/")
+        if (timer := re.fullmatch("time/(?!compile_s$)(?:(.+)/)?(.+)_s", name)) and value is not None:
+            thread, stage = timer.groups()
             spent = value - (first.metrics.get(name) or 0.0)
-            found.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = spent
-    return found
+            iterations = last.iteration - first.iteration
+            threads.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = spent / iterations
+    return threads
 
 
 def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: float) -> dict[str, float]:
@@ -260,8 +254,8 @@ def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: flo
     return {**divided, REST: 0.0 if abs(rest) < 1e-9 * whole else rest}  # the sum rounds
 
 
-def _described(config: Train[Any], run: Run) -> dict[str, Any]:
-    devices = list(run.job.mesh.devices.flat)
+def described(config: Train[Any], devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """Returns the names and sizes of a run, for JSON."""
     return {
         "algorithm": label(config.algorithm),
         "env": env_name(config.env),
@@ -273,44 +267,45 @@ def _described(config: Train[Any], run: Run) -> dict[str, Any]:
     }
 
 
-def matmul_ceiling(size: int = 2048, rounds: int = 7) -> float:
+def matmul_ceiling() -> float:
     """Returns the floating-point operations per second of a float32 product of square matrices on the first device."""
-    return 2 * size**3 / _fastest(lambda x: x @ x, jnp.ones((size, size), jnp.float32), rounds)
+    x = jnp.ones((2048, 2048), jnp.float32)
+    return 2 * len(x) ** 3 / _fastest(lambda x: x @ x, x)
 
 
-def memory_ceiling(size: int = 2**26, rounds: int = 7) -> float:
+def memory_ceiling() -> float:
     """Returns the bytes per second that doubling a large float32 array reads and writes on the first device."""
-    x = jnp.ones(size, jnp.float32)
-    return 2 * x.nbytes / _fastest(lambda x: 2 * x, x, rounds)
+    x = jnp.ones(2**26, jnp.float32)
+    return 2 * x.nbytes / _fastest(lambda x: 2 * x, x)
 
 
-def _fastest(function: Callable[[jax.Array], jax.Array], x: jax.Array, rounds: int) -> float:
-    """Returns the least seconds of ``rounds`` calls of a compiled function."""
-    program, best = jax.jit(function), math.inf
+def _fastest(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
+    """Returns the least seconds of some calls of a compiled function."""
+    program = jax.jit(function)
     program(x).block_until_ready()
-    for _ in range(rounds):
-        began = time.perf_counter()
-        program(x).block_until_ready()
-        best = min(best, time.perf_counter() - began)
-    return best
+    return min(timeit.repeat(lambda: program(x).block_until_ready(), number=1, repeat=7))
 
 
-def bound(found: Profile) -> tuple[str, str, float, str]:
+def bound(profile: Profile) -> tuple[str, str, float, str]:
     """Returns the thread and the stage that bind a run, the stage's share of an iteration, and what would help.
 
     With several threads, the one that waits least for the others binds.
     """
 
-    def waits(thread: str) -> float:
-        return sum(seconds for stage, seconds in found.threads[thread].items() if stage in WAITING)
-
-    thread = min(found.threads, key=waits)
-    stages = {stage: seconds for stage, seconds in found.threads[thread].items() if stage not in WAITING}
+    busy = {
+        thread: {stage: seconds for stage, seconds in stages.items() if not stage.startswith(WAITING)}
+        for thread, stages in profile.threads.items()
+    }
+    thread = max(busy, key=lambda thread: sum(busy[thread].values()))
+    stages = busy[thread]
     stage = max(stages, key=stages.__getitem__)
     advice = ADVICE.get(stage.rpartition("/")[2], f"{stage} binds, in thread {thread}")
-    return thread, stage, stages[stage] / found.iteration_seconds, advice
+    return thread, stage, stages[stage] / profile.iteration_seconds, advice
 
 
-def to_json(found: Profile) -> dict[str, Any]:
+def to_json(profile: Profile) -> dict[str, Any]:
     """Returns a profile for JSON, with the stage that binds the run."""
-    return {**found._asdict(), "bound": dict(zip(("thread", "stage", "share", "advice"), bound(found), strict=True))}
+    return {
+        **profile._asdict(),
+        "bound": dict(zip(("thread", "stage", "share", "advice"), bound(profile), strict=True)),
+    }

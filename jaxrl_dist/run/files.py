@@ -194,7 +194,7 @@ class RunFiles:
         counts = {name: getattr(report, name) for name in ("env_steps", "agent_steps", "updates", "iteration")}
         line = {name: count for name, count in counts.items() if count is not None}
         line |= {"wall_time_s": report.wall_time_s, **report.metrics, **evaluation}
-        self._add(report.iteration, line, evaluation if again else line, again)
+        self._add(report.iteration, line, evaluation if again else line)
 
     def log(self, iteration: int, values: Mapping[str, float | None]) -> None:
         """Adds the caller's numbers to the line of a report, as ``Report.log``.
@@ -211,12 +211,14 @@ class RunFiles:
             if name in self._line:
                 raise ConfigError(f"report.log: the line has {name} already; another name works, such as own/{name}")
         numbers = {str(name): _number(name, value) for name, value in values.items()}
-        self._add(iteration, {**self._line, **numbers}, numbers, again=True)
+        self._add(iteration, {**self._line, **numbers}, numbers)
 
-    def _add(self, iteration: int, line: Mapping[str, Any], new: Mapping[str, Any], again: bool) -> None:
-        """Writes a line, or writes the last one ``again``, and sends trackers what is ``new``."""
-        if again:
-            self._take_back()
+    def _add(self, iteration: int, line: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Writes a line, over the last one if that has the same iteration; trackers get what is ``new``."""
+        if iteration == self._iteration:  # removes it, written or not
+            self._unwritten = self._unwritten[: max(0, self._before - self._size())]
+            if self._size() > self._before:
+                self._metrics.truncate(self._before)
         env_steps = line["env_steps"]
         self._iteration = iteration
         self._line = {name: finite(value) for name, value in line.items()}
@@ -259,12 +261,6 @@ class RunFiles:
 
     def _gone(self) -> str:
         return f"{self.path}, or its {METRICS}, has been removed or renamed"
-
-    def _take_back(self) -> None:
-        """Removes the last line, written or not."""
-        self._unwritten = self._unwritten[: max(0, self._before - self._size())]
-        if self._size() > self._before:
-            self._metrics.truncate(self._before)
 
     def _size(self) -> int:
         """Returns the file's current size in bytes: another process may have truncated it."""

@@ -41,14 +41,18 @@ _PARTS = {"algorithm": str, "hyperparameters": dict, "run": dict}
 def to_json(config: Train[Any], spec: EnvSpec | None = None) -> dict[str, Any]:
     """Returns the contents of ``config.json`` for a resolved config, with its environment's spaces if known."""
     run = {name: getattr(config, name) for name in _KEPT}
-    return {
+    content = {
         "format": FORMAT,
         "clock": CLOCK,
         "algorithm": name_of(config.algorithm),
         "hyperparameters": _hyperparameters(config.algorithm),
         "run": {**run, "env": env_name(config.env)},
-        **({} if spec is None else {"spaces": _spaces(spec)}),
     }
+    if spec is not None:
+        from jaxrl_dist.spaces import describe  # imported here: it needs numpy
+
+        content["spaces"] = {name: describe(getattr(spec, name)) for name in SPACES}
+    return content
 
 
 def _hyperparameters(algorithm: Any) -> dict[str, Any]:
@@ -80,12 +84,6 @@ def _parts(stored: Mapping[str, Any], own: type | None) -> dict[str, Any]:
             fields = {name: part[name] for name in OWN if name in part}
             parts[policy] = plain(Train(plain(kind(**part["hyperparameters"])), **fields))
     return parts
-
-
-def _spaces(spec: EnvSpec) -> dict[str, str]:
-    from jaxrl_dist.spaces import describe  # imported here: it needs numpy
-
-    return {name: describe(getattr(spec, name)) for name in SPACES}
 
 
 def _in_json(value: Any) -> Any:

@@ -114,7 +114,7 @@ def test_its_runs_are_evaluated_and_repeated_by_naming_it(
     again = runs.train(f"{file} --config {run_dir}", tmp_path / "again")
     assert runs.untimed(again) == runs.untimed(run_dir)
     assert cli.main(["train", str(file), "--config", str(runs.finished(runs.CARTPOLE))]) == 2
-    assert "is of ppo, not of RWR" in capsys.readouterr().err
+    assert "was made by ppo, not by RWR" in capsys.readouterr().err
 
 
 @pytest.mark.case  # test_its_runs_are_evaluated_and_repeated_by_naming_it

@@ -59,7 +59,15 @@ def test_a_run_says_what_it_would_take_and_does_not_train(
     installed: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     sizes = {"device": 10**9, "state": 3 * 10**8, "new_state": 0, "temporary": 9 * 10**8, "program": 0}
-    about = {"algorithm": "PPO", "env": "X", "num_envs": 8, "rollout_length": 4, "devices": 1, "kind": "cpu"}
+    about = {
+        "algorithm": "PPO",
+        "env": "X",
+        "plan": "on_device",
+        "num_envs": 8,
+        "rollout_length": 4,
+        "devices": 1,
+        "kind": "cpu",
+    }
     asked = []
     monkeypatch.setattr(
         compile_for, "compiled", lambda *run: asked.append(run) or {**about, "compile_seconds": 1.0, "memory": sizes}

@@ -185,7 +185,7 @@ def test_what_stands_in_the_way_of_training(
     machine.probes["devices"]["devices"] = [GPU, {**GPU, "number": 1, "error": "XlaRuntimeError: INTERNAL"}]
     code, notes, problems = run(capsys)
     assert (code, notes) == (1, []) and len(problems) == 3
-    assert problems[0].startswith("optax is missing: ") and problems[0].endswith("pip install optax")
+    assert problems[0].startswith("optax must be installed: ") and problems[0].endswith("pip install optax")
     assert "no AVX" in problems[1]
     assert problems[2] == "gpu 1 cannot run a jitted computation: XlaRuntimeError: INTERNAL"
     machine.probes["devices"] = {"error": "it ends Python: Illegal instruction"}

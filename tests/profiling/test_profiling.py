@@ -314,12 +314,12 @@ def test_the_config_of_a_run_is_profiled(tmp_path: Path, capsys: pytest.CaptureF
         ("ppo --env CartPole-v1 --trace x.txt", "--trace x.txt needs the extension .json.gz"),
         (
             "a2c --env envpool:CartPole-v1 --plan gradients --trace x.json.gz",
-            "--trace is of the stages on devices, and --plan gradients has none: leave it out",
+            "--trace works with plans that run on devices, not with --plan gradients; remove it",
         ),
-        ("ppo --env CartPole-v1 --seeds 2", "a profile is of one run; leave out --seeds and --vary"),
+        ("ppo --env CartPole-v1 --seeds 2", "profile measures one run; remove --seeds and --vary"),
         (
             "ppo --env CartPole-v1 --coordinator 127.0.0.1:9876 --processes 2 --process 0",
-            "a profile is of one process; leave out --coordinator",
+            "profile measures one process; remove --coordinator",
         ),
         (".", ". is not a run directory: it has no config.json"),
     ],

@@ -379,7 +379,7 @@ WRONG = {
     "--policy a=ppo:shirt,long_*": r"policy a: no agent is named shirt \(did you mean 'short'\?\); the agents of",
     "--policy a=ppo:*": r"agents with different observations \(short: Box\[1\]; long_1, long_2: Box\[2\]\)",
     "--policy a=ppoo:short --policy b=ppo:long_*": r"policy a: unknown algorithm 'ppoo' \(did you mean 'ppo'\?\)",
-    "--policy a:short": "--policy a:short is no NAME=ALGO:AGENTS, such as prey=ppo:agent_0",
+    "--policy a:short": "--policy a:short is not a NAME=ALGO:AGENTS, such as prey=ppo:agent_0",
     "--policy a=ppo:short --policy a=ppo:long_*": "names the policy a twice",
     "--policy a=ppo:short --policy b=sac:long_* --b.learning-rate -1": "policy b: --b.learning-rate must be > 0",
     "--policy a=ppo:short --policy b=ppo:long_* --gamma 1": "unknown flag --gamma",
@@ -478,7 +478,7 @@ def test_the_command_line_trains_resumes_and_evaluates(tmp_path: Path, capsys: p
         assert cli.main(["train", *stored, *args.split()]) == 2
         assert message in capsys.readouterr().err
     assert cli.main(["train", "ppo", *stored]) == 2
-    assert "is of ppo+dqn+random, not of ppo" in capsys.readouterr().err
+    assert "was made by ppo+dqn+random, not by ppo" in capsys.readouterr().err
     assert cli.main(["train", *stored, "--help"]) == 0
     assert "--NAME.FLAG" in capsys.readouterr().out
     more = ["resume", str(run), "--env", "team:Unlike", "--total-env-steps", "256", "--quiet"]

@@ -1,11 +1,11 @@
-"""The findings of a check, and the checks common to Gymnasium and gymnax-style environments."""
+"""The faults that a check finds, and the checks common to Gymnasium and gymnax-style environments."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,16 +18,6 @@ from jaxrl_dist.spaces import too_wide
 STEPS = 1000
 """Env steps to play; a slow environment plays fewer, and stops after ``SECONDS``."""
 SECONDS = 10.0
-
-
-class Findings(NamedTuple):
-    """The result of a check."""
-
-    faults: list[str]
-    notes: list[str]
-    """Remarks that are no faults, but probably not intended."""
-    steps: int
-    episodes: int
 
 
 class Check(Contract):
@@ -121,21 +111,17 @@ ROUNDING = 1e-6
 def _outside(x: np.ndarray, space: Any) -> str:
     """Describes where an observation is outside a Gymnasium or gymnax space; empty if it is inside."""
     if hasattr(space, "low"):
-        low, high = (np.broadcast_to(np.asarray(bound), x.shape) for bound in (space.low, space.high))
-        bad = (x < low) | (x > high)
-        if np.issubdtype(x.dtype, np.floating):  # sums and cosines round past a bound by a unit in the last place
-            bad &= ~(np.isclose(x, low, ROUNDING, ROUNDING) | np.isclose(x, high, ROUNDING, ROUNDING))
-        if not bad.any():
-            return ""
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        return f"{x[place]} at {list(place)} is not between {low[place]} and {high[place]}"
-    if hasattr(space, "nvec"):
-        low = np.asarray(getattr(space, "start", 0))
-        high = low + np.asarray(space.nvec) - 1
+        bounds = space.low, space.high
     elif type(space).__name__ == "MultiBinary":
-        low, high = np.zeros(x.shape, int), np.ones(x.shape, int)
+        bounds = 0, 1
     else:
-        low = np.asarray(getattr(space, "start", 0))
-        high = low + int(space.n) - 1
+        first = np.asarray(getattr(space, "start", 0))
+        bounds = first, first + np.asarray(space.nvec if hasattr(space, "nvec") else space.n) - 1
+    low, high = (np.broadcast_to(np.asarray(bound), x.shape) for bound in bounds)
     bad = (x < low) | (x > high)
-    return f"{shown(x)} is not between {shown(low)} and {shown(high)}" if bad.any() else ""
+    if np.issubdtype(x.dtype, np.floating):  # sums and cosines round past a bound by a unit in the last place
+        bad &= ~(np.isclose(x, low, ROUNDING, ROUNDING) | np.isclose(x, high, ROUNDING, ROUNDING))
+    if not bad.any():
+        return ""
+    place = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{x[place]}{f' at {list(place)}' if place else ''} is not between {low[place]} and {high[place]}"

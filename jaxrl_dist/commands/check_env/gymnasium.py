@@ -39,11 +39,11 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
             check.fault(what, f"its {what}_space {missing}")
             continue
         try:
-            found = space_of(plain(space), env_label("gymnasium", name), f"{what}s")
+            parts = leaves(space_of(plain(space), env_label("gymnasium", name), f"{what}s"))
         except ConfigError as error:
             check.fault(what, error.with_flags)
             continue
-        for part in leaves(found).values():
+        for part in parts.values():
             if what == "action" and isinstance(part, Box) and not np.issubdtype(part.dtype, np.floating):
                 check.fault(what, f"its action_space is a Box of {part.dtype}; a Box of floats works")
     check.halt()
@@ -56,33 +56,32 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     played = player.play(SEEDS[0], STEPS)
     check.steps = len(played) - 1
     check.ends(player.lengths, player.both)
-    _check_seeds(check, player, _Player(check, make(), mask), played)
+    twin = _Player(check, make(), mask)
+    _check_seeds(check, player, twin, played)
+    check.call("close", player.env.close)
+    check.call("close", twin.env.close)
 
 
 def _check_seeds(check: Check, player: _Player, twin: _Player, played: list[_Step]) -> None:
     """Checks that seeds decide what happens: ``twin`` plays what ``player`` has ``played``."""
-    begun = player.reset(SEEDS[0])
+    first = player.reset(SEEDS[0])
     again = twin.play(SEEDS[0], min(len(played) - 1, 200))
     if not _same(played[0].obs, again[0].obs):
-        check.fault("seed", "two environments with the same seed begin differently: reset ignores its seed")
-    elif not _same(played[0].obs, begun):
+        return check.fault("seed", "two environments with the same seed begin differently: reset ignores its seed")
+    if not _same(played[0].obs, first):
         text = "reset with the seed of before begins differently after some episodes: it keeps something of them"
-        check.fault("fresh", text)
-    elif (step := next((t for t, (x, y) in enumerate(zip(played, again, strict=False)) if not _same(x, y)), 0)) > 0:
-        elsewhere = "the same seed and actions lead elsewhere the second time"
-        if player.lengths and step > player.lengths[0]:
-            told = "after a reset without a seed: it has to go on with the generator of the last seed"
-            check.fault("unseeded", f"{elsewhere}, {told}")
-        else:
-            check.fault("deterministic", f"{elsewhere}: its steps are random, and not by the seed")
-    else:
-        other = twin.play(SEEDS[1], len(again) - 1)
-        differ = any(not _same(x, player.firsts[0]) for x in player.firsts)
-        if differ and all(_same(x, y) for x, y in zip(again, other, strict=False)):
-            text = "every seed gives the same episodes, which differ from each other: reset ignores its seed"
-            check.fault("seed", text)
-    for each in (player, twin):
-        check.call("close", each.env.close)
+        return check.fault("fresh", text)
+    for step, (now, then) in enumerate(zip(again, played, strict=False)):
+        if not _same(now, then):
+            text = "the same seed and actions lead elsewhere the second time"
+            if not player.lengths or step <= player.lengths[0]:
+                return check.fault("deterministic", f"{text}: its steps are random, and not by the seed")
+            text += ", after a reset without a seed: it has to continue with the generator of the last seed"
+            return check.fault("unseeded", text)
+    other = twin.play(SEEDS[1], len(again) - 1)
+    differ = any(not _same(obs, player.firsts[0]) for obs in player.firsts)
+    if differ and all(map(_same, again, other)):
+        check.fault("seed", "every seed gives the same episodes, which differ from each other: reset ignores its seed")
 
 
 def _same(x: PyTree, y: PyTree) -> bool:
@@ -138,15 +137,15 @@ class _Player:
 
     def _read_mask(self, where: str, obs: Any, info: Any, *, ended: bool) -> None:
         """Reads which actions are legal now."""
-        name = self._mask.name
         if not self._mask.where:
             return
-        values: dict[str, Callable[[], Any]] = {
-            "part": lambda: obs[name],
-            "info": lambda: info[name],
-            "method": lambda: self.env.get_wrapper_attr(name)(),
-        }
-        mask = self._check.call(f"the action mask of {where}", values[self._mask.where])
+
+        def read() -> Any:
+            if self._mask.where == "method":
+                return self.env.get_wrapper_attr(self._mask.name)()
+            return (obs if self._mask.where == "part" else info)[self._mask.name]
+
+        mask = self._check.call(f"the action mask of {where}", read)
         wanted = plain(self.env.action_space).num_choices
         self._legal = masks.flat(mask, wanted)
         if self._legal is None:
@@ -156,40 +155,35 @@ class _Player:
 
     def reset(self, seed: int | None) -> Any:
         """Resets the environment and returns its first observation."""
-        check = self._check
         keywords = {} if seed is None else {"seed": seed}
-        out = check.call(f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords)
-        obs, info = check.returned("reset", out, RESET)
-        check.info("reset", info)
-        seen = self._seen("reset", obs)
-        self._read_mask("reset", obs, info, ended=False)
-        return seen
+        out = self._check.call(f"reset({'' if seed is None else f'seed={seed}'})", self.env.reset, **keywords)
+        obs, info = self._check.returned("reset", out, RESET)
+        return self._received("reset", obs, info, ended=False)
 
     def _step(self, action: Any) -> _Step:
         check = self._check
-        given = copy.deepcopy(action)
+        before = copy.deepcopy(action)
         out = check.call("step", self.env.step, action)
-        if not _same(action, given):
+        if not _same(action, before):
             check.fault("action", "step writes into the action that it is given")
         obs, reward, terminated, truncated, info = check.returned("step", out, STEP)
         check.number("the reward", reward)
         check.flag("terminated", terminated)
         check.flag("truncated", truncated)
-        check.info("step", info)
         self.both += bool(np.all(terminated)) and bool(np.all(truncated))
         number = float(np.asarray(reward, float).sum()) if "reward" not in check.faults else 0.0
         ended = bool(np.any(terminated)) or bool(np.any(truncated))
-        seen = self._seen("step", obs)
-        self._read_mask("step", obs, info, ended=ended)
-        return _Step(seen, number, ended)
+        return _Step(self._received("step", obs, info, ended=ended), number, ended)
 
-    def _seen(self, where: str, obs: Any) -> Any:
-        """Checks an observation, and that the previous one has not changed since; returns a copy."""
+    def _received(self, where: str, obs: Any, info: Any, *, ended: bool) -> Any:
+        """Checks an observation and its info, and that the previous one has not changed since; returns a copy."""
         check = self._check
+        check.info(where, info)
         if self._last is not None:
-            before, content, whose = self._last
-            if before.tobytes() != content:
-                check.fault("alias", f"the observation of {whose} changes with the next call: return a copy of it")
+            last, content, call = self._last
+            if last.tobytes() != content:
+                check.fault("alias", f"the observation of {call} changes with the next call: return a copy of it")
         self._last = (obs, obs.tobytes(), where) if isinstance(obs, np.ndarray) and obs.dtype != object else None
         check.observation(where, obs, self.env.observation_space)
+        self._read_mask(where, obs, info, ended=ended)
         return copy.deepcopy(obs)

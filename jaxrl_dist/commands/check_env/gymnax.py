@@ -14,11 +14,12 @@ from jaxrl_dist.commands.check_env.findings import STEPS, Check
 from jaxrl_dist.envs import masks
 from jaxrl_dist.envs.agents.groups import Team
 from jaxrl_dist.envs.base import DeviceEnv
+from jaxrl_dist.envs.contract import zero_action
 from jaxrl_dist.envs.device import gymnax
-from jaxrl_dist.envs.native import is_team, plain, unnamed
-from jaxrl_dist.nn.observations import legal, masked
-from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete, Space, leaves
-from jaxrl_dist.types import PyTree
+from jaxrl_dist.envs.native import is_team, plain
+from jaxrl_dist.settings.fixed_policies import Random
+from jaxrl_dist.spaces import leaves
+from jaxrl_dist.types import Context, PyTree, Variables
 
 ENVS = 4
 
@@ -35,7 +36,7 @@ def check_gymnax(check: Check, made: Any, env_id: str, backend: str) -> None:
     params = env.default_params if params is None else params
     native, key = env.action_space(params), jax.random.key(0)
     _, state = _twice(check, "reset_env", lambda key: env.reset_env(key, params), key)
-    action = unnamed(native, an_action(pure.spec.action, key))
+    action = zero_action(native, pure.spec.action)
     _, after, *_ = _twice(check, "step_env", lambda *args: env.step_env(*args, params), key, state, action)
     _twice(check, "is_truncated", lambda state: env.is_truncated(state, params), after)
     if not pure.spec.unread_mask:
@@ -71,19 +72,6 @@ def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def an_action(space: Space, key: jax.Array) -> PyTree:
-    """Returns a random action; components without bounds are within 1000 of 0."""
-    if isinstance(space, dict):
-        return {name: an_action(part, jax.random.fold_in(key, i)) for i, (name, part) in enumerate(space.items())}
-    if isinstance(space, MultiDiscrete):
-        return jax.random.randint(key, space.shape, 0, np.asarray(space.nvec))
-    if isinstance(space, Box):
-        low, high = (np.clip(bound, -1e3, 1e3) for bound in (space.low, space.high))
-        return jax.random.uniform(key, space.shape, jnp.float32, low, high).astype(space.dtype)
-    most = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
-    return jax.random.randint(key, space.shape, 0, most)
-
-
 def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], jax.Array]) -> None:
     """Plays a few environments with random legal actions, and checks the values that they give.
 
@@ -92,14 +80,12 @@ def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], ja
       timed: ``(states [B]) -> [B]`` bool, whether its time limit ends the episode here.
     """
     spec, rows = env.spec, ENVS * env.spec.num_agents
+    policy = Random().make(spec).policy
 
     def step(state: PyTree, key: jax.Array) -> Any:
-        keys = jax.random.split(key, rows)
-        action = jax.vmap(lambda key: an_action(spec.action, key))(keys)
-        allowed = legal(spec, state.obs)
-        if allowed is not None and isinstance(spec.action, Discrete):
-            action = jax.vmap(jax.random.categorical)(keys, masked(jnp.zeros(allowed.shape), allowed))
-        state, timestep, episodes = env.step(state, action, keys)
+        act_keys, env_keys = jax.random.split(key, (2, rows))
+        action, *_ = policy(Variables({}, ()), state.obs, (), Context(act_keys))
+        state, timestep, episodes = env.step(state, action, env_keys)
         return state, (timestep, episodes, timestep.terminated & timed(state.env))
 
     def play() -> Any:

@@ -57,9 +57,9 @@ def plot(run_dirs: Sequence[str | pathlib.Path], out: str | pathlib.Path | None 
     curves, configs = _read(wanted)
     groups = reading.group(configs)
     for group in groups if wanted.kind != "curve" and wanted.x == "steps" else ():
-        ends = [float(curves[name].x[-1]) for name in group.runs]
-        if min(ends) < (1 - FINAL) * max(ends):
-            text = f"{group.env}, {group.label}: runs end between {min(ends):,.0f} and {max(ends):,.0f} env steps"
+        first, last = group.ends(curves)
+        if first < (1 - FINAL) * last:
+            text = f"{group.env}, {group.label}: runs end between {first:,.0f} and {last:,.0f} env steps"
             warnings.warn(f"{text}, so their final scores are of different ages", ConfigWarning, stacklevel=2)
 
     from jaxrl_dist.commands.plot import drawing, tables

@@ -6,7 +6,7 @@ import itertools
 import pathlib
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -42,103 +42,97 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.5,
     "legend.frameon": False,
 }
+Scores: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
+"""By label and environment, the final scores ``[N]`` of N runs."""
 _LETTERS_PER_INCH = 12  # of a legend
 _LABEL_WIDTH = 400  # characters: a config.json from elsewhere may hold any text
 
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the colour and dashes of each label, the same in all panels."""
-    order = list(dict.fromkeys(labels))
-    return {
-        label: {"color": COLORS[i % len(COLORS)], "linestyle": DASHES[i // len(COLORS) % len(DASHES)]}
-        for i, label in enumerate(order)
-    }
+    looks = ({"color": color, "linestyle": dashes} for dashes in itertools.cycle(DASHES) for color in COLORS)
+    return dict(zip(dict.fromkeys(labels), looks, strict=False))
 
 
-def curves(groups: Sequence[Group], found: Mapping[str, Curve], metric: str, axis: str, width: str) -> Figure:
-    """Draws a panel for each environment, with the curves of its groups."""
+def curves(groups: Sequence[Group], lines: Mapping[str, Curve], metric: str, axis: str, width: str) -> Figure:
+    """Draws a panel for each environment, with the curves of its groups; ``lines``: those of all runs."""
     style = styles([group.label for group in groups])
     names = env_names(groups)
     fig, axes = figure(width, len(names))
-    counts: dict[str, set[int]] = {}
-    for ax, (env, name) in zip(axes, names.items(), strict=True):
-        for group in groups:
-            if group.env != env:
-                continue
-            color, dashes = style[group.label]["color"], style[group.label]["linestyle"]
-            lines = [found[run] for run in group.runs]
-            counts.setdefault(group.label, set()).add(len(lines))
-            band(ax, lines, color, dashes)
+    panels = dict(zip(names, axes, strict=True))
+    seeds = dict.fromkeys(style, 0)
+    for group in groups:
+        band(panels[group.env], [lines[run] for run in group.runs], **style[group.label])
+        seeds[group.label] = max(seeds[group.label], len(group.runs))
+    for env, ax in panels.items():
         ax.set_xlabel(axis)
         if len(names) > 1:
-            ax.set_title(name, fontsize=9, parse_math=False)
+            ax.set_title(names[env], fontsize=9, parse_math=False)
     axes[0].set_ylabel(metric, parse_math=False)
-    seeds = {label: f" ({max(count)} seeds)" if max(count) > 1 else "" for label, count in counts.items()}
-    _legend(fig, style, {label: label[:_LABEL_WIDTH] + seeds[label] for label in style}, width)
+    _legend(fig, style, width, {label: f" ({count} seeds)" for label, count in seeds.items() if count > 1})
     return fig
 
 
-def band(ax: Axes, lines: Sequence[Curve], color: str, dashes: str = "-") -> None:
+def band(ax: Axes, lines: Sequence[Curve], color: str, linestyle: str = "-") -> None:
     """Draws the curves of seeds, and if there are several their interquartile mean and its interval.
 
     The mean is dotted where only some of the curves have values.
     """
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if len(lines) == 1:
-        ax.plot(lines[0].x, lines[0].y, color=color, linestyle=dashes, linewidth=1.4)
+        ax.plot(lines[0].x, lines[0].y, color=color, linestyle=linestyle, linewidth=1.4)
         return
     for curve in lines:
         ax.plot(curve.x, curve.y, color=color, linewidth=0.5, alpha=0.4)
     line = middle(lines)
     whole = line.curves == len(lines)
-    ax.plot(line.x, np.where(whole, line.y, np.nan), color=color, linestyle=dashes, linewidth=1.8)
+    ax.plot(line.x, np.where(whole, line.y, np.nan), color=color, linestyle=linestyle, linewidth=1.8)
     ax.plot(line.x, np.where(whole, np.nan, line.y), color=color, linestyle=(0, (1, 1)), linewidth=1.8)
     ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
 
 
-def profiles(scores: Mapping[str, Mapping[str, np.ndarray]], score: str, width: str) -> Figure:
+def profiles(scores: Scores, score: str, width: str) -> Figure:
     """Draws the performance profile of each label, with its interval; ``score``: what the scores are."""
     style = styles(list(scores))
-    values = np.concatenate([x for each in scores.values() for x in each.values()])
+    values = np.concatenate([x for by_env in scores.values() for x in by_env.values()])
     taus = np.linspace(values.min(), values.max(), TAUS)
     fig, (ax,) = figure(width, 1)
-    for label, each in scores.items():
-        strata, statistic = list(each.values()), statistics.profile(taus)
-        low, high = statistics.interval(strata, statistic)
+    for label, by_env in scores.items():
+        strata, statistic = list(by_env.values()), statistics.profile(taus)
         ax.plot(taus, statistic(strata), linewidth=1.8, **style[label])
-        ax.fill_between(taus, low, high, color=style[label]["color"], alpha=0.2, linewidth=0)
+        ax.fill_between(
+            taus, *statistics.interval(strata, statistic), color=style[label]["color"], alpha=0.2, linewidth=0
+        )
     ax.set_xlabel(_axis_of(scores, score), parse_math=False)
     ax.set_ylabel("fraction of runs above")
     ax.set_ylim(-0.03, 1.03)
-    _legend(fig, style, {label: label[:_LABEL_WIDTH] for label in style}, width)
+    _legend(fig, style, width)
     return fig
 
 
-def improvements(scores: Mapping[str, Mapping[str, np.ndarray]], score: str, width: str) -> Figure:
+def improvements(scores: Scores, score: str, width: str) -> Figure:
     """Draws the probability of improvement of each pair of labels that share an environment, with its interval.
 
     Raises:
       ConfigError: no two groups of runs share an environment.
     """
-    rows = []
+    pairs = {}
     for first, second in itertools.combinations(scores, 2):
-        envs = [env for env in scores[first] if env in scores[second]]
-        if envs:
-            strata = [scores[label][env] for label in (first, second) for env in envs]
-            low, high = statistics.interval(strata, statistics.improvement)
-            rows.append((f"{first} > {second}", (low, high), statistics.improvement(strata)))
-    if not rows:
+        if envs := [env for env in scores[first] if env in scores[second]]:
+            pairs[f"{first} > {second}"] = [scores[label][env] for label in (first, second) for env in envs]
+    if not pairs:
         raise ConfigError("--kind improvement compares groups of runs on the same environment, and here is only one")
     wrapped = 36 if width == "two" else 18
-    fig, (ax,) = figure(width, 1, height=0.9 + 0.45 * len(rows))
-    for y, (pair, bounds, value) in enumerate(rows):
+    fig, (ax,) = figure(width, 1, height=0.9 + 0.45 * len(pairs))
+    for y, (pair, strata) in enumerate(pairs.items()):
+        bounds, value = statistics.interval(strata, statistics.improvement), statistics.improvement(strata)
         ax.plot(bounds, [y, y], color=COLORS[0], linewidth=6, alpha=0.3, solid_capstyle="butt")
         ax.plot([value], [y], color=COLORS[0], marker="|", markersize=12, markeredgewidth=2)
-        text = "\n".join(textwrap.wrap(pair[:_LABEL_WIDTH], wrapped))
+        text = textwrap.fill(pair[:_LABEL_WIDTH], wrapped)
         ax.text(-0.02, y, text, transform=ax.get_yaxis_transform(), ha="right", va="center", parse_math=False)
     ax.axvline(0.5, color="0.4", linewidth=0.8, linestyle="--")
     ax.set_yticks([])
-    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_ylim(len(pairs) - 0.5, -0.5)
     ax.set_xlim(-0.02, 1.02)
     ax.set_xlabel(f"probability of a higher {_axis_of(scores, score)}", parse_math=False)
     return fig
@@ -159,8 +153,8 @@ def save(fig: Figure, out: pathlib.Path) -> None:
         fig.savefig(partial, format=kind, dpi=200, metadata=undated)
 
 
-def _axis_of(scores: Mapping[str, Mapping[str, np.ndarray]], score: str) -> str:
-    scaled = len({env for each in scores.values() for env in each}) > 1
+def _axis_of(scores: Scores, score: str) -> str:
+    scaled = len({env for by_env in scores.values() for env in by_env}) > 1
     return f"{score}{', scaled' if scaled else ''}"
 
 
@@ -180,10 +174,13 @@ def figure(
     return fig, axes[:panels]
 
 
-def _legend(fig: Figure, style: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str], width: str) -> None:
-    """Adds a legend below the panels. The figure grows by its lines, so the panels keep their size."""
+def _legend(fig: Figure, style: Mapping[str, Mapping[str, Any]], width: str, more: Mapping[str, str] = {}) -> None:
+    """Adds a legend below the panels: the labels, with ``more`` behind them.
+
+    The figure grows by its lines, so the panels keep their size.
+    """
     letters = int(INCHES[width] * _LETTERS_PER_INCH)
-    labels = ["\n".join(textwrap.wrap(texts[label], letters)) for label in style]
+    labels = [textwrap.fill(label[:_LABEL_WIDTH] + more.get(label, ""), letters) for label in style]
     columns = max(1, letters // (max(map(len, labels)) + 8))
     lines = sum(label.count("\n") + 1 for label in labels) / columns + 1
     fig.set_figheight(fig.get_figheight() + 0.17 * lines)

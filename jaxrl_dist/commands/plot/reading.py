@@ -105,6 +105,11 @@ class Group(NamedTuple):
     runs: list[str]
     """Their directories."""
 
+    def ends(self, curves: Mapping[str, Curve]) -> tuple[float, float]:
+        """Returns where the first and the last of its curves end."""
+        ends = [float(curves[name].x[-1]) for name in self.runs]
+        return min(ends), max(ends)
+
 
 class NoValueError(ConfigError):
     """A run has no value of the metric, or none yet."""
@@ -250,9 +255,9 @@ def middle(curves: Sequence[Curve]) -> Middle:
     for index, seeds in enumerate(sets.T):
         if seeds.any():
             chosen = points == index
-            there = [values[seeds][:, chosen].T]
-            y[chosen] = statistics.iqm(there)
-            low[chosen], high[chosen] = statistics.interval(there, statistics.iqm)
+            strata = [values[seeds][:, chosen].T]
+            y[chosen] = statistics.iqm(strata)
+            low[chosen], high[chosen] = statistics.interval(strata, statistics.iqm)
     for line in (y, low, high):
         line[1:][np.diff(points) != 0] = np.nan
     return Middle(x, y, low, high, reached.sum(axis=0))

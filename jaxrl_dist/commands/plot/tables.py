@@ -75,14 +75,17 @@ def table(
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *rows])
         return text.getvalue().rstrip()
-    cells: list[tuple[str, ...]] = [(*head[:5], f"{statistics.CONFIDENCE:.0%} interval")]
-    cells += [(*row[:5], f"{row[5]} .. {row[6]}") for row in rows]
-    cells = [tuple(cell.replace("|", "\\|") for cell in row) for row in cells]
+    lines = [(*head[:5], f"{statistics.CONFIDENCE:.0%} interval"), *((*row[:5], " .. ".join(row[5:])) for row in rows)]
+    trimmed = "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean."
+    return "\n".join([*_markdown(lines), "", *_meaning(name, score, len(envs)), trimmed])
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table whose first row is its head."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
-    lines.insert(1, "|" + "|".join("-" * (n + 2) for n in widths) + "|")
-    trimmed = "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean."
-    return "\n".join([*lines, "", *_meaning(name, score, len(envs)), trimmed])
+    return [lines[0], "|" + "|".join("-" * (n + 2) for n in widths) + "|", *lines[1:]]
 
 
 MEANS = {
@@ -128,7 +131,7 @@ def caption(
     for group in groups:
         config = configs[group.runs[0]]
         seeds = sorted(str(configs[name]["run"].get("seed")) for name in group.runs)
-        first, last = (float(end([curves[name].x[-1] for name in group.runs])) for end in (min, max))
+        first, last = group.ends(curves)
         until = f"{first:{number}} to " if first < (1 - FINAL) * last else ""
         settings = {**config["hyperparameters"], **config["run"]}
         shown = [f"{key}={json.dumps(value)}" for key, value in settings.items() if key not in {*SAME_CURVE, "env"}]
