@@ -680,9 +680,8 @@ def test_members_end_with_the_return_that_they_are_to_reach(tmp_path: pathlib.Pa
         assert [here[x] for x in shown] == pytest.approx([there[x] for x in shown], rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "plan, seed, early", [("on_device", 6, 1), pytest.param("synchronous", 0, 0, marks=pytest.mark.case)]
-)
+@pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
+@pytest.mark.parametrize("plan, seed, early", [("on_device", 6, 1), ("synchronous", 0, 0)])
 def test_a_member_that_ended_before_a_stop_trains_no_further(
     plan: str, seed: int, early: int, tmp_path: pathlib.Path
 ) -> None:
