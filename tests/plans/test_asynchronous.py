@@ -656,7 +656,7 @@ def test_an_invalid_action_is_no_failure_of_the_environment() -> None:
 def test_a_pool_that_closes_does_not_wait_for_the_rollout() -> None:
     env = restarting(lambda thread, steps: None, 5)
     env.reset()
-    env._stopping.set()
+    env.stopping.set()
     with pytest.raises(RuntimeError, match="being closed"):
         env.step(np.zeros(SIZE, np.int32))
     assert env.restarts == 0
