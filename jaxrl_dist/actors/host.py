@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist.actors.programs import Programs
 from jaxrl_dist.actors.step import Rollouts, Stages, blank_stacks, count_steps, initial_core, row_slices
-from jaxrl_dist.envs.base import EnvSlice, HostEnv
+from jaxrl_dist.envs.base import EnvSlice, HostEnv, write_rows
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Timestep, Variables
 
@@ -119,7 +119,7 @@ class HostActor:
     def _step(self, action: PyTree) -> tuple[PyTree, PyTree]:
         if self._lead:
             action = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), action)
-        self._action = action if self._rows is None else over_policies(_replaced)(self._rows, self._action, action)
+        self._action = action if self._rows is None else over_policies(write_rows)(self._rows, self._action, action)
         spec = self._env.spec
         step, ended = map(spec.keyed, self._env.step(spec.bare(self._action)))
         return self._of_rows(step), self._of_rows(ended)
@@ -153,13 +153,6 @@ def _divided(step: Timestep) -> tuple[PyTree, np.ndarray, np.ndarray]:
     """Returns the observations, the ``outcome`` for the programs, and which steps are valid."""
     outcome = np.stack([step.reward, step.terminated, step.truncated, step.valid]).astype(np.float32)
     return step.obs, outcome, step.valid
-
-
-def _replaced(rows: np.ndarray, whole: PyTree, part: PyTree) -> PyTree:
-    """Writes actions into these rows of the actions of all environments, and returns the latter."""
-    for x, own in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
-        x[rows] = own
-    return whole
 
 
 def _rows_of(rows: np.ndarray, tree: PyTree) -> PyTree:

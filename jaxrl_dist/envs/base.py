@@ -43,10 +43,10 @@ class Wrappers(NamedTuple):
     agent_ids: bool = False
     info_metrics: str | None = None
 
-    def limit(self, own: int | None) -> int | None:
-        """Returns the time limit in env steps; ``own`` is the environment's limit before action repeat."""
-        own = None if own is None else -(-own // self.action_repeat)
-        return min((limit for limit in (own, self.time_limit) if limit is not None), default=None)
+    def limit(self, raw_steps: int | None) -> int | None:
+        """Returns the time limit in env steps; ``raw_steps`` is the environment's limit before action repeat."""
+        native = None if raw_steps is None else -(-raw_steps // self.action_repeat)
+        return min((limit for limit in (native, self.time_limit) if limit is not None), default=None)
 
     def cut(self, truncated: jax.Array, steps: jax.Array) -> jax.Array:
         """Returns ``truncated``, with the episodes that ``steps`` env steps bring to the flag's limit."""
@@ -141,12 +141,8 @@ def space_of(
     """
     has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"
     if space.kind not in kinds or space.parts == {}:
-        others = "wrappers such as FlattenObservation make a Box of others"
-        if "actions" in what:
-            others = "a gymnasium.ActionWrapper can offer one of these instead"
-        advice = f", and {others}" if "MultiBinary" in kinds else ""
         empty = " without parts" if space.parts == {} else ""
-        raise ConfigError(f"{name} has {has}{empty}; {', '.join(kinds[:-1])} and {kinds[-1]} work{advice}")
+        raise ConfigError(f"{name} has {has}{empty}; {_supported(kinds, what)}")
     if space.parts:
         parts = sorted(space.parts.items())
         return {part: space_of(inner, name, f"a part {part!r} of its {what} that is", kinds) for part, inner in parts}
@@ -157,6 +153,16 @@ def space_of(
     if space.kind == "Discrete":
         return Discrete(space.sizes[0])
     return MultiDiscrete(tuple(space.sizes or [2] * math.prod(space.shape)))
+
+
+def _supported(kinds: Sequence[str], what: str) -> str:
+    """Says which kinds of spaces work, and what helps with others."""
+    listed = f"{', '.join(kinds[:-1])} and {kinds[-1]} work"
+    if "MultiBinary" not in kinds:
+        return listed
+    if "actions" in what:
+        return f"{listed}, and a gymnasium.ActionWrapper can offer one of these instead"
+    return f"{listed}, and wrappers such as FlattenObservation make a Box of others"
 
 
 def _box(space: PlainSpace) -> Box:
@@ -218,6 +224,13 @@ def rows_where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
         return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - 1)), a.astype(b.dtype), b)
 
     return jax.tree.map(choose, x, y)
+
+
+def write_rows(rows: np.ndarray, whole: PyTree, part: PyTree) -> PyTree:
+    """Writes ``part`` into these rows of ``whole``, arrays of numpy, and returns the latter."""
+    for x, values in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
+        x[rows] = values
+    return whole
 
 
 def restarted(

@@ -24,32 +24,32 @@ _BLACK, _RED, _GREEN, _GREY = (40, 40, 40), (200, 70, 60), (60, 150, 80), (160, 
 
 def own_render(env: Any, *params: Any) -> Callable[[Any], Any] | None:
     """Returns the ``render(state, *params)`` of a user's environment; those of libraries draw other things."""
-    own = getattr(type(env), "render", None)
-    if own is None or of_library(own):
+    render = getattr(type(env), "render", None)
+    if render is None or of_library(render):
         return None
     return lambda state: env.render(state, *params)
 
 
-def draw(spec: EnvSpec, state: Any, obs: PyTree, own: Callable[[Any], Any] | None = None) -> np.ndarray:
+def draw(spec: EnvSpec, state: Any, obs: PyTree, render: Callable[[Any], Any] | None = None) -> np.ndarray:
     """Draws one environment, ``[H, W, 3]`` uint8; if the observation has several parts, its first image.
 
     Args:
       state: gymnax's state of the environment.
       obs: the observation; a single frame if policies see stacks.
-      own: the environment's own function ``(state) -> picture``.
+      render: the environment's own function ``(state) -> picture``.
 
     Raises:
-      ConfigError: ``own`` fails or returns something else; or it is None, the environment is not of classic control,
+      ConfigError: ``render`` fails or returns something else; or it is None, the environment is not of classic control,
         and its observations are not images.
     """
-    if own is not None:
+    if render is not None:
         try:
-            return picture(own(state))
+            return picture(render(state))
         except Exception as error:
             raise ConfigError(f"{label_of(spec)} cannot be drawn: {one_line(error)}") from error
     if spec.family == "classic_control":
         for fields, line_drawing in _PICTURES.items():
-            if all(hasattr(state, field) for field in fields):
+            if {*fields} <= {*dir(state)}:
                 return line_drawing(*(float(getattr(state, field)) for field in fields))
     images = [part for part in leaves(obs).values() if part.ndim in (2, 3)]
     if not images:

@@ -6,6 +6,7 @@ This module imports no JAX, because worker processes import it.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,14 @@ def creator(env: str) -> tuple[Any, str]:
     """
     module, _, name = env.rpartition(":")
     return (getattr(importlib.import_module(module), name, None) if module else None), name
+
+
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    """Returns the parameters of a function; any keyword, if it has no signature, as some written in C."""
+    try:
+        return [*inspect.signature(function).parameters.values()]
+    except ValueError:
+        return [inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)]
 
 
 def construct(env: str, options: Mapping[str, Any]) -> Any:

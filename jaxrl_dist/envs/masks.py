@@ -89,17 +89,20 @@ def of_gymnasium(env: Any, observation: PlainSpace, action: PlainSpace) -> Mask:
         return mask
     with contextlib.suppress(Exception):  # training will show an error of reset, and where it came from
         _, info = env.reset(seed=0)
-        offered = {("info", name): info[name] for name in NAMES if name in info}
+        offered = [of_value("info", name, info[name], action) for name in NAMES if name in info]
         for name in methods:
             with contextlib.suppress(Exception):  # such as Taxi's, which needs arguments
-                offered["method", name] = env.get_wrapper_attr(name)()
-        for (where, name), value in offered.items():
-            if action.num_choices and flat(value, action.num_choices) is not None:
-                return Mask(where, name)
-        for (where, name), value in offered.items():
-            what = f"info[{name!r}]" if where == "info" else f"its method {name}"
-            return Mask(where, name, misfit(what, np.size(value), action))
+                offered.append(of_value("method", name, env.get_wrapper_attr(name)(), action))
+        return min(offered, key=lambda mask: bool(mask.unread), default=mask)
     return mask
+
+
+def of_value(where: str, name: str, value: Any, action: PlainSpace) -> Mask:
+    """Returns the mask of this name, whose value is ``value`` now."""
+    if action.num_choices and flat(value, action.num_choices) is not None:
+        return Mask(where, name)
+    what = f"info[{name!r}]" if where == "info" else f"its method {name}"
+    return Mask(where, name, misfit(what, np.size(value), action))
 
 
 def of_keys(keys: Sequence[str]) -> str:
@@ -167,16 +170,16 @@ def _name(path: Sequence[Any]) -> str:
     return str(getattr(path[-1], "name", getattr(path[-1], "key", ""))) if path else ""
 
 
-def observer(found: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
+def observer(mask: Mask, native: Any) -> Callable[[PyTree, PyTree], PyTree]:
     """Returns ``(obs, state) -> obs`` for one environment: what policies see, with a mask in the state as a part."""
 
     import jax
 
     def observe(obs: PyTree, state: PyTree) -> PyTree:
         obs = named(native, obs)
-        if found.where != "state":
+        if mask.where != "state":
             return obs
-        mask = next(leaf for path, leaf in jax.tree.leaves_with_path(state) if _name(path) == found.name)
-        return {**(obs if isinstance(obs, dict) else {"observation": obs}), PART: mask.astype(bool)}
+        legal = next(leaf for path, leaf in jax.tree.leaves_with_path(state) if _name(path) == mask.name)
+        return {**(obs if isinstance(obs, dict) else {"observation": obs}), PART: legal.astype(bool)}
 
     return observe

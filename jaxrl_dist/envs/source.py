@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -45,7 +46,7 @@ class EnvSource(NamedTuple):
     team: Groups | None = None
     """The agents of a PettingZoo environment; None for other environments."""
     native: EnvSpec | None = None
-    """The spec before the wrappers ``hide`` and ``frame_stack``; None: as ``spec``."""
+    """The spec before the wrappers ``hide`` and ``frame_stack``; None: not known."""
 
     @property
     def is_pure(self) -> bool:
@@ -86,25 +87,23 @@ class EnvSource(NamedTuple):
         if self.pure is not None:
             keys = jnp.stack([rng.stream(seed, rng.Stream.ENV) for seed in runs])
             return gymnax.HostGymnax(self.pure, share.size * len(runs), keys, share.first)
-        env_id, wrappers = self.spec.id, self.wrappers
         envs = EnvSlice._make(number // self.spec.num_agents for number in share)
         seeds = [seed for run in runs for seed in envs.seeds(run)]
         if self.spec.backend == "gymnasium":
-            keywords = gymnasium.options(env_id, self.options)
-            make = vector.drawn if drawn else vector.Gymnasium
-            spec = rows.whole(self.team) if self.team else self.native or self.spec
-            settings: dict[str, Any] = {
-                "workers": self.workers,
-                "timeout": self.timeout,
-                "wrappers": wrappers,
-                "mask": self.mask,
-            }
-            env: DrawnEnv = make(spec, seeds, keywords, **settings)
-            env = rows.Rows(env, self.team) if self.team else env
+            env = self._gymnasium(seeds, drawn)
         else:
+            env_id, wrappers = self.spec.id, self.wrappers
             keywords = envpool.options(env_id, self.options, self.atari_preset, wrappers, training=training)
             env = envpool.EnvPool(env_id, seeds, keywords, self.timeout, wrappers, drawn=drawn)
-        return wrapping.on_host(env, wrappers)
+        return wrapping.on_host(env, self.wrappers)
+
+    def _gymnasium(self, seeds: Sequence[int], drawn: bool) -> DrawnEnv:
+        make: Callable[..., DrawnEnv] = vector.drawn if drawn else vector.Gymnasium
+        spec = rows.whole(self.team) if self.team else self.native
+        keywords = gymnasium.options(self.spec.id, self.options)
+        settings = {"workers": self.workers, "timeout": self.timeout, "wrappers": self.wrappers, "mask": self.mask}
+        env = make(spec, seeds, keywords, **settings)
+        return rows.Rows(env, self.team) if self.team else env
 
 
 def find(
@@ -145,22 +144,13 @@ def find(
         keywords = envpool.options(env_id, options, atari_preset, wrappers, training=True)
         made = envpool.spec(env_id, keywords, wrappers)
     elif backend == "gymnasium":
-
-        def adapt(native: Any) -> DeviceEnv:
-            return gymnax.adapt(native, env_id, "gymnax", wrappers)
-
-        result = gymnasium.look(env_id, options, timeout, workers, adapt)
-        if made_by not in (None, "gymnax" if isinstance(result, DeviceEnv) else "gymnasium"):
-            raise ConfigError(f"--env {name} makes no {made_by} environment; --env {env_id} finds out which it is")
-        made = result if isinstance(result, DeviceEnv) else _described(env_id, result, wrappers)
-        if isinstance(result, Description) and not result.mask.unread:
-            mask = result.mask
-    elif backend:
-        native = gymnax.native(env_id, options) if backend == "gymnax" else libraries.make(backend, env_id, options)
-        made = gymnax.adapt(native, env_id, backend, wrappers)
+        adapt = partial(gymnax.adapt, env_id=env_id, backend="gymnax", wrappers=wrappers)
+        made, mask = _adapted(env_id, gymnasium.look(env_id, options, timeout, workers, adapt), wrappers)
     else:
-        made = gymnax.adapt(_object(env, options), name, "gymnax", wrappers)
+        made = gymnax.adapt(_native(backend, env, env_id, options), env_id, backend or "gymnax", wrappers)
     whole = made if isinstance(made, EnvSpec) else made.spec
+    if made_by not in (None, whole.backend):
+        raise ConfigError(f"--env {name} makes no {made_by} environment; --env {env_id} finds out which it is")
     _check_settings(name, whole, workers, atari_preset, wrappers)
     spec = _checked(wrapping.wrapped(whole, wrappers)[0])
     pure = wrapping.on_device(made, wrappers) if isinstance(made, DeviceEnv) else None
@@ -208,20 +198,32 @@ def locate(env: str) -> Located:
         return Located(prefix, env_id)
     if module is not None:
         return Located("gymnasium", f"{module}:{env_id}", prefix)
-    backend = next((name for name in backends if env_id in BACKENDS[name].ids()), None)
-    if backend is None:
-        known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
-        where = prefix or "gymnax, envpool or gymnasium"
-        raise ConfigError(
-            f"--env {env}: {where} has no such environment{did_you_mean(env_id, known)}; see: jaxrl-dist list envs"
-        )
-    return Located(backend, env_id)
+    for backend in backends:
+        if env_id in BACKENDS[backend].ids():
+            return Located(backend, env_id)
+    known = [known_id for name in backends for known_id in BACKENDS[name].ids()]
+    where = prefix or "gymnax, envpool or gymnasium"
+    raise ConfigError(
+        f"--env {env}: {where} has no such environment{did_you_mean(env_id, known)}; see: jaxrl-dist list envs"
+    )
 
 
-def _described(env_id: str, description: Description, wrappers: Wrappers) -> EnvSpec | Groups:
-    if description.agents:
-        return rows.divided(env_id, description, wrappers)
-    return gymnasium.spec(env_id, description, wrappers)
+def _adapted(
+    env_id: str, result: Description | DeviceEnv, wrappers: Wrappers
+) -> tuple[EnvSpec | DeviceEnv | Groups, Mask]:
+    """Returns what policies see of the result of ``gymnasium.look``, and the mask that they read."""
+    if isinstance(result, DeviceEnv):
+        return result, NO_MASK
+    if result.agents:
+        return rows.divided(env_id, result, wrappers), NO_MASK
+    return gymnasium.spec(env_id, result, wrappers), NO_MASK if result.mask.unread else result.mask
+
+
+def _native(backend: str, env: Any, env_id: str, options: Mapping[str, str]) -> Any:
+    """Makes the environment of a JAX library or, without a backend, returns that of the user."""
+    if not backend:
+        return _object(env, options)
+    return gymnax.native(env_id, options) if backend == "gymnax" else libraries.make(backend, env_id, options)
 
 
 def _object(env: Any, options: Mapping[str, str]) -> Any:

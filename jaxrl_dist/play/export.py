@@ -125,10 +125,7 @@ def _exported(
         return policy(obs, jax.tree.map(begin, first, core))
 
     size = jax_export.symbolic_shape("b")[0] if batch is None else batch
-    observation = policy.source.spec.observation
-    if isinstance(observation, dict):
-        hidden = Traits.of(policy.config.algorithm).hidden
-        observation = {name: part for name, part in observation.items() if name not in hidden}
+    observation = policy.observation
     mask = None if policy.source.is_pure else policy.source.spec.mask
 
     def argument(path: str, part: Part) -> jax.ShapeDtypeStruct:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,16 +66,22 @@ def _evaluate(program: jex.ClosedJaxpr, *args: Any) -> list[Any]:
 
 def _outputs(equation: jex.JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
     primitive, params = equation.primitive, equation.params
+    known = not any(isinstance(x, jax.core.Tracer) for x in values)
     if primitive.name == "platform_index":
-        return [np.int32(next(at for at, names in enumerate(params["platforms"]) if names is None or "cpu" in names))]
+        return [np.int32(next(at for at, names in enumerate(params["platforms"]) if "cpu" in (names or ("cpu",))))]
     if primitive.name == "cond" and not isinstance(values[0], jax.core.Tracer):
         return _evaluate(params["branches"][int(values[0])], *values[1:])
-    called = params.get("jaxpr", params.get("call_jaxpr"))
-    if called is not None and primitive.name not in ("scan", "while"):
-        return _evaluate(called if hasattr(called, "consts") else jex.ClosedJaxpr(called, ()), *values)
+    if (program := _called(primitive.name, params)) is not None:
+        return _evaluate(program, *values)
     aval: Any = equation.outvars[0].aval
-    constant = values and aval.shape == () and not any(isinstance(x, jax.core.Tracer) for x in values)
+    constant = values and known and aval.shape == ()
     # Such as the index of a platform's branch, which does not depend on the arguments.
     with jax.ensure_compile_time_eval() if constant else contextlib.nullcontext():
         out = primitive.bind(*values, **params)
     return out if primitive.multiple_results else [out]
+
+
+def _called(primitive: str, params: Mapping[str, Any]) -> jex.ClosedJaxpr | None:
+    """Returns the program that an operation calls once; None: it is a loop, or calls none."""
+    program = None if primitive in ("scan", "while") else params.get("jaxpr", params.get("call_jaxpr"))
+    return program if program is None or hasattr(program, "consts") else jex.ClosedJaxpr(program, ())

@@ -39,13 +39,23 @@ class Policy:
         self._act = jax.jit(self._choose)
 
     def __repr__(self) -> str:
-        spec, everything = self.source.spec, self.source.spec.keyed(self.variables).values()
-        size = sum(x.size for each in everything for x in jax.tree.leaves(each.params))
+        spec = self.source.spec
+        params = [variables.params for variables in spec.keyed(self.variables).values()]
+        size = sum(x.size for x in jax.tree.leaves(params))
         return f"Policy({label(self.config.algorithm)} on {label_of(spec)}, {size:,} parameters)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets users pickle a policy, if its environment and algorithm can be; this package never does."""
         return _restored, (self.config, jax.tree.map(np.asarray, self.variables))
+
+    @property
+    def observation(self) -> Space:
+        """The space of observations, without the parts that only the critic sees."""
+        space = self.source.spec.observation
+        if not isinstance(space, dict):
+            return space
+        hidden = Traits.of(self.config.algorithm).hidden
+        return {name: part for name, part in space.items() if name not in hidden}
 
     def initial_core(self, num_envs: int) -> PyTree:
         """Returns the policy state at the start of an episode, for a batch of ``num_envs``; ``()`` if it has none."""
@@ -110,9 +120,7 @@ class Policy:
         Raises:
           ValueError: another part is missing, or there are more.
         """
-        hidden = Traits.of(self.config.algorithm).hidden
-        parts = obs if isinstance(obs, dict) else {}
-        needed = [name for name in space if name not in hidden]
+        parts, needed = obs if isinstance(obs, dict) else {}, self.observation
         if missing := [name for name in needed if name not in parts]:
             raise ValueError(f"observations are dicts here, with {', '.join(needed)}; {missing[0]} is missing")
         if extra := [str(name) for name in parts if name not in space]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,43 +63,42 @@ def _moved(jaxpr: Any) -> tuple[int, set[int], set[int]]:
     Returns:
       The bytes, the places of the arguments that elementwise operations read, and of the results that they write.
     """
-    place = {x: at for at, x in enumerate(jaxpr.invars)}  # also for views of arguments
+    place = dict(zip(jaxpr.invars, itertools.count(), strict=False))  # also for views of arguments
     made: dict[Any, int] = {}  # values that elementwise operations make
     total, read = 0, set[int]()
     for eqn in jaxpr.eqns:
-        name, given, out = eqn.primitive.name, eqn.invars, eqn.outvars
+        name, operands, out = eqn.primitive.name, eqn.invars, eqn.outvars
         if name in _VIEWS:
             for known in (place, made):
-                for value in _among(given[:1], known):
-                    known[out[0]] = value
+                known.update(zip(out, _among(operands[:1], known), strict=False))
         if (moved := _moved_at_once(eqn)) is not None:
             total += moved
         elif inside := list(_inside(eqn)):
-            parts = [_moved(inner) for inner in inside]
-            total += _times(eqn) * (max if name == "cond" else sum)(moved for moved, _, _ in parts)
-            for inner, (_, reads, writes) in zip(inside, parts, strict=True):
-                passed = given[len(given) - len(inner.invars) :]
+            bytes_inside, *places = zip(*map(_moved, inside), strict=True)
+            total += _times(eqn) * (max if name == "cond" else sum)(bytes_inside)
+            for inner, reads, writes in zip(inside, *places, strict=True):
+                passed = operands[len(operands) - len(inner.invars) :]
                 read |= {*_among(map(passed.__getitem__, reads), place)}
-                made |= dict.fromkeys((out[at] for at in writes), 1)
+                made |= dict.fromkeys(map(out.__getitem__, writes), 1)
         else:
-            read |= {*_among(given, place)}
+            read |= {*_among(operands, place)}
             made |= dict.fromkeys(out, 1)
     return total, read, {at for at, x in enumerate(jaxpr.outvars) if _among([x], made)}
 
 
 def _moved_at_once(eqn: Any) -> int | None:
     """Returns the bytes that an operation reads and writes; None: it is elementwise, or calls a program."""
-    name, given, out = eqn.primitive.name, eqn.invars, eqn.outvars
+    name, operands, out = eqn.primitive.name, eqn.invars, eqn.outvars
     if name in ("scan", "while"):
         return _times(eqn) * sum(map(of_memory, _inside(eqn)))
     if name in _SAME:
         return 0
     if name in _TAKING:
-        return _sizes(given[1:]) + 2 * _sizes(out)
+        return _sizes(operands[1:]) + 2 * _sizes(out)
     if name in _PUTTING:
-        return _sizes(given[1:]) + _sizes(given[_PUTTING[name] :][:1])
+        return _sizes(operands[1:]) + _sizes(operands[_PUTTING[name] :][:1])
     if name in _WHOLE or name.startswith(("reduce_", "cum")):
-        return _sizes(given) + _sizes(out)
+        return _sizes(operands) + _sizes(out)
     return None
 
 

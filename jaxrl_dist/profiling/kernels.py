@@ -15,17 +15,8 @@ from typing import Any, NamedTuple
 SCOPES = ("iteration", "env_step", "epoch", "update")
 """Names of ``jax.named_scope`` that name the loops of a run, outer ones first."""
 FREE = {
-    "add-dependency",
-    "after-all",
-    "bitcast",
-    "constant",
-    "domain",
-    "get-tuple-element",
-    "opt-barrier",
-    "parameter",
-    "partition-id",
-    "replica-id",
-    "tuple",
+    *("add-dependency", "after-all", "bitcast", "constant", "domain", "get-tuple-element", "opt-barrier"),
+    *("parameter", "partition-id", "replica-id", "tuple"),
 }
 """Instructions of HLO that start nothing."""
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import pathlib
 import re
 import shutil
@@ -109,22 +110,7 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
       ConfigError: the config describes a population or several processes, or cannot be run.
       OSError: the trace's file cannot be written.
     """
-    if is_population(config):
-        raise ConfigError("profile measures one run; remove --seeds and --vary")
-    if config.coordinator is not None:
-        raise ConfigError("profile measures one process; remove --coordinator")
-    total = max(config.total_env_steps, LONG)
-    config = dataclasses.replace(
-        config,
-        algorithm=_learning_throughout(config, total),
-        total_env_steps=total,
-        run_dir=None,
-        tensorboard=False,
-        wandb=False,
-        evaluation_episodes=0,
-        evaluation_interval=None,
-        stop_at_return=None,
-    )
+    config = _learning_only(config)
     run = setup.prepare(config, source)
     made = parts.make_parts(run.job)
     if trace is not None and not made:
@@ -133,7 +119,7 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     if trace is not None:
         _trace(made, trace)
     whole = timed.seconds / (timed.last.iteration - timed.first.iteration)
-    threads = _of_threads(timed.first, timed.last) or {"device": {UPDATE: whole}}
+    threads = _of_threads(timed.first, timed.last, whole)
     products = {name: part.layers for name, part in made.items() if part.layers}
     return Profile(
         run=described(config, list(run.job.mesh.devices.flat)),
@@ -148,9 +134,17 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     )
 
 
-def _learning_throughout(config: Train[Any], total: int) -> Any:
-    """Returns hyperparameters with which all policies learn from the first env step to the last."""
-    changes = {}
+def _learning_only(config: Train[Any]) -> Train[Any]:
+    """Returns the config of a long run in which all policies learn from the first env step on, and that does no more.
+
+    Raises:
+      ConfigError: the config describes a population or several processes.
+    """
+    if is_population(config):
+        raise ConfigError("profile measures one run; remove --seeds and --vary")
+    if config.coordinator is not None:
+        raise ConfigError("profile measures one process; remove --coordinator")
+    total, changes = max(config.total_env_steps, LONG), {}
     for policy, part in by_policy(config).items():
         before = f"{policy}." if policy else ""
         traits = Traits.of(part.algorithm)
@@ -158,7 +152,17 @@ def _learning_throughout(config: Train[Any], total: int) -> Any:
             changes[f"{before}learning_starts"] = 0
         if traits.learning_rate_steps is not None:
             changes[f"{before}learning_rate_steps"] = max(traits.learning_rate_steps, total)
-    return varied(config.algorithm, changes)
+    return dataclasses.replace(
+        config,
+        algorithm=varied(config.algorithm, changes),
+        total_env_steps=total,
+        run_dir=None,
+        tensorboard=False,
+        wandb=False,
+        evaluation_episodes=0,
+        evaluation_interval=None,
+        stop_at_return=None,
+    )
 
 
 class _Timed(NamedTuple):
@@ -179,21 +183,25 @@ def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: f
       ConfigError: the run is too short.
     """
     taken: dict[str, list[float]] = {name: [] for name in made}
-    first, last, spent = next((report for report in reports if report.updates), None), None, 0.0
-    stretch = min(STRETCH, seconds / ROUNDS)
-    while last is None or spent < seconds or (in_turn and _rounds(taken) < ROUNDS):
+    updating = filter(operator.attrgetter("updates"), reports)
+    first = last = _next_of(updating, seconds)
+    spent, stretch = 0.0, min(STRETCH, seconds / ROUNDS)
+    while last is first or spent < seconds or (in_turn and _rounds(taken) < ROUNDS):
         began = time.perf_counter()
-        last = next(reports, None)
-        if first is None or last is None:
-            text = f"the run ended before {seconds:g} s of it were timed"
-            raise ConfigError(f"{text}; a larger --total-env-steps works, or fewer --seconds")
+        last = _next_of(updating, seconds)
         spent += time.perf_counter() - began
         if in_turn and spent >= stretch * (1 + _rounds(taken)):
             _time_each(made, taken)
     while _rounds(taken) < ROUNDS:
         _time_each(made, taken)
-    assert first is not None
     return _Timed(first, last, spent, {name: statistics.median(times) for name, times in taken.items()})
+
+
+def _next_of(reports: Iterator[Report], seconds: float) -> Report:
+    if (report := next(reports, None)) is None:
+        text = f"the run ended before {seconds:g} s of it were timed"
+        raise ConfigError(f"{text}; a larger --total-env-steps works, or fewer --seconds")
+    return report
 
 
 def _rounds(taken: Mapping[str, Sequence[float]]) -> int:
@@ -229,8 +237,11 @@ def _trace(made: Mapping[str, parts.Part], out: pathlib.Path) -> None:
             shutil.copyfile(written, partial)
 
 
-def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:
-    """Returns the seconds of an iteration that host threads spent on each stage, by thread; {}: none is timed."""
+def _of_threads(first: Report, last: Report, whole: float) -> dict[str, dict[str, float]]:
+    """Returns the seconds of an iteration that host threads spent on each stage, by thread.
+
+    If none is timed, devices updated all the time, ``whole``.
+    """
     threads: dict[str, dict[str, float]] = {}
     for name, value in last.metrics.items():
         if (timer := re.fullmatch("time/(?!compile_s$)(?:(.+)/)?(.+)_s", name)) and value is not None:
@@ -238,7 +249,7 @@ def _of_threads(first: Report, last: Report) -> dict[str, dict[str, float]]:
             spent = value - (first.metrics.get(name) or 0.0)
             iterations = last.iteration - first.iteration
             threads.setdefault(thread or "main", {})[HOST_STAGES.get(stage, stage)] = spent / iterations
-    return threads
+    return threads or {"device": {UPDATE: whole}}
 
 
 def _divided(stages: Mapping[str, float], alone: Mapping[str, float], whole: float) -> dict[str, float]:

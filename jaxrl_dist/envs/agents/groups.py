@@ -84,8 +84,8 @@ class Group(NamedTuple):
         ids = {AGENT: xp.tile(xp.eye(count, dtype=xp.float32), (size, 1))} if AGENT in self.added else {}
         extra = {masks.PART: legal} if masks.PART in self.added else {}
         if self.joint:
-            each = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(seen), **ids})
-            return {AGENTS: each, **{part: x.reshape(size, -1) for part, x in extra.items()}, STATE: state}
+            by_agent = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), {**in_parts(seen), **ids})
+            return {AGENTS: by_agent, **{part: x.reshape(size, -1) for part, x in extra.items()}, STATE: state}
         if STATE in self.added:
             extra[STATE] = xp.repeat(state, count, axis=0)
         return {**in_parts(seen), **extra, **ids} if self.added else seen
@@ -98,10 +98,10 @@ class Group(NamedTuple):
         reward, terminated, truncated, valid = map(self.of_all, (reward, terminated, truncated, valid))
         if not self.joint:
             return Timestep(seen, *(_flat(x) for x in (reward, terminated, truncated, valid)))
-        here = valid.any(axis=1)
-        over = here & (~valid | terminated | truncated).all(axis=1)  # whoever may join later
+        taking_part = valid.any(axis=1)
+        over = taking_part & (~valid | terminated | truncated).all(axis=1)  # whoever may join later
         cut = over & truncated.any(axis=1)
-        return Timestep(seen, reward.mean(axis=1), over & ~cut, cut, here)
+        return Timestep(seen, reward.mean(axis=1), over & ~cut, cut, taking_part)
 
 
 class Groups(NamedTuple):
@@ -204,43 +204,43 @@ def agents_of(policies: Mapping[str, str], agents: Sequence[Any], name: str) -> 
     """
     if not policies:
         return {"": list(agents)}
-    names = [str(agent) for agent in agents]
-    listed = f"the agents of {name} are {', '.join(names)}"
-    matching = {policy: _matching(policy, text, names, listed) for policy, text in policies.items()}
-    owners = {agent: [policy for policy in policies if agent in matching[policy]] for agent in names}
-    for agent, several in owners.items():
-        if len(several) > 1:
-            raise ConfigError(f"agent {agent} has the policies {' and '.join(several)}; it can have one")
-    if alone := [agent for agent, several in owners.items() if not several]:
+    listed = f"the agents of {name} are {', '.join(map(str, agents))}"
+    matching = {policy: _matching(policy, text, agents, listed) for policy, text in policies.items()}
+    for agent in agents:
+        owners = [policy for policy in policies if agent in matching[policy]]
+        if len(owners) > 1:
+            raise ConfigError(f"agent {agent} has the policies {' and '.join(owners)}; it can have one")
+    owned = set().union(*matching.values())
+    if alone := [str(agent) for agent in agents if agent not in owned]:
         raise ConfigError(f"agents without a policy: {', '.join(alone)}; {listed}, and each needs one")
-    return {policy: [agent for agent in agents if str(agent) in matching[policy]] for policy in policies}
+    return matching
 
 
-def _matching(policy: str, text: str, names: Sequence[str], listed: str) -> set[str]:
-    """Returns the agents whose names match any of a policy's patterns.
+def _matching(policy: str, text: str, agents: Sequence[Any], listed: str) -> list[Any]:
+    """Returns the agents whose names match any of a policy's patterns, in the environment's order.
 
     Raises:
       ConfigError: a pattern matches none; ``listed`` says which agents exist.
     """
-    matching: set[str] = set()
+    names, matching = [str(agent) for agent in agents], set[str]()
     for pattern in text.split(","):
         if not (more := fnmatch.filter(names, pattern.strip())):
             near = did_you_mean(pattern, names)
             raise ConfigError(f"policy {policy}: no agent is named {pattern.strip()}{near}; {listed}")
         matching.update(more)
-    return matching
+    return [agent for agent in agents if str(agent) in matching]
 
 
 def of_policies(policies: Mapping[str, EnvSpec]) -> EnvSpec:
     """Joins the specs of several policies: spaces are dicts keyed by policy, and rows add up."""
     return dataclasses.replace(
         next(iter(policies.values())),
-        observation={policy: each.observation for policy, each in policies.items()},
-        action={policy: each.action for policy, each in policies.items()},
-        num_agents=sum(each.num_agents for each in policies.values()),
+        observation={policy: spec.observation for policy, spec in policies.items()},
+        action={policy: spec.action for policy, spec in policies.items()},
+        num_agents=sum(spec.num_agents for spec in policies.values()),
         policies=policies,
         mask=None,
-        unread_mask=next((each.unread_mask for each in policies.values() if each.unread_mask), ""),
+        unread_mask=next((spec.unread_mask for spec in policies.values() if spec.unread_mask), ""),
     )
 
 
@@ -303,9 +303,9 @@ def check_same(name: str, what: str, native: Mapping[Any, PlainSpace]) -> None:
     for agent, space in native.items():
         kinds.setdefault(_shown(space), []).append(str(agent))
     if len(kinds) > 1:
-        each = "; ".join(f"{', '.join(agents)}: {kind}" for kind, agents in kinds.items())
+        listed = "; ".join(f"{', '.join(agents)}: {kind}" for kind, agents in kinds.items())
         raise ConfigError(
-            f"{name} has agents with different {what} ({each}); one policy needs agents with equal ones, "
+            f"{name} has agents with different {what} ({listed}); one policy needs agents with equal ones, "
             "and --policies gives others to others"
         )
 

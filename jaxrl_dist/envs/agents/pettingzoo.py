@@ -6,13 +6,14 @@ This module imports no JAX, because worker processes import it.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_dist.envs.masks import NAMES, PART, flat, misfit, of_parts
+from jaxrl_dist.envs.masks import NAMES, PART, flat, of_parts, of_value
 from jaxrl_dist.envs.native import NO_MASK, Description, Mask, check_agents, flag, number, plain, returned
 from jaxrl_dist.errors import ConfigError
 
@@ -46,23 +47,14 @@ class Parallel(gymnasium.Env[Any, Any]):
         Raises:
           ConfigError: PettingZoo cannot convert it.
         """
-        if hasattr(env, "agent_iter"):
-            from pettingzoo.utils.conversions import aec_to_parallel
-
-            if not env.metadata.get("is_parallelizable", False):
-                raise ConfigError(
-                    f"{type(env).__name__} is a game in turns, which PettingZoo's aec_to_parallel does not convert; "
-                    "those of pgx: work"
-                )
-            env = aec_to_parallel(env)
-        self.env, self.agents = env, list(env.possible_agents)
+        self.env = env = _in_parallel(env)
+        self.agents = list(env.possible_agents)
         self.render_mode, self.metadata = getattr(env, "render_mode", None), env.metadata
         self._seen = {agent: env.observation_space(agent) for agent in self.agents}
         self._acts = {agent: env.action_space(agent) for agent in self.agents}
         self._gone: set[Any] = set()  # whose flags have said so since the reset
-        masks = self._masks_of_infos(self._begin(seed=0)[1])
-        self._masks = {agent: mask.name for agent, mask in masks.items() if not mask.unread}
-        self._unread = {agent: mask for agent, mask in masks.items() if mask.unread}
+        self._offered = self._masks_of_infos(self._begin(seed=0)[1])
+        self._masks = {agent: mask.name for agent, mask in self._offered.items() if not mask.unread}
         count = len(self.agents)
         parts: dict[str, spaces.Space[Any]] = {
             OBS: _by_name(self._seen),
@@ -79,13 +71,10 @@ class Parallel(gymnasium.Env[Any, Any]):
         sizes = {agent: int(space.n) for agent, space in self._acts.items() if isinstance(space, spaces.Discrete)}
         by_size: dict[int, Mask] = {}
         for agent, size in sizes.items():
-            for name in reversed([name for name in NAMES if name in infos.get(agent, {})]):
-                mask, value = Mask("info", name), infos[agent][name]
-                if flat(value, size) is not None:
+            for name in filter(infos.get(agent, {}).__contains__, reversed(NAMES)):
+                mask = of_value("info", name, infos[agent][name], plain(self._acts[agent]))
+                if not mask.unread or size not in by_size:
                     by_size[size] = mask
-                elif size not in by_size:
-                    unread = misfit(f"info[{name!r}]", np.size(value), plain(self._acts[agent]))
-                    by_size[size] = mask._replace(unread=unread)
         return {agent: by_size[size] for agent, size in sizes.items() if size in by_size}
 
     def description(self) -> Description:
@@ -94,7 +83,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         masks = {}
         for agent, space in self._seen.items():
             mask = of_parts(plain(space), plain(self._acts[agent]))
-            mask = mask if mask.where else self._unread.get(agent, NO_MASK)
+            mask = mask if mask.where else self._offered.get(agent, NO_MASK)
             masks[str(agent)] = Mask("info", PART) if agent in self._masks else mask
         return Description(type(self.env).__name__, True, False, seen, acts, "pettingzoo", mask=NO_MASK, agents=masks)
 
@@ -103,24 +92,22 @@ class Parallel(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         present = self._going()
-        actions = {agent: action[str(agent)] for agent in self.env.agents}
-        for agent in self.env.agents:
-            if isinstance(self._acts[agent], spaces.Discrete):
-                actions[agent] = int(actions[agent])  # which some environments need
+        chosen = {agent: action[str(agent)] for agent in self.env.agents}
+        whole = {agent: int(chosen[agent]) for agent in chosen if isinstance(self._acts[agent], spaces.Discrete)}
+        actions = {**chosen, **whole}  # some environments need Python's int
         obs, rewards, terminated, truncated, infos = returned("step", self.env.step(actions), RETURNED)
         listed = self._going()
         flags = {"termination": terminated, "truncation": truncated}
         check_agents(ValueError, "step", listed, observation=obs)
-        check_agents(ValueError, "step", [agent for agent in listed if agent in present], reward=rewards, **flags)
+        check_agents(ValueError, "step", list(filter(present.__contains__, listed)), reward=rewards, **flags)
         flagged = [agent for agent in present if terminated.get(agent) or truncated.get(agent)]
         check_agents(ValueError, "step", flagged, reward=rewards)
-        check_agents(ValueError, "step", [agent for agent in flagged if not terminated.get(agent)], observation=obs)
+        check_agents(ValueError, "step", itertools.filterfalse(terminated.get, flagged), observation=obs)
         self._gone.update(flagged)
         going = self._going()
-        unflagged = [agent for agent in present if agent not in going and agent not in self._gone]
+        unflagged = [agent for agent in present if agent not in {*going, *self._gone}]
         truncated = {**truncated, **dict.fromkeys(unflagged, True)}
-        seen = self._all(obs, infos, rewards, terminated, truncated, present)
-        return seen, 0.0, not going, False, {}
+        return self._all(obs, infos, rewards, terminated, truncated, present), 0.0, not going, False, {}
 
     def render(self) -> Any:
         return self.env.render()
@@ -179,6 +166,20 @@ class Parallel(gymnasium.Env[Any, Any]):
             what = f"the info of {agent} gave {mask!r:.80} as {name!r}"
             raise ValueError(f"{what}, not {size} zeros and ones that say what is legal")
         return np.zeros(size, np.bool_)
+
+
+def _in_parallel(env: Any) -> Any:
+    """Returns an environment of the parallel API; PettingZoo converts one of the AEC API, or raises ``ConfigError``."""
+    if not hasattr(env, "agent_iter"):
+        return env
+    from pettingzoo.utils.conversions import aec_to_parallel
+
+    if not env.metadata.get("is_parallelizable", False):
+        raise ConfigError(
+            f"{type(env).__name__} is a game in turns, which PettingZoo's aec_to_parallel does not convert; "
+            "those of pgx: work"
+        )
+    return aec_to_parallel(env)
 
 
 def _by_name(by_agent: dict[Any, Any]) -> spaces.Dict:

@@ -84,34 +84,32 @@ def spec(env_id: str, options: Mapping[str, Any], wrappers: Wrappers = UNWRAPPED
       ConfigError: the options are invalid, a system library is missing, no policy here supports the spaces, or
         there are several players.
     """
-    registry = _registry()
+    name = f"envpool:{env_id}"
     with _without_warnings():
         try:
-            native = registry.make_spec(env_id, **options)
+            native = _registry().make_spec(env_id, **options)
             spaces = native.observation_space, native.action_space
         except (ValueError, TypeError, RuntimeError) as error:
-            raise ConfigError(f"envpool:{env_id} cannot be made with these --env-options: {error}") from error
+            raise ConfigError(f"{name} cannot be made with these --env-options: {error}") from error
         except ImportError as error:  # such as Procgen without Qt
-            raise ConfigError(f"envpool:{env_id} cannot be made on this machine: {error}") from error
+            raise ConfigError(f"{name} cannot be made on this machine: {error}") from error
     if any(np.any(getattr(space, "start", 0)) for space in spaces):
-        raise ConfigError(f"envpool:{env_id} has categories that do not count from 0")
+        raise ConfigError(f"{name} has categories that do not count from 0")
     kinds = "Discrete", "MultiDiscrete", "Box", "Dict"
-    seen, chosen = masks.with_arrays(plain(spaces[0])), counted(plain(spaces[1]))
-    observation, action = (
-        base.space_of(space, f"envpool:{env_id}", what, kinds)
-        for space, what in ((seen, "observations"), (chosen, "actions"))
-    )
-    native_mask = masks.of_parts(seen, chosen)
+    plain_observation, plain_action = masks.with_arrays(plain(spaces[0])), counted(plain(spaces[1]))
+    observation = base.space_of(plain_observation, name, "observations", kinds)
+    action = base.space_of(plain_action, name, "actions", kinds)
+    native_mask = masks.of_parts(plain_observation, plain_action)
     observation, mask = masks.with_mask(observation, action, native_mask)
     limit = getattr(native.config, "max_episode_steps", None)
     if limit == NO_LIMIT or (limit == 0 and "max_episode_steps" not in options):  # BabyAI's 0: the level has its limit
         limit = None
     if getattr(native.config, "max_num_players", 1) > 1:
-        raise ConfigError(f"envpool:{env_id} has several players; environments with one work")
+        raise ConfigError(f"{name} has several players; environments with one work")
     kind = family(env_id)
     frame_stack = native.config.stack_num if kind == "atari" else 1
     metrics = episodes.parse(wrappers.info_metrics)
-    episodes.check_known(metrics, _numbers(native), f"envpool:{env_id}")
+    episodes.check_known(metrics, _numbers(native), name)
     return EnvSpec(
         env_id, "envpool", kind, observation, action, wrappers.limit(limit), frame_stack, info_metrics=metrics,
         mask=mask, unread_mask=native_mask.unread or masks.of_keys(native._state_keys),
@@ -134,49 +132,44 @@ def options(
     Raises:
       ConfigError: unknown option, a preset for an environment that is not Atari, or contradictory settings.
     """
-    registry = _registry()
-    config = registry.make_spec(env_id).config
+    name, config = f"envpool:{env_id}", _registry().make_spec(env_id).config
     defaults = {key: value for key, value in config._asdict().items() if key not in _RESERVED}
     chosen: dict[str, Any] = {}
     if preset is not None:
         if family(env_id) != "atari":
-            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and envpool:{env_id} is not one")
+            raise ConfigError(f"--atari-preset {preset} needs an Atari environment, and {name} is not one")
         chosen.update(ATARI_PRESETS[preset])
         if not training:
             chosen.update(ATARI_TRAINING_ONLY)
-    parsed = base.parse_options(f"envpool:{env_id}", texts, defaults)
-    for key, value in parsed.items():
-        _check_range(f"envpool:{env_id}", key, value, defaults[key])
+    parsed = base.parse_options(name, texts, defaults)
+    _check_ranges(name, parsed, defaults)
     chosen.update(parsed)
     if family(env_id) != "atari":
         return chosen
-    if wrappers.frame_stack is not None:
-        if chosen.get("stack_num", wrappers.frame_stack) != wrappers.frame_stack:
-            setting = f"--frame-stack {wrappers.frame_stack}"
-            raise ConfigError(
-                f"{setting} contradicts --env-options stack_num={texts['stack_num']}, which is the same thing"
-            )
-        chosen["stack_num"] = wrappers.frame_stack
+    if (frame_stack := wrappers.frame_stack) is not None and chosen.setdefault("stack_num", frame_stack) != frame_stack:
+        other = f"--env-options stack_num={texts['stack_num']}"
+        raise ConfigError(f"--frame-stack {frame_stack} contradicts {other}, which is the same thing")
     if wrappers.own_limit is not None:
-        own = chosen.get("max_episode_steps", defaults["max_episode_steps"])
-        chosen["max_episode_steps"] = min(own, wrappers.own_limit)
+        limit = chosen.get("max_episode_steps", defaults["max_episode_steps"])
+        chosen["max_episode_steps"] = min(limit, wrappers.own_limit)
     return chosen
 
 
-def _check_range(name: str, key: str, value: Any, default: Any) -> None:
+def _check_ranges(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Checks numbers that EnvPool uses unchecked for the sizes of arrays, threads and images.
 
     Raises:
-      ConfigError: the number is too small or too large.
+      ConfigError: a number is too small or too large.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or default < 0:  # a default of -1 means no value
-        return
-    low = 1 if key in _POSITIVE else 0
-    if value < low:
-        raise ConfigError(f"--env-options {key}={value} of {name}: {low} or more works")
-    if key == "num_threads" and value > _MAX_THREADS:
-        most = f"at most {_MAX_THREADS} work, and 0 stands for one a core"
-        raise ConfigError(f"--env-options {key}={value} of {name}: {most}")
+    for key, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or defaults[key] < 0:  # -1 means no value
+            continue
+        low = 1 if key in _POSITIVE else 0
+        if value < low:
+            raise ConfigError(f"--env-options {key}={value} of {name}: {low} or more works")
+        if key == "num_threads" and value > _MAX_THREADS:
+            most = f"at most {_MAX_THREADS} work, and 0 stands for one a core"
+            raise ConfigError(f"--env-options {key}={value} of {name}: {most}")
 
 
 def default_preset(env_id: str) -> str | None:
@@ -286,13 +279,12 @@ class EnvPool:
             self._worker.stop()
             del self._envs  # EnvPool's own threads end with the last reference
 
-    def _advance(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def _advance(self, action: np.ndarray) -> tuple[Any, ...]:
         """Steps EnvPool once per repeat of the action; environments whose episode has ended wait."""
-        obs, reward, terminated, truncated, info = self._first(action)
+        *stepped, info = self._first(action)
         if self._action_repeat == 1:
-            return obs, reward, terminated, truncated, info
-        both = obs, reward, terminated, truncated
-        obs, reward, terminated, truncated = jax.tree.map(np.copy, both)  # see _observation
+            return *stepped, info
+        obs, reward, terminated, truncated = jax.tree.map(np.copy, stepped)  # see _observation
         info = {name: x.copy() for name, x in info.items() if isinstance(x, np.ndarray)}
         going = ~self._ended
         sums = {"reward", *(x.removesuffix(episodes.SUM) for x in self.spec.info_metrics if x.endswith(episodes.SUM))}
@@ -302,14 +294,13 @@ class EnvPool:
                 break
             ids = np.flatnonzero(going)
             newest, more, terminated[ids], truncated[ids], news = self._envs.step(action[ids], ids)
-            for old, new in zip(jax.tree.leaves(obs), jax.tree.leaves(newest), strict=True):
-                old[ids] = new
+            base.write_rows(ids, obs, newest)
             reward[ids] += more
             for name, x in info.items():
                 x[ids] = news[name] + (x[ids] if name in sums else 0)
         return obs, reward, terminated, truncated, info
 
-    def _first(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def _first(self, action: np.ndarray) -> tuple[Any, ...]:
         """Steps EnvPool once; resets the environments whose episode it has not ended itself."""
         if not self._cut.any():
             return self._envs.step(action)

@@ -20,7 +20,7 @@ from jaxrl_dist.envs import episodes, masks
 from jaxrl_dist.envs.base import Wrappers, awaited, check_options, parse_option, space_of
 from jaxrl_dist.envs.host import runners
 from jaxrl_dist.envs.host import worker as env_worker
-from jaxrl_dist.envs.making import construct, creator, describe
+from jaxrl_dist.envs.making import construct, creator, describe, parameters_of
 from jaxrl_dist.envs.native import Description, env_label
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, leaves
@@ -155,12 +155,9 @@ def options(env_id: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """
     name = env_label("gymnasium", env_id)
     function, defaults = _function(env_id)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some functions written in C have no signature
-        parameters = inspect.signature(lambda **options: None).parameters.values()
-    named = [x for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
-    defaults = {x.name: x.default for x in named} | defaults
+    parameters = parameters_of(function)
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    defaults = {x.name: x.default for x in parameters if x.kind in kinds} | defaults
     if all(x.kind is not x.VAR_KEYWORD for x in parameters):
         check_options(name, texts, defaults)
     for key, default in defaults.items():
@@ -204,7 +201,7 @@ def _function(env_id: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         entry = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
         limit = spec.max_episode_steps or -1  # Gymnasium's value for no limit
         return entry or gymnasium.make, {"max_episode_steps": limit, **spec.kwargs}
-    near = did_you_mean(name, [key for key, value in vars(sys.modules[module]).items() if callable(value)])
+    near = did_you_mean(name, dict(inspect.getmembers(sys.modules[module], callable)))
     raise ConfigError(f"--env {env_id}: the module {module} has no function {name!r}{near}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ from jaxrl_dist.envs.episodes import EpisodeCounter
 from jaxrl_dist.envs.host import records, runners
 from jaxrl_dist.envs.host import worker as env_worker
 from jaxrl_dist.envs.host.runners import Worker, process, warn_of_closing
-from jaxrl_dist.envs.making import creator
+from jaxrl_dist.envs.making import creator, parameters_of
 from jaxrl_dist.envs.native import NO_MASK, Mask
 from jaxrl_dist.errors import ConfigError, EnvError
 from jaxrl_dist.spaces import Box, leaves, num_choices, paths
@@ -35,8 +34,9 @@ def drawn(spec: EnvSpec, seeds: Sequence[int], options: Mapping[str, Any], **set
       ConfigError: they cannot be drawn.
     """
     function, _ = creator(spec.id)
-    parameters = inspect.signature(function).parameters.values() if callable(function) else ()
-    if not callable(function) or any(x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters):
+    if not callable(function) or any(
+        x.name == "render_mode" or x.kind is x.VAR_KEYWORD for x in parameters_of(function)
+    ):
         options = {"render_mode": "rgb_array", **options}  # other functions may draw without the argument
     try:
         return Gymnasium(spec, seeds, options, **settings)
@@ -143,10 +143,10 @@ class Gymnasium:
             self._pending = [worker]
             raise TimeoutError(f"{self._name}: environment {index} has not drawn itself within {self._timeout:g} s")
         answer, _, pixels = drawn.partition(b"\n")
-        what = json.loads(answer)
-        if "error" in what:
-            raise ConfigError(f"{self._name} cannot be drawn: {what['error']}")
-        return np.frombuffer(pixels, np.uint8).reshape(what["shape"])
+        head = json.loads(answer)
+        if "error" in head:
+            raise ConfigError(f"{self._name} cannot be drawn: {head['error']}")
+        return np.frombuffer(pixels, np.uint8).reshape(head["shape"])
 
     def close(self) -> None:
         workers, self._workers = self._workers, []
@@ -200,17 +200,21 @@ class Gymnasium:
                     "(--env-timeout)"
                 )
             for worker in [worker for worker in self._pending if worker.connection in ready]:
-                try:
-                    failure = worker.connection.recv_bytes()
-                except (EOFError, OSError):
-                    raise self._dead(worker) from None
-                if failure:
-                    what = json.loads(failure)
-                    if what["refused"]:
-                        raise ConfigError(what["refused"].replace("the environment", self._name, 1))
-                    line = f"environment {what['index']} at step {self._steps}, {what['doing']}: {what['error']}"
-                    raise EnvError(f"{self._name}: {line}", what["traceback"])
+                self._check_answer(worker)
                 self._pending.remove(worker)
+
+    def _check_answer(self, worker: Worker) -> None:
+        """Receives a worker's answer, and raises what it reports, or ``EnvError`` if the worker has died."""
+        try:
+            answer = worker.connection.recv_bytes()
+        except (EOFError, OSError):
+            raise self._dead(worker) from None
+        if answer:
+            failure = json.loads(answer)
+            if failure["refused"]:
+                raise ConfigError(failure["refused"].replace("the environment", self._name, 1))
+            line = f"environment {failure['index']} at step {self._steps}, {failure['doing']}: {failure['error']}"
+            raise EnvError(f"{self._name}: {line}", failure["traceback"])
 
     def _since(self, worker: Worker) -> np.ndarray:
         return self._records["since"][worker.indices.start : worker.indices.stop]

@@ -35,18 +35,18 @@ def make(env_id: str, options: Mapping[str, str]) -> Team:
     parameters = _parameters(env)
     defaults = settable(parameters)
     maps = {"scenario": ""} if "scenario" in parameters else {}
-    known = next((name for name in CLOCKS if getattr(env, name, None) is not None), None)
-    clock = {} if known is None else {known: int(getattr(env, known))}
+    clock = next(({clock: int(getattr(env, clock))} for clock in CLOCKS if getattr(env, clock, None) is not None), {})
     name = f"jaxmarl:{env_id}"
     values: dict[str, Any] = parse_options(name, options, {**defaults, **maps, **clock, "state": False})
     shows_state = values.pop("state", False)
     if "scenario" in values:
         values["scenario"] = _scenario(name, values["scenario"])
     limit = None
-    if known is not None:
-        limit = values.pop(known, clock[known])
+    if clock:
+        ((argument, default),) = clock.items()
+        limit = values.pop(argument, default)
         # The library would report its time limit as the end of the task, so its limit is one step above the one here.
-        clock = {known: limit + 1, **CLOCKS[known]}
+        clock = {argument: limit + 1, **CLOCKS[argument]}
     elif all(name in defaults for name in ROUNDS):
         steps, rounds = (values.get(name, defaults[name]) for name in ROUNDS)
         limit, values[ROUNDS[1]] = steps * rounds, rounds + 1
