@@ -66,23 +66,21 @@ def make_rollout(
                 return rng.per_step(key, numbers, index), own, core
 
             env_keys = rng.per_step(env_key, numbers, index)
-            if any(each.episodic for each in algorithm.values()):
+            if any(policy.episodic for policy in algorithm.values()):
                 env_state, obs = env.reset(rng.per_step(env_key, rng.rollout_step(iteration)[None], index)[0])
                 actor = ActorState(env_state, spec.keyed(obs), actor.initial_core, actor.initial_core)
             keys = steps.keys_of(algorithm, act_key), steps.indices(algorithm, spec, index)
             act_keys, own, started = over_policies(begin, 3)(algorithm, *keys, variables, actor.core, env_step)
 
-            def step(
-                carry: tuple[PyTree, PyTree, PyTree], keys: tuple[PyTree, jax.Array]
-            ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[PyTree, ...]]:
+            def step(carry: PyTree, keys: tuple[PyTree, jax.Array]) -> tuple[PyTree, tuple[PyTree, ...]]:
                 env_state, obs, core = carry
                 context = over_policies(Context)(keys[0], env_step)
                 action, core, extras = over_policies(steps.act, 3)(algorithm, variables, own, obs, core, context)
                 env_state, *stepped = env.step(env_state, spec.bare(action), keys[1])
                 timestep, episodes = map(spec.keyed, stepped)
                 core = over_policies(steps.after_step)(algorithm, core, actor.initial_core, action, timestep)
-                seen, timestep = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(timestep)
-                return (env_state, seen, core), (obs, action, extras, timestep, episodes)
+                next_obs, timestep = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(timestep)
+                return (env_state, next_obs, core), (obs, action, extras, timestep, episodes)
 
             with jax.named_scope("env_step"):
                 (env_state, obs, core), (*taken, episodes) = packing.scan(
@@ -97,8 +95,8 @@ def make_rollout(
             return actor, over_policies(Rollout.env_major)(experience), episodes
 
         index = first + mesh.global_index(num_envs)
-        each = over_policies(partial(steps.num_parts, num_envs=num_envs))(algorithm, variables)
-        parts = max(each.values()) if len(each) == 1 else 1
+        counts = over_policies(partial(steps.num_parts, num_envs=num_envs))(algorithm, variables)
+        parts = max(counts.values()) if len(counts) == 1 else 1
         if parts == 1:
             actor, experience, episodes = of_envs(actor, index)
         else:

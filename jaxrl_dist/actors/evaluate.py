@@ -70,7 +70,7 @@ def check_samples(algorithm: Algorithms) -> None:
     Raises:
       ConfigError: training perturbs the parameters, not the actions; with several policies, in all of them.
     """
-    if all(each.behaviour is not None for each in algorithm.values()):
+    if all(policy.behaviour is not None for policy in algorithm.values()):
         raise ConfigError(
             "--evaluation-policy sampled does nothing here: this run explores by perturbed parameters, and draws no "
             "actions; --evaluation-policy greedy works"
@@ -146,11 +146,11 @@ class Evaluator:
         def update_core(
             hyper: Any, core: PyTree, start: PyTree, stacks: PyTree, action: PyTree, step: PyTree
         ) -> PyTree:
-            def seen(stacks: PyTree, step: Timestep) -> Timestep:
+            def with_stacks(stacks: PyTree, step: Timestep) -> Timestep:
                 _, obs = frames.push(stacks, step.obs)  # stacks are discarded: ``act`` pushes this frame itself
                 return step._replace(obs=obs)
 
-            step = over_policies(seen)(stacks, step)
+            step = over_policies(with_stacks)(stacks, step)
             return over_policies(steps.after_step)(variant(hyper), core, start, action, step)
 
         self._act, self._update_core = act, update_core
@@ -166,10 +166,10 @@ class Evaluator:
     @property
     def _quota(self) -> np.ndarray:
         """Episodes that each row plays, ``[B]``; with several policies, all rows play the same number."""
-        each, more = divmod(self._episodes, self._num_envs)
+        common, more = divmod(self._episodes, self._num_envs)
         if self._source.spec.policies:
             more = self._num_envs if more else 0
-        return each + (np.arange(self._num_envs) < more)
+        return common + (np.arange(self._num_envs) < more)
 
     def play(
         self,

@@ -47,12 +47,12 @@ class HostActor:
         """
         self.stages = stages or Stages()
         self._env, self._length, self._programs = env, rollout_length, programs
-        self._episodic = any(each.episodic for each in algorithm.values())
+        self._episodic = any(policy.episodic for policy in algorithm.values())
         self._lead = (len(members),) if members else ()
         self._obs, self._action = env.spec.keyed(env.reset()), dict[str, PyTree]()
         share = share or EnvSlice.all(env.num_envs // max(1, len(members)))
         rows = row_slices(env.spec, env.num_envs)
-        self._outcome = {name: np.zeros((4, own.stop - own.start), np.float32) for name, own in rows.items()}
+        self._outcome = {name: np.zeros((4, part.stop - part.start), np.float32) for name, part in rows.items()}
         self._rows: Any = None  # the environments' rows of the remaining members; None: all
         self._first = np.int32(share.first)
         cores = [initial_core(member, env.spec, share) for member in members or [algorithm]]
@@ -107,7 +107,7 @@ class HostActor:
         if not self._lead:
             return rollout, over_policies(EpisodeStats.merge)(ended), steps
         in_rows = jax.tree.map(lambda x: np.moveaxis(self._parted(x, 1), 1, 0).reshape(*self._lead, -1), ended)
-        return rollout, over_policies(lambda each: each.merge(1))(in_rows), steps
+        return rollout, over_policies(lambda episodes: episodes.merge(1))(in_rows), steps
 
     def _seen(self) -> tuple[PyTree, PyTree]:
         """The programs' inputs from the environments: ``obs`` and ``outcome``."""

@@ -128,8 +128,8 @@ def acting(
         _, obs = over_policies(frames.push, 2)(stacks, obs)
 
         def of_policy(algorithm: Algorithm, buffer: Rollout, *last: PyTree) -> tuple[Rollout, PyTree]:
-            core, start, obs, outcome = last
-            buffer, core = _record(algorithm, buffer, core, start, obs, outcome, jnp.int32(rollout_length))
+            _, start, _, _ = last
+            buffer, core = _record(algorithm, buffer, *last, t=jnp.int32(rollout_length))
             return buffer._replace(final_core=core), jax.tree.map(jnp.copy, start if algorithm.episodic else core)
 
         return over_policies(of_policy, 2)(algorithm, buffer, core, initial_core, obs, outcome)
@@ -141,30 +141,23 @@ def _size(obs: PyTree) -> int:
     return len(jax.tree.leaves(obs)[0])
 
 
-def _record(
-    algorithm: Algorithm,
-    buffer: Rollout,
-    core: PyTree,
-    initial_core: PyTree,
-    obs: PyTree,
-    outcome: jax.Array,
-    t: jax.Array,
-) -> tuple[Rollout, PyTree]:
+def _record(algorithm: Algorithm, buffer: Rollout, *last: PyTree, t: jax.Array) -> tuple[Rollout, PyTree]:
     """Stores the observation of step ``t``, and the outcome of step ``t - 1`` if it belongs to this rollout."""
-    last = jnp.maximum(t - 1, 0)
+    core, initial_core, obs, outcome = last
+    before = jnp.maximum(t - 1, 0)
     reward, *flags = outcome
     terminated, truncated, valid = (flag > 0 for flag in flags)
     step = Timestep(obs, reward, terminated, truncated, valid)
-    action = jax.tree.map(lambda x: x[last], buffer.action)
+    action = jax.tree.map(lambda x: x[before], buffer.action)
     after = steps.after_step(algorithm, core, initial_core, action, step)
     core = jax.tree.map(lambda new, old: jnp.where(t > 0, new, old), after, core)
     # At t = 0 this writes the last outcome of the previous rollout to row 0; the next call overwrites it.
     buffer = buffer._replace(
         obs=jax.tree.map(lambda xs, x: xs.at[t].set(x), buffer.obs, obs),
-        reward=buffer.reward.at[last].set(reward),
-        terminated=buffer.terminated.at[last].set(terminated),
-        truncated=buffer.truncated.at[last].set(truncated),
-        valid=buffer.valid.at[last].set(valid),
+        reward=buffer.reward.at[before].set(reward),
+        terminated=buffer.terminated.at[before].set(terminated),
+        truncated=buffer.truncated.at[before].set(truncated),
+        valid=buffer.valid.at[before].set(valid),
     )
     return buffer, core
 

@@ -88,8 +88,8 @@ def by_parts(function: Callable[[PyTree], PyTree], parts: int, tree: PyTree) -> 
 def initial_core(algorithm: Algorithms, spec: EnvSpec, share: EnvSlice) -> PyTree:
     """The core at the start of an episode for a share's rows of each policy."""
 
-    def of_policy(algorithm: Algorithm, own: EnvSpec) -> PyTree:
-        first, size, total = (rows // spec.num_agents * own.num_agents for rows in share)
+    def of_policy(algorithm: Algorithm, part: EnvSpec) -> PyTree:
+        first, size, total = (rows // spec.num_agents * part.num_agents for rows in share)
         return jax.tree.map(lambda x: jnp.copy(x[first : first + size]), algorithm.initial_core(total))
 
     return over_policies(of_policy)(algorithm, spec.by_policy)
@@ -98,24 +98,24 @@ def initial_core(algorithm: Algorithms, spec: EnvSpec, share: EnvSlice) -> PyTre
 def indices(algorithm: Algorithms, spec: EnvSpec, index: jax.Array) -> PyTree:
     """The global indices ``[B * k]`` of each policy's rows; ``index`` has those of all agents' rows."""
 
-    def of_policy(algorithm: Algorithm, own: EnvSpec) -> jax.Array:
-        if own.num_agents == spec.num_agents:
+    def of_policy(algorithm: Algorithm, part: EnvSpec) -> jax.Array:
+        if part.num_agents == spec.num_agents:
             return index
-        first = index[:: spec.num_agents] // spec.num_agents * own.num_agents
-        return (first[:, None] + jnp.arange(own.num_agents, dtype=index.dtype)[None]).reshape(-1)
+        first = index[:: spec.num_agents] // spec.num_agents * part.num_agents
+        return (first[:, None] + jnp.arange(part.num_agents, dtype=index.dtype)[None]).reshape(-1)
 
     return over_policies(of_policy)(algorithm, spec.by_policy)
 
 
 def num_rows(obs: Mapping[str, PyTree]) -> int:
     """The number of rows of all policies together."""
-    return sum(len(jax.tree.leaves(own)[0]) for own in obs.values())
+    return sum(len(jax.tree.leaves(part)[0]) for part in obs.values())
 
 
 def blank_stacks(spec: EnvSpec, num_envs: int) -> dict[str, PyTree]:
     """The stacks of each policy before the first frame; see ``frames.blank``."""
-    rows = {name: num_envs // spec.num_agents * own.num_agents for name, own in spec.by_policy.items()}
-    return {name: frames.blank(own, rows[name]) for name, own in spec.by_policy.items()}
+    count = num_envs // spec.num_agents
+    return {name: frames.blank(part, count * part.num_agents) for name, part in spec.by_policy.items()}
 
 
 def row_slices(spec: EnvSpec, rows: int) -> dict[str, slice]:
@@ -127,8 +127,8 @@ def row_slices(spec: EnvSpec, rows: int) -> dict[str, slice]:
 
 def env_of(spec: EnvSpec, row: int, rows: int) -> int:
     """Returns the environment of a row, with rows in the order of ``row_slices``."""
-    name, own = next((name, own) for name, own in row_slices(spec, rows).items() if row < own.stop)
-    return (row - own.start) // spec.by_policy[name].num_agents
+    name, part = next((name, part) for name, part in row_slices(spec, rows).items() if row < part.stop)
+    return (row - part.start) // spec.by_policy[name].num_agents
 
 
 def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
@@ -139,7 +139,7 @@ def count_steps(spec: EnvSpec, valid: PyTree) -> Array:
     Args:
       valid: which agents of each policy take part in a step, ``[..., B * k]`` bool.
     """
-    rows = over_policies(lambda own, valid: valid.reshape(*valid.shape[:-1], -1, own.num_agents))(spec.by_policy, valid)
+    rows = over_policies(lambda part, x: x.reshape(*x.shape[:-1], -1, part.num_agents))(spec.by_policy, valid)
     parts = jax.tree.leaves(rows)
     xp = parts[0].__array_namespace__()
     agents = xp.concatenate(parts, axis=-1)  # [..., B, agents]
@@ -178,13 +178,13 @@ def keys_of(algorithm: Algorithms, key: jax.Array) -> PyTree:
 
 def in_rows(spec: EnvSpec, step: PyTree, ended: PyTree) -> tuple[PyTree, Timestep, EpisodeStats]:
     """Returns the observations, then step and episodes with the rows of all policies, ordered as ``row_slices``."""
-    seen, rest = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(step)
+    obs, rest = over_policies(lambda step: (step.obs, step._replace(obs=())), 2)(step)
     names = sorted(spec.by_policy)
 
     def join(*parts: Array) -> Array:
         return parts[0].__array_namespace__().concatenate(parts)
 
-    return seen, *(jax.tree.map(join, *(tree[name] for name in names)) for tree in (rest, ended))
+    return obs, *(jax.tree.map(join, *(tree[name] for name in names)) for tree in (rest, ended))
 
 
 def after_step(algorithm: Algorithm, core: PyTree, initial_core: PyTree, action: PyTree, step: Timestep) -> PyTree:

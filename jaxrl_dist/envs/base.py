@@ -121,12 +121,11 @@ class DrawnEnv(HostEnv, Protocol):
         """
 
 
-def space_of(
-    space: PlainSpace,
-    name: str,
-    what: str,
-    kinds: Sequence[str] = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple"),
-) -> Space:
+KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Dict", "Tuple")
+"""Kinds of spaces that policies support."""
+
+
+def space_of(space: PlainSpace, name: str, what: str, kinds: Sequence[str] = KINDS) -> Space:
     """Converts a space to the form that policies see; 64-bit numbers become 32-bit.
 
     A Tuple becomes a dict with the names "0", "1" and so on.
@@ -258,7 +257,7 @@ def checked_action(spec: EnvSpec, action: PyTree, step: int) -> PyTree:
       ValueError: an action is not finite, or outside a discrete space.
     """
     if spec.policies:
-        return {policy: checked_action(own, action[policy], step) for policy, own in spec.policies.items()}
+        return {policy: checked_action(part, action[policy], step) for policy, part in spec.policies.items()}
     return jax.tree.map(lambda space, part: _checked_part(spec, space, part, step), spec.action, action)
 
 
@@ -304,8 +303,8 @@ def check_finite(spec: EnvSpec, step: int, field: str, values: PyTree) -> None:
         if part.dtype.kind not in "biu" and not np.isfinite(part).all():
             index = int(np.argwhere(~np.isfinite(part))[0, 0])
             shown = f"{path} {part[index]}" if path else part[index]
-            own = spec.policies.get(path.split("/")[0], spec)  # whose rows these are
-            raise not_finite(spec, index // own.num_agents, step, field, shown)
+            owner = spec.policies.get(path.split("/")[0], spec)  # whose rows these are
+            raise not_finite(spec, index // owner.num_agents, step, field, shown)
 
 
 def not_finite(spec: EnvSpec, index: int, step: int, field: str, value: Any = None) -> EnvError:

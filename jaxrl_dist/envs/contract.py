@@ -100,8 +100,8 @@ class Contract:
             parts = leaves(named(space, obs))
         except ValueError as error:
             return self.fault("parts", f"{where}: {error}")
-        for path, own in leaves(named_spaces(space)).items():
-            self.part(f"the observation of {where}{path and f' at {path}'}", parts[path], own)
+        for path, part in leaves(named_spaces(space)).items():
+            self.part(f"the observation of {where}{path and f' at {path}'}", parts[path], part)
 
     def part(self, what: str, obs: Any, space: Any) -> bool:
         """Checks shape and dtype of one part of an observation; returns whether they are right."""
@@ -197,22 +197,21 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
         except ConfigError as error:
             contract.refuse(what, error)
     contract.halt()
-    seen, acts = native
-    own = not of_library(env.observation_space)
+    observation, action = native
+    checked = not of_library(env.observation_space)
     key = jax.eval_shape(lambda: jax.random.key(0))
     first = contract.trace("reset_env", env, lambda key: env.reset_env(key, params), key)
     obs, state = contract.returned("reset_env", first, ("observation", "state"))
-    if own:
-        contract.observation("reset_env", obs, seen)
+    if checked:
+        contract.observation("reset_env", obs, observation)
     contract.arrays(state)
     contract.halt()
-    step = contract.trace(
-        "step_env", env, lambda *now: env.step_env(*now, params), key, state, zero_action(acts, spaces[1])
-    )
+    chosen = zero_action(action, spaces[1])
+    step = contract.trace("step_env", env, lambda *now: env.step_env(*now, params), key, state, chosen)
     names = ("observation", "state", "reward", "terminated", "info")
     next_obs, next_state, reward, terminated, info = contract.returned("step_env", step, names)
-    if own:
-        contract.observation("step_env", next_obs, seen)
+    if checked:
+        contract.observation("step_env", next_obs, observation)
     contract.number("the reward", reward)
     contract.flag("terminated", terminated)
     contract.info("step_env", info)
@@ -224,7 +223,7 @@ def of_env(contract: Contract, env: Any, params: Any) -> Traced:
     truncated = contract.trace("is_truncated", env, lambda state: env.is_truncated(state, params), next_state)
     contract.flag("what is_truncated returns", truncated)
     contract.halt()
-    return Traced(params, (seen, acts), spaces[1], obs, state, info)
+    return Traced(params, (observation, action), spaces[1], obs, state, info)
 
 
 def traced(function: Callable[..., PyTree], *args: PyTree) -> PyTree:

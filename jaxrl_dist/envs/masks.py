@@ -154,15 +154,13 @@ def of_gymnax(env: Any, state: PyTree, info: PyTree, observation: PlainSpace, ac
         names += [name] if name in NAMES else []
     names = [f"its {name}" for name in names]
     names += [f"info[{_name(path)!r}]" for path, _ in jax.tree.leaves_with_path(info) if _name(path) in NAMES]
-    return _unread(names[0]) if names else mask
-
-
-def _unread(what: str) -> Mask:
+    if not names:
+        return mask
     text = (
-        f"{what} seems to say which actions are legal, and policies read it from a part {PART!r} of the observation or "
-        "a field of the state with a bool for each action: illegal ones will be tried"
+        f"{names[0]} seems to say which actions are legal, and policies read it from a part {PART!r} of the "
+        "observation or a field of the state with a bool for each action: illegal ones will be tried"
     )
-    return Mask("method", what, text)
+    return Mask("method", names[0], text)
 
 
 def _name(path: Sequence[Any]) -> str:

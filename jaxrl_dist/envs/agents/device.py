@@ -87,7 +87,7 @@ class _Rows:
         stepped = jax.tree.map(
             lambda new, old: new.astype(old.dtype), (self._observe(obs, env_state), env_state), (state.obs, state.env)
         )
-        seen, env_state = restarted(self._started, keys[:, 1], state.ended, stepped)
+        obs, env_state = restarted(self._started, keys[:, 1], state.ended, stepped)
         steps = jnp.where(state.ended, 0, state.steps + 1)
         timed = jnp.zeros_like(state.ended) if self._limit is None else steps >= self._limit
         over = dones["__all__"].astype(bool)
@@ -101,18 +101,18 @@ class _Rows:
         rewards = jnp.where(self._groups.pays(valid), self._stacked(reward).astype(jnp.float32), 0.0)
         episode_return, episode_length = (jnp.where(resetting, 0, x) for x in before)
         totals = episode_return + rewards, episode_length + valid
-        new = State(env_state, seen, ended, steps, *(x.reshape(-1) for x in (gone, *totals)))
+        new = State(env_state, obs, ended, steps, *(x.reshape(-1) for x in (gone, *totals)))
 
-        def of_group(group: Group, seen: PyTree) -> tuple[Timestep, EpisodeStats]:
-            step = group.step(seen, rewards, terminated, truncated, valid)
+        def of_group(group: Group, obs: PyTree) -> tuple[Timestep, EpisodeStats]:
+            step = group.step(obs, rewards, terminated, truncated, valid)
             episode_return, episode_length = map(group.of_all, totals)
             if group.joint:
                 episode_return, episode_length = episode_return.mean(axis=1), episode_length.max(axis=1)
-            own = episode_return.reshape(-1), episode_length.reshape(-1)
-            return step, ended_episodes(step.terminated | step.truncated, *own)
+            over = step.terminated | step.truncated
+            return step, ended_episodes(over, episode_return.reshape(-1), episode_length.reshape(-1))
 
-        spec, own = self._groups.spec, mesh.over_policies(of_group, outputs=2)
-        return new, *map(spec.bare, own(self._groups.by_policy, spec.keyed(seen)))
+        spec, by_policy = self._groups.spec, self._groups.by_policy
+        return new, *map(spec.bare, mesh.over_policies(of_group, outputs=2)(by_policy, spec.keyed(obs)))
 
     def _stacked(self, values: Mapping[Any, jax.Array]) -> jax.Array:
         """Returns numbers keyed by agent as ``[B, K]``."""
@@ -128,11 +128,11 @@ class _Rows:
         def of_group(group: Group, new: PyTree, old: PyTree) -> PyTree:
             return rows_where(jnp.repeat(ended, group.spec.num_agents), new, old)
 
-        seen, env_state = self._reset_all(keys)
+        obs, env_state = self._reset_all(keys)
         before, env_before = stepped
         spec, rows = self._groups.spec, mesh.over_policies(of_group)
-        shown = rows(self._groups.by_policy, spec.keyed(seen), spec.keyed(before))
-        return spec.bare(shown), rows_where(ended, env_state, env_before)
+        obs = rows(self._groups.by_policy, spec.keyed(obs), spec.keyed(before))
+        return spec.bare(obs), rows_where(ended, env_state, env_before)
 
     def _actions(self, action: PyTree) -> dict[Any, PyTree]:
         """Returns the action of each agent as its environment takes it, ``[B, ...]``."""
@@ -147,11 +147,11 @@ class _Rows:
         """Returns the agents' observations, ``[B * k, ...]``; with several policies, a dict keyed by policy."""
 
         def of_group(group: Group) -> PyTree:
-            seen, legal = groups.in_rows(group.agents, obs), None
+            rows, legal = groups.in_rows(group.agents, obs), None
             if masks.PART in group.added:
                 legal = groups.in_rows(group.agents, jax.vmap(getattr(self._env, group.mask.name))(state)).astype(bool)
             whole = groups.whole_state(obs, self._groups.agents) if STATE in group.added else None
-            return group.observation(named(self._env.observation_space(group.agents[0]), seen), legal, whole)
+            return group.observation(named(self._env.observation_space(group.agents[0]), rows), legal, whole)
 
         return self._groups.spec.bare(mesh.over_policies(of_group)(self._groups.by_policy))
 
@@ -221,12 +221,12 @@ def _traced(contract: Contract, env: Any) -> tuple[PyTree, PyTree]:
     check_agents(fault, "step_env", [*agents, "__all__"], done=dones)
     if not of_library(env.observation_space):
         for agent in agents:
-            for call, seen in {"reset": obs, "step_env": next_obs}.items():
-                contract.observation(f"{agent} in {call}", seen[agent], env.observation_space(agent))
+            for call, returned in {"reset": obs, "step_env": next_obs}.items():
+                contract.observation(f"{agent} in {call}", returned[agent], env.observation_space(agent))
             contract.number(f"the reward of {agent}", rewards[agent])
             contract.flag(f"the done of {agent}", dones[agent])
         contract.flag("the done of __all__", dones["__all__"])
-    before, after = ({agent: seen[agent] for agent in agents} for seen in (obs, next_obs))
+    before, after = ({agent: returned[agent] for agent in agents} for returned in (obs, next_obs))
     contract.same("the observations", before, after, "reset")
     contract.same("the state", state, next_state, "reset")
     contract.halt()

@@ -121,20 +121,18 @@ class Groups(NamedTuple):
         return valid
 
 
+Alone = Callable[[Sequence[Any]], tuple[EnvSpec, Mask]]
+"""Takes the agents of a policy, and returns the spec of one of them without an action mask, and the mask."""
+
+
 def divided(
-    agents: Sequence[Any],
-    name: str,
-    wrappers: Wrappers,
-    alone: Callable[[Sequence[Any]], tuple[EnvSpec, Mask]],
-    state_size: int,
-    *,
-    shows_state: bool = False,
+    agents: Sequence[Any], name: str, wrappers: Wrappers, alone: Alone, state_size: int, *, shows_state: bool = False
 ) -> Groups:
     """Divides the agents of an environment among the policies of ``wrappers``.
 
     Args:
       name: the environment's, for errors.
-      alone: takes the agents of a policy, and returns the spec of one of them without an action mask, and the mask.
+      alone: as ``Alone``.
       state_size: numbers of the whole environment's state.
       shows_state: adds the state to what each agent sees; agents that act as one always see it.
 

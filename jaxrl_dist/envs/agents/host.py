@@ -50,7 +50,7 @@ def divided(env_id: str, made: Description, wrappers: Wrappers) -> Groups:
 
 def whole(divided: Groups) -> EnvSpec:
     """Returns the spec of the ``pettingzoo.Parallel`` that has all agents."""
-    agents, of_agents = divided.agents, [(agent, each) for each in divided.by_policy.values() for agent in each.agents]
+    agents, of_agents = divided.agents, [(agent, x) for x in divided.by_policy.values() for agent in x.agents]
     reward = np.full(len(agents), np.inf, np.float32)
     parts: dict[str, Space] = {
         OBS: {agent: group.alone.observation for agent, group in of_agents},
@@ -88,8 +88,8 @@ class Rows:
         return self.spec.bare(over_policies(lambda group: self._seen(group, obs))(self._groups.by_policy))
 
     def step(self, action: PyTree) -> tuple[Timestep, EpisodeStats]:
-        chosen = self.spec.keyed(action)
-        acting = [each.actions(jax.tree.map(np.asarray, chosen[x])) for x, each in self._groups.by_policy.items()]
+        by_policy = self._groups.by_policy
+        acting = [by_policy[name].actions(jax.tree.map(np.asarray, x)) for name, x in self.spec.keyed(action).items()]
         step, _ = self._env.step(dict(collections.ChainMap(*acting)))
         present, terminated, truncated = (step.obs[name].astype(bool) for name in (THERE, *FLAGS))
         truncated = truncated | np.asarray(step.truncated)[:, None]
@@ -97,10 +97,10 @@ class Rows:
         reward = np.where(self._groups.pays(valid), step.obs["reward"], 0).astype(np.float32)
 
         def of_group(group: Group) -> tuple[Timestep, EpisodeStats]:
-            own = group.step(self._seen(group, step.obs), reward, terminated, truncated, valid)
-            return own, self._episodes[group.agents[0]].add(own.reward, own.valid, own.terminated | own.truncated)
+            rows = group.step(self._seen(group, step.obs), reward, terminated, truncated, valid)
+            return rows, self._episodes[group.agents[0]].add(rows.reward, rows.valid, rows.terminated | rows.truncated)
 
-        stepped, ended = over_policies(of_group, 2)(self._groups.by_policy)
+        stepped, ended = over_policies(of_group, 2)(by_policy)
         return self.spec.bare(stepped), self.spec.bare(ended)
 
     def render(self, index: int) -> np.ndarray:

@@ -79,13 +79,14 @@ class Parallel(gymnasium.Env[Any, Any]):
 
     def description(self) -> Description:
         """Returns the description, with the spaces and masks of the agents by their names."""
-        seen, acts = plain(_by_name(self._seen)), plain(self.action_space)
+        observation, action = plain(_by_name(self._seen)), plain(self.action_space)
         masks = {}
         for agent, space in self._seen.items():
             mask = of_parts(plain(space), plain(self._acts[agent]))
             mask = mask if mask.where else self._offered.get(agent, NO_MASK)
             masks[str(agent)] = Mask("info", PART) if agent in self._masks else mask
-        return Description(type(self.env).__name__, True, False, seen, acts, "pettingzoo", mask=NO_MASK, agents=masks)
+        kind = type(self.env).__name__
+        return Description(kind, True, False, observation, action, "pettingzoo", agents=masks)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return self._all(*self._begin(seed=seed, options=options), {}, {}, {}, []), {}
@@ -136,7 +137,7 @@ class Parallel(gymnasium.Env[Any, Any]):
     def _all(self, obs: Any, infos: Any, rewards: Any, terminated: Any, truncated: Any, present: list[Any]) -> Any:
         """Returns the observation from dicts keyed by agent; ``present`` lists the agents that have acted."""
         flags = dict(zip(FLAGS, (terminated, truncated), strict=True))
-        seen = {
+        parts = {
             OBS: {str(agent): obs[agent] if agent in obs else _zero(space) for agent, space in self._seen.items()},
             "reward": np.array([_finite(agent, rewards.get(agent, 0.0)) for agent in self.agents], np.float32),
             THERE: np.array([agent in present for agent in self.agents], np.int8),
@@ -147,8 +148,10 @@ class Parallel(gymnasium.Env[Any, Any]):
         }
         if self._masks:
             going = self._going()
-            seen[PART] = {str(agent): self._legal(agent, infos.get(agent, {}), agent in going) for agent in self._masks}
-        return seen
+            parts[PART] = {
+                str(agent): self._legal(agent, infos.get(agent, {}), agent in going) for agent in self._masks
+            }
+        return parts
 
     def _legal(self, agent: Any, info: Any, going: bool) -> np.ndarray:
         """Returns which of an agent's actions are legal, ``[n]`` bool.

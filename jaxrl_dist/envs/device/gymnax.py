@@ -106,7 +106,7 @@ def adapt(
 def _trace(env: DeviceEnv) -> None:
     """Traces a step of two environments with all wrappers, without compiling it."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 2 * env.spec.num_agents))
-    action = {name: zeros(own.action, 2 * own.num_agents) for name, own in env.spec.by_policy.items()}
+    action = {name: zeros(spec.action, 2 * spec.num_agents) for name, spec in env.spec.by_policy.items()}
     jax.eval_shape(lambda keys, action: env.step(env.reset(keys)[0], action, keys), keys, env.spec.bare(action))
 
 
@@ -227,9 +227,9 @@ class HostGymnax:
         action = base.checked_action(self.spec, action, self._steps)
         self._state, *outputs = self._step(self._state, action, self._key, self._first, np.uint32(self._steps))
         step, ended = jax.tree.map(np.array, outputs)
-        seen, paid = over_policies(lambda step: (step.obs, step.reward), 2)(self.spec.keyed(step))
-        base.check_finite(self.spec, self._steps, "observation", self.spec.bare(seen))
-        base.check_finite(self.spec, self._steps, "reward", self.spec.bare(paid))
+        values = over_policies(lambda step: (step.obs, step.reward), 2)(self.spec.keyed(step))
+        for field, value in zip(("observation", "reward"), values, strict=True):
+            base.check_finite(self.spec, self._steps, field, self.spec.bare(value))
         self._steps += 1
         return step, ended
 
@@ -237,9 +237,9 @@ class HostGymnax:
         state = self._state if self.spec.frame_stack == 1 else self._state[0]  # the stacks are second
         place = index // self.spec.num_agents
         env_state = jax.tree.map(lambda x: np.asarray(x[place]), state.env)
-        rows = {name: place * own.num_agents for name, own in self.spec.by_policy.items()}
-        seen = over_policies(lambda row, seen: jax.tree.map(lambda x: np.asarray(x[row]), seen))
-        obs = self.spec.bare(seen(rows, self.spec.keyed(state.obs)))
+        rows = {name: place * spec.num_agents for name, spec in self.spec.by_policy.items()}
+        row_of = over_policies(lambda row, obs: jax.tree.map(lambda x: np.asarray(x[row]), obs))
+        obs = self.spec.bare(row_of(rows, self.spec.keyed(state.obs)))
         return draw(self.spec, env_state, obs, self._draw)
 
     def close(self) -> None:
@@ -254,10 +254,5 @@ def _programs(env_reset: Any, env_step: Any, num_envs: int) -> tuple[Any, Any]:
         index = first + jnp.arange(num_envs // key.size, dtype=jnp.int32)
         return jax.vmap(lambda key: rng.per_index(jax.random.fold_in(key, steps), index))(key.reshape(-1)).reshape(-1)
 
-    def reset(key: jax.Array, first: jax.Array, steps: jax.Array) -> tuple[PyTree, PyTree]:
-        return env_reset(keys(key, first, steps))
-
-    def step(state: PyTree, action: jax.Array, key: jax.Array, first: jax.Array, steps: jax.Array) -> Any:
-        return env_step(state, action, keys(key, first, steps))
-
-    return jax.jit(reset), jax.jit(step, donate_argnums=0)
+    reset = jax.jit(lambda *index: env_reset(keys(*index)))
+    return reset, jax.jit(lambda state, action, *index: env_step(state, action, keys(*index)), donate_argnums=0)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,11 +39,7 @@ Found = TypeVar("Found")
 
 
 def look(
-    env_id: str,
-    texts: Mapping[str, str],
-    timeout: float,
-    workers: Literal["threads", "processes"],
-    adapt: Callable[[Any], Found],
+    env_id: str, texts: Mapping[str, str], timeout: float, workers: str, adapt: Callable[[Any], Found]
 ) -> Description | Found:
     """Makes an environment, reads its description and closes it.
 

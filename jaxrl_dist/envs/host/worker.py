@@ -79,7 +79,7 @@ class _Env:
             for _ in range(self._action_repeat):
                 values = native.returned("step", self._env.step(action), native.STEP)
                 observation, reward, terminated, truncated, info = values
-                metrics = self._told(info, metrics)
+                metrics = self._metrics_after(info, metrics)
                 reward = total = total + native.number("the reward", reward)
                 terminated, truncated = native.flag("terminated", terminated), native.flag("truncated", truncated)
                 if terminated or truncated:
@@ -87,8 +87,8 @@ class _Env:
                     break
             for metric, value in metrics.items():
                 records[f"info/{metric}"][index] = value
-        seen = leaves(native.named(self._observation, observation))
-        for (path, space), value in zip(self._spaces.items(), seen.values(), strict=True):
+        parts = leaves(native.named(self._observation, observation))
+        for (path, space), value in zip(self._spaces.items(), parts.values(), strict=True):
             record = records[path]
             record[index] = _checked(path, np.asarray(value), space, record.dtype).reshape(record.shape[1:])
         if self._mask.where:
@@ -96,7 +96,7 @@ class _Env:
         records["reward"][index] = reward
         records["terminated"][index], records["truncated"][index] = terminated, truncated
 
-    def _told(self, info: Any, before: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _metrics_after(self, info: Any, before: Mapping[str, Any]) -> Mapping[str, Any]:
         """Adds the numbers of an info to those from the action's earlier repeats."""
         if not before:
             return before

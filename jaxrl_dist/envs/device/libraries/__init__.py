@@ -84,9 +84,7 @@ class Adapted:
             obs, state = self.reset(rng.raw(key))
         return obs, State(state, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
-    def step_env(
-        self, key: jax.Array, state: State, action: Any, params: Params
-    ) -> tuple[PyTree, State, jax.Array, jax.Array, Mapping[str, Any]]:
+    def step_env(self, key: jax.Array, state: State, action: Any, params: Params) -> tuple[Any, ...]:
         with theirs():
             step = self.step(rng.raw(key), state.env, action)
         steps, truncated = state.steps + 1, jnp.asarray(step.truncated, bool)

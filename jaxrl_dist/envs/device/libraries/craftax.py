@@ -30,7 +30,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         obs, state, reward, terminated, info = env.step_env(key, state, action, params)
         return Step(obs, state, reward, terminated, info=info)
 
-    seen = env.observation_space(params)
-    observations = spaces.Box(seen.low, seen.high, tuple(seen.shape), seen.dtype)
+    native = env.observation_space(params)
+    observations = spaces.Box(native.low, native.high, tuple(native.shape), native.dtype)
     actions: Any = spaces.Discrete(int(env.num_actions))
     return Adapted(lambda key: env.reset_env(key, params), step, observations, actions, "craftax", limit)

@@ -50,10 +50,10 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         env = jumanji.make(env_id, **values | {"time_limit": limit + 1})
     if env.reward_spec.shape:
         raise ConfigError(f"jumanji:{env_id} has a reward for each of {env.reward_spec.shape[0]} agents; one works")
-    actions, seen = _action_space(env.action_spec), jumanji_specs_to_gym_spaces(env.observation_spec)
-    masked = isinstance(seen, spaces.Dict) and MASK in seen.spaces
+    actions, observations = _action_space(env.action_spec), jumanji_specs_to_gym_spaces(env.observation_spec)
+    masked = isinstance(observations, spaces.Dict) and MASK in observations.spaces
     shape = tuple(int(n) for n in actions.nvec) if isinstance(actions, spaces.MultiDiscrete) else ()
-    joint = masked and seen[MASK].shape == shape
+    joint = masked and observations[MASK].shape == shape
     if joint and shape == (2, 2):  # the only shape of combinations that is also one of k components of n values each
         raise ConfigError(
             f"jumanji:{env_id} has a mask of 2 x 2, of 4 combinations of actions or of 2 actions each for 2 agents; "
@@ -72,7 +72,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
         return Step(_observation(timestep.observation), state, timestep.reward, *ends, timestep.extras or {})
 
     actions = spaces.Discrete(int(np.prod(shape))) if joint else actions
-    return Adapted(reset, step, _space(seen), actions, "jumanji", limit)
+    return Adapted(reset, step, _space(observations), actions, "jumanji", limit)
 
 
 def _action_space(spec: Any) -> spaces.Space[Any]:
