@@ -127,7 +127,7 @@ class PoolOptions(NamedTuple):
 
 
 class ActorPool:
-    """Runs each actor in a thread; as a context manager, ends them and closes their environments."""
+    """Runs each actor in a thread, until ``close``."""
 
     def __init__(self, job: ActorJob, options: PoolOptions, store: ParamStore, deliver: Sequence[Deliver]) -> None:
         """``deliver`` has an entry for each actor."""
@@ -215,12 +215,6 @@ class ActorPool:
         self._stopping.set()
         self._store.wake()
         self.streams.close()
-
-    def __enter__(self) -> ActorPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 @dataclasses.dataclass

@@ -60,9 +60,8 @@ class EnvSource(NamedTuple):
           ConfigError: the backend runs on the host only.
         """
         if self.pure is None:
-            raise ConfigError(
-                f"{label_of(self.spec)} runs on the host, so --plan on_device cannot compile it; use --plan synchronous"
-            )
+            text = "runs on the host, so --plan on_device cannot compile it; use --plan synchronous"
+            raise ConfigError(f"{label_of(self.spec)} {text}")
         return self.pure
 
     def host(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ def dataflow(job: Job, training: Training, programs: Sequence[meshes.Program], e
     state, more = job.initial_state(), False
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))
-    with ActorPool(job.actor_job(), options, store, exchange.send) as pool:
+    with contextlib.closing(ActorPool(job.actor_job(), options, store, exchange.send)) as pool:
         tally = Tally(job, pool, store, job.iterations_per_report * options.num_actors // exchange.size)
         stages.mark("starting")
         pool.streams.wait()

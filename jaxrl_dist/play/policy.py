@@ -49,8 +49,8 @@ class Policy:
         return _restored, (self.config, jax.tree.map(np.asarray, self.variables))
 
     @property
-    def observation(self) -> Space:
-        """The space of observations, without the parts that only the critic sees."""
+    def observation(self) -> PyTree:
+        """The ``Space`` of observations, without the parts that only the critic sees."""
         space = self.source.spec.observation
         if not isinstance(space, dict):
             return space

@@ -115,21 +115,21 @@ def profile(config: Train[Any], source: EnvSource, seconds: float, trace: pathli
     made = parts.make_parts(run.job)
     if trace is not None and not made:
         raise ConfigError(f"--trace works with plans that run on devices, not with --plan {config.plan}; remove it")
-    timed = _timed(run.reports(), made, seconds, in_turn=not PLANS[config.plan].threaded)
+    first, last, spent, alone = _timed(run.reports(), made, seconds, in_turn=not PLANS[config.plan].threaded)
     if trace is not None:
         _trace(made, trace)
-    whole = timed.seconds / (timed.last.iteration - timed.first.iteration)
-    threads = _of_threads(timed.first, timed.last, whole)
+    whole = spent / (last.iteration - first.iteration)
+    threads = _of_threads(first, last, whole)
     products = {name: part.layers for name, part in made.items() if part.layers}
     return Profile(
         run=described(config, list(run.job.mesh.devices.flat)),
-        env_steps_per_second=(timed.last.env_steps - timed.first.env_steps) / timed.seconds,
+        env_steps_per_second=(last.env_steps - first.env_steps) / spent,
         iteration_seconds=whole,
-        threads={thread: _divided(stages, timed.alone, whole) for thread, stages in threads.items()},
-        matmul_rates={name: sum(layers.values()) / timed.alone[name] for name, layers in products.items()},
+        threads={thread: _divided(stages, alone, whole) for thread, stages in threads.items()},
+        matmul_rates={name: sum(layers.values()) / alone[name] for name, layers in products.items()},
         layers={name: _shares(layers) for name, layers in products.items()},
         matmul_ceiling=matmul_ceiling() * run.job.mesh.size,
-        memory_rates={name: part.moved / timed.alone[name] for name, part in made.items()},
+        memory_rates={name: part.moved / alone[name] for name, part in made.items()},
         memory_ceiling=memory_ceiling() * run.job.mesh.size,
     )
 
@@ -165,15 +165,12 @@ def _learning_only(config: Train[Any]) -> Train[Any]:
     )
 
 
-class _Timed(NamedTuple):
-    first: Report
-    last: Report
-    seconds: float  # from the first to the last report
-    alone: dict[str, float]  # median seconds of each part
-
-
-def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: float, *, in_turn: bool) -> _Timed:
+def _timed(
+    reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: float, *, in_turn: bool
+) -> tuple[Report, Report, float, dict[str, float]]:
     """Times a run for some seconds, starting at a report after its first updates, and its parts; ends the run.
+
+    Returns the first and the last report, the seconds between them, and the median seconds of each part.
 
     Args:
       in_turn: run the parts once after each stretch of the run, so that drift of the machine affects all alike. This is
@@ -194,7 +191,7 @@ def _timed(reports: Iterator[Report], made: Mapping[str, parts.Part], seconds: f
             _time_each(made, taken)
     while _rounds(taken) < ROUNDS:
         _time_each(made, taken)
-    return _Timed(first, last, spent, {name: statistics.median(times) for name, times in taken.items()})
+    return first, last, spent, {name: statistics.median(times) for name, times in taken.items()}
 
 
 def _next_of(reports: Iterator[Report], seconds: float) -> Report:
