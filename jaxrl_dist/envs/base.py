@@ -140,8 +140,7 @@ def space_of(space: PlainSpace, name: str, what: str, kinds: Sequence[str] = KIN
     """
     has = f"{what} {space.kind}" if what.endswith(" is") else f"{space.kind} {what}"
     if space.kind not in kinds or space.parts == {}:
-        empty = " without parts" if space.parts == {} else ""
-        raise ConfigError(f"{name} has {has}{empty}; {_supported(kinds, what)}")
+        raise ConfigError(f"{name} has {has}{_supported(space, kinds, what)}")
     if space.parts:
         parts = sorted(space.parts.items())
         return {part: space_of(inner, name, f"a part {part!r} of its {what} that is", kinds) for part, inner in parts}
@@ -154,9 +153,9 @@ def space_of(space: PlainSpace, name: str, what: str, kinds: Sequence[str] = KIN
     return MultiDiscrete(tuple(space.sizes or [2] * math.prod(space.shape)))
 
 
-def _supported(kinds: Sequence[str], what: str) -> str:
-    """Says which kinds of spaces work, and what helps with others."""
-    listed = f"{', '.join(kinds[:-1])} and {kinds[-1]} work"
+def _supported(space: PlainSpace, kinds: Sequence[str], what: str) -> str:
+    """Says of a space that no policy supports what it lacks, which kinds work, and what helps with others."""
+    listed = f"{' without parts' if space.parts == {} else ''}; {', '.join(kinds[:-1])} and {kinds[-1]} work"
     if "MultiBinary" not in kinds:
         return listed
     if "actions" in what:

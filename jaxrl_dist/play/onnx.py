@@ -68,11 +68,9 @@ def _outputs(equation: jex.JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
     primitive, params = equation.primitive, equation.params
     known = not any(isinstance(x, jax.core.Tracer) for x in values)
     if primitive.name == "platform_index":
-        return [np.int32(next(at for at, names in enumerate(params["platforms"]) if "cpu" in (names or ("cpu",))))]
-    if primitive.name == "cond" and not isinstance(values[0], jax.core.Tracer):
-        return _evaluate(params["branches"][int(values[0])], *values[1:])
-    if (program := _called(primitive.name, params)) is not None:
-        return _evaluate(program, *values)
+        return [np.int32([names is None or "cpu" in names for names in params["platforms"]].index(True))]
+    if call := _called(primitive.name, params, values):
+        return _evaluate(*call)
     aval: Any = equation.outvars[0].aval
     constant = values and known and aval.shape == ()
     # Such as the index of a platform's branch, which does not depend on the arguments.
@@ -81,7 +79,11 @@ def _outputs(equation: jex.JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
     return out if primitive.multiple_results else [out]
 
 
-def _called(primitive: str, params: Mapping[str, Any]) -> jex.ClosedJaxpr | None:
-    """Returns the program that an operation calls once; None: it is a loop, or calls none."""
-    program = None if primitive in ("scan", "while") else params.get("jaxpr", params.get("call_jaxpr"))
-    return program if program is None or hasattr(program, "consts") else jex.ClosedJaxpr(program, ())
+def _called(primitive: str, params: Mapping[str, Any], values: Sequence[Any]) -> Sequence[Any]:
+    """Returns the program that an operation calls once, and its arguments; empty: it is a loop, or calls none."""
+    if primitive == "cond" and not isinstance(values[0], jax.core.Tracer):
+        return params["branches"][int(values[0])], *values[1:]
+    program = params.get("jaxpr", params.get("call_jaxpr"))
+    if program is None or primitive in ("scan", "while"):
+        return ()
+    return program if hasattr(program, "consts") else jex.ClosedJaxpr(program, ()), *values

@@ -5,11 +5,10 @@ Source: ``jax.experimental.topologies``, https://docs.jax.dev/en/latest/aot.html
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -19,8 +18,7 @@ from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.run.machine import memory_size
 
 
-@dataclasses.dataclass(frozen=True)
-class GPU:
+class GPU(NamedTuple):
     """Properties of an NVIDIA GPU that XLA's compiler needs: fields of XLA's ``GpuDeviceInfoProto``.
 
     The numbers are those of NVIDIA's data sheets and CUDA programming guide, table "technical specifications per
@@ -79,8 +77,7 @@ TPUS = {"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30}
 EXAMPLES = "here, h200, h200x8, v5e:2x4, v5e:16x16 or v4:4x4x8"
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Devices to compile for."""
 
     name: str

@@ -181,7 +181,7 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     envs: dict[int, _Env] = {}
     drawn: list[bytes] = []
 
-    def each(work: Callable[[int], None], doing: Callable[[int], str], indices: Iterable[int] = indices) -> bytes:
+    def for_all(work: Callable[[int], None], doing: Callable[[int], str], indices: Iterable[int] = indices) -> bytes:
         for index in indices:
             records["since"][index] = time.monotonic()
             try:
@@ -203,19 +203,19 @@ def serve(connection: Connection, task: Task, records: Records) -> None:
     with connection:
         with contextlib.suppress(EOFError, OSError):
             connection.send_bytes(b"")
-            failure = each(make, lambda index: "in its constructor")
+            failure = for_all(make, lambda index: "in its constructor")
             connection.send_bytes(failure)
             while not failure:
                 message = connection.recv_bytes()
                 if message == GO:
-                    failure = each(
+                    failure = for_all(
                         lambda index: envs[index].advance(),
                         lambda index: "in reset" if records["reset"][index] else "in step",
                     )
                     connection.send_bytes(failure)
                 elif message.startswith(DRAW):
                     one = [int(message.removeprefix(DRAW))]
-                    failure = each(lambda index: drawn.append(envs[index].picture()), lambda index: "in render", one)
+                    failure = for_all(lambda index: drawn.append(envs[index].picture()), lambda index: "in render", one)
                     connection.send_bytes(failure or drawn.pop())
                 else:
                     break

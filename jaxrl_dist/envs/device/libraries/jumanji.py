@@ -37,17 +37,7 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
     Raises:
       ConfigError: the environment has a reward for each of several agents, or a mask that can be read in two ways.
     """
-    registered = _REGISTRY[env_id]
-    defaults = defaults_of(load(registered.entry_point)) | registered.kwargs
-    limited = "time_limit" in defaults
-    if limited and defaults["time_limit"] is None:
-        defaults["time_limit"] = 1000  # only its type matters: the constructor computes it
-    values = parse_options(f"jumanji:{env_id}", options, settable(defaults))
-    env = jumanji.make(env_id, **values)
-    limit = int(env.time_limit) if limited else None
-    if limit is not None:
-        # The library would report its time limit as a terminal state, so its limit is one step above the one here.
-        env = jumanji.make(env_id, **values | {"time_limit": limit + 1})
+    env, limit = _without_limit(env_id, options)
     if env.reward_spec.shape:
         raise ConfigError(f"jumanji:{env_id} has a reward for each of {env.reward_spec.shape[0]} agents; one works")
     actions, observations = _action_space(env.action_spec), jumanji_specs_to_gym_spaces(env.observation_spec)
@@ -73,6 +63,21 @@ def make(env_id: str, options: Mapping[str, str]) -> Adapted:
 
     actions = spaces.Discrete(int(np.prod(shape))) if joint else actions
     return Adapted(reset, step, _space(observations), actions, "jumanji", limit)
+
+
+def _without_limit(env_id: str, options: Mapping[str, str]) -> tuple[Any, int | None]:
+    """Makes the library's environment so that it does not reach its time limit, which is returned."""
+    registered = _REGISTRY[env_id]
+    defaults = defaults_of(load(registered.entry_point)) | registered.kwargs
+    limited = "time_limit" in defaults
+    if limited and defaults["time_limit"] is None:
+        defaults["time_limit"] = 1000  # only its type matters: the constructor computes it
+    values = parse_options(f"jumanji:{env_id}", options, settable(defaults))
+    env: Any = jumanji.make(env_id, **values)
+    if not limited:
+        return env, None
+    # The library would report its time limit as a terminal state, so its limit is one step above the one here.
+    return jumanji.make(env_id, **values | {"time_limit": int(env.time_limit) + 1}), int(env.time_limit)
 
 
 def _action_space(spec: Any) -> spaces.Space[Any]:
