@@ -25,9 +25,8 @@ import jax
 
 from jaxrl_dist.errors import CheckpointError, ConfigError, FileWarning, first_line
 from jaxrl_dist.run import arrays, manifest
-from jaxrl_dist.run.atomic_files import finite, read_json
-from jaxrl_dist.run.directories import DamageError
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL, members_of
+from jaxrl_dist.run.storage import DamageError, finite, read_json
 from jaxrl_dist.types import Checkpoint, PyTree
 
 ARRAYS, RUN = "arrays", "run.json"

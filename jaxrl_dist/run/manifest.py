@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run import arrays, directories
-from jaxrl_dist.run.atomic_files import read_json
-from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.run import arrays, storage
 from jaxrl_dist.run.machine import memory_size
+from jaxrl_dist.run.storage import DamageError, read_json
 from jaxrl_dist.types import PyTree
 
 NAME = "manifest.json"
@@ -28,7 +27,7 @@ def write(path: pathlib.Path, known: Mapping[str, str] = {}) -> None:
     Raises:
       OSError: the file cannot be written.
     """
-    manifest = {"format": FORMAT, "sha256": {**directories.digests(path, known), **known}}
+    manifest = {"format": FORMAT, "sha256": {**storage.digests(path, known), **known}}
     (path / NAME).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
 
 
@@ -41,8 +40,8 @@ def verify(path: pathlib.Path, like: PyTree) -> None:
     Raises:
       ConfigError: a file is missing, changed or added, is not a plain file, or is too large.
     """
-    with directories.reading(path):
-        sizes = {file: file.stat().st_size for file in directories.plain_files(path)}
+    with storage.reading(path):
+        sizes = {file: file.stat().st_size for file in storage.plain_files(path)}
     size, memory = sum(sizes.values()), memory_size()
     if like is not None and size > (room := 2 * arrays.nbytes(like) + 2**26):
         raise DamageError(f"{path} is damaged: it has {size} bytes, of which its arrays explain at most {room}")
@@ -53,7 +52,7 @@ def verify(path: pathlib.Path, like: PyTree) -> None:
     written = manifest.get("sha256")
     if manifest.get("format") != FORMAT or not isinstance(written, dict):
         raise DamageError(f"{path / NAME} is damaged: it is not a list of format {FORMAT}")
-    digests = directories.digests(path, without={NAME})
+    digests = storage.digests(path, without={NAME})
     problems = dict.fromkeys(written.keys() & digests.keys(), "it is not what was written")
     problems |= dict.fromkeys(written.keys() - digests.keys(), "No such file or directory")
     problems |= dict.fromkeys(digests.keys() - written.keys(), "it does not belong there")

@@ -18,8 +18,7 @@ from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config.train import CONFIG_FILE, OBJECT, OWN, RUN_DEFAULTS, Train, env_name, module_of_user, named_env
 from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.run.atomic_files import read_json
-from jaxrl_dist.run.directories import check_run_dir
+from jaxrl_dist.run.storage import check_run_dir, read_json
 from jaxrl_dist.settings.fixed_policies import STILL, Copy
 from jaxrl_dist.settings.policies import Policies, by_policy, naming
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.run.directories import check_run_dir
+from jaxrl_dist.run.storage import check_run_dir
 
 if TYPE_CHECKING:
     from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike

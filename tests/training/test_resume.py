@@ -34,9 +34,9 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileW
 from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import arrays, checkpoint, directories, machine, manifest, saving
+from jaxrl_dist.run import arrays, checkpoint, machine, manifest, saving, storage
 from jaxrl_dist.run import files as run_files
-from jaxrl_dist.run.directories import DamageError
+from jaxrl_dist.run.storage import DamageError
 from jaxrl_dist.settings import stored
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import resuming, setup
@@ -748,7 +748,7 @@ class Canary:
 def resealed(path: Path) -> None:
     """Writes the manifest that fits the files."""
     files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
-    digests = {file.relative_to(path).as_posix(): directories.sha256(file) for file in files}
+    digests = {file.relative_to(path).as_posix(): storage.sha256(file) for file in files}
     (path / "manifest.json").write_text(json.dumps({"format": 1, "sha256": digests}))
 
 

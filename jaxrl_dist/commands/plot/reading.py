@@ -133,8 +133,8 @@ def read_curve(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Curve:
     """
     import numpy as np
 
-    from jaxrl_dist.run.atomic_files import read_plain
     from jaxrl_dist.run.files import METRICS
+    from jaxrl_dist.run.storage import read_plain
 
     path, (field, _) = run_dir / METRICS, AXES[x]
     try:
@@ -172,8 +172,8 @@ def read_evaluation(run_dir: pathlib.Path, metric: str, x: str = "steps") -> Cur
     """
     import numpy as np
 
-    from jaxrl_dist.run.atomic_files import read_json
     from jaxrl_dist.run.files import SUMMARY
+    from jaxrl_dist.run.storage import read_json
 
     path, (field, _) = run_dir / SUMMARY, AXES[x]
     summary = read_json(path) if path.exists() else {field: 0}  # the run still trains, or has ended early
