@@ -19,8 +19,8 @@ from typing import Any
 
 from jaxrl_dist.errors import FileWarning, ProcessError, first_line
 from jaxrl_dist.hosts import peers
-from jaxrl_dist.run import arrays, manifest, storage
-from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, number_of, saved
+from jaxrl_dist.run import arrays, storage
+from jaxrl_dist.run.checkpoint import ARRAYS, RUN, best_of, episode_return, number_of, saved, write_manifest
 from jaxrl_dist.run.files import CHECKPOINTS, FINAL
 from jaxrl_dist.run.storage import finite
 from jaxrl_dist.types import Checkpoint, PyTree, Variables
@@ -170,7 +170,7 @@ def _write(path: pathlib.Path, tree: PyTree, about: Mapping[str, Any] | None, po
             (temporary / RUN).write_text(json.dumps(about, indent=2), encoding="utf-8")
         if post is not None:
             others = post.collect()
-        manifest.write(temporary, _joined(path, temporary, others))
+        write_manifest(temporary, _joined(path, temporary, others))
         storage.commit(temporary, path, kept)
     except Exception as error:  # orbax and tensorstore raise many kinds on a full disk
         if post is not None and not others:  # they may still be writing

@@ -19,8 +19,7 @@ from jaxrl_dist.config.train import CONFIG_FILE, OBJECT, OWN, RUN_DEFAULTS, Trai
 from jaxrl_dist.config.values import marked, plain
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.storage import check_run_dir, read_json
-from jaxrl_dist.settings.fixed_policies import STILL, Copy
-from jaxrl_dist.settings.policies import Policies, by_policy, naming
+from jaxrl_dist.settings.policies import STILL, Copy, Policies, by_policy, naming
 
 if TYPE_CHECKING:
     from jaxrl_dist.types import EnvSpec

@@ -18,7 +18,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays as of_hosts
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.arrays import Pieces
-from jaxrl_dist.run import arrays, checkpoint, manifest, saving, storage
+from jaxrl_dist.run import arrays, checkpoint, saving, storage
 from jaxrl_dist.training import setup
 
 X = np.arange(6 * 4, dtype=np.float32).reshape(6, 4)
@@ -82,7 +82,7 @@ def test_what_several_processes_have_written_is_read_as_one(
     assert {entry.name for entry in path.parent.iterdir()} == {path.name}
     parts = {"arrays", *(f"arrays.{process}" for process in range(1, processes))}
     assert {entry.name for entry in path.iterdir()} == {*parts, "run.json", "manifest.json"}
-    manifest.verify(path, WHOLE)
+    checkpoint.verify(path, WHOLE)
     assert_restored(arrays.restore(path / "arrays", WHOLE))
     some = arrays.restore(path / "arrays", {"flags": FLAGS}, "memory/")
     np.testing.assert_array_equal(some["flags"], FLAGS)
@@ -98,12 +98,12 @@ def test_a_checkpoint_without_a_process_s_pieces_is_damaged(tmp_path: Path, monk
     good = file.read_bytes()
     file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(storage.DamageError, match="is not what was written"):
-        manifest.verify(path, WHOLE)
+        checkpoint.verify(path, WHOLE)
     with pytest.raises(storage.DamageError, match="cannot be read"):
         arrays.restore(path / "arrays", WHOLE)
     shutil.rmtree(path / "arrays.1")
     with pytest.raises(storage.DamageError, match=r"arrays.1/.* is damaged: No such file or directory"):
-        manifest.verify(path, WHOLE)
+        checkpoint.verify(path, WHOLE)
     with pytest.raises(storage.DamageError, match="the pieces of frames have 8 of its 12 elements"):
         arrays.restore(path / "arrays", WHOLE)
 

@@ -34,7 +34,7 @@ from jaxrl_dist.errors import CheckpointError, ConfigError, ConfigWarning, FileW
 from jaxrl_dist.hosts import arrays as hosts
 from jaxrl_dist.plans import on_device
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.run import arrays, checkpoint, machine, manifest, saving, storage
+from jaxrl_dist.run import arrays, checkpoint, machine, saving, storage
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.storage import DamageError
 from jaxrl_dist.settings import stored
@@ -861,7 +861,7 @@ def test_a_file_larger_than_the_memory_is_not_read(run_dir: Path) -> None:
     path = checkpoint.saved(run_dir)[0]
     os.truncate(path / "arrays/manifest.ocdbt", 2**43)
     with pytest.raises(DamageError, match=f"it has {2**43} bytes, which is more than the memory here"):
-        manifest.verify(path, None)
+        checkpoint.verify(path, None)
 
 
 @pytest.mark.parametrize("name", ["{}", ".{}.new", ".{}.kept", ".{}.old"])
@@ -877,7 +877,7 @@ def test_what_a_link_in_the_place_of_a_checkpoint_points_to_is_left_alone(name: 
         saver.finish()
     saver.close()
     assert [path.name for path in victim.iterdir()] == ["precious"]
-    manifest.verify(folder / "000000000010", None)
+    checkpoint.verify(folder / "000000000010", None)
 
 
 def test_what_is_no_checkpoint_is_never_deleted(tmp_path: Path) -> None:
@@ -911,7 +911,7 @@ def test_a_checkpoint_that_is_written_again_can_be_found_all_the_time(
 
     def look() -> None:
         found = checkpoint._newest(
-            tmp_path, checkpoint.saved(tmp_path), lambda path: manifest.verify(path, None) or path
+            tmp_path, checkpoint.saved(tmp_path), lambda path: checkpoint.verify(path, None) or path
         )
         seen.append(runs.read_json(found / "run.json")["value"])
 
