@@ -305,8 +305,8 @@ def table(rows: Sequence[Row], policy: str = "greedy") -> str:
     lines = [[*x["values"].values(), x["seeds"], *(x[name] for name in names)] for x in found]
     shown = [[*found[0]["values"], "seeds", *names.values()], *([_cell(x) for x in line] for line in lines)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    storage = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
-    return "\n".join([*storage, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in found) else [])])
+    aligned = ["  ".join(x.rjust(width) for x, width in zip(line, widths, strict=True)) for line in shown]
+    return "\n".join([*aligned, *([UNTRIMMED] if any(0 < x["seeds"] < 4 for x in found) else [])])
 
 
 UNTRIMMED = "The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."
