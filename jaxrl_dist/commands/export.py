@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from jaxrl_dist.checks import MAX_SIZE
 from jaxrl_dist.commands import evaluate, flags, help
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.run.storage import check_no_link
 
 
@@ -43,10 +43,12 @@ def run(args: Sequence[str]) -> int:
     from jaxrl_dist.play.export import export
 
     done = export(policy, out, batch=options.batch, platforms=options.platforms, format=options.format)
-    print(f"wrote {out}: {done.bytes:,} bytes")
-    print(f"a function of obs, core and start, {', '.join(done.inputs)}, to action and core, {', '.join(done.outputs)}")
+    inputs, outputs = ", ".join(done.inputs), ", ".join(done.outputs)
+    lines = [f"wrote {out}: {done.bytes:,} bytes"]
+    lines.append(f"a function of obs, core and start, {inputs}, to action and core, {outputs}")
     if done.parts:
-        print(f"the parts of obs: {', '.join(f'{path} {kind}' for path, kind in done.parts.items())}")
+        lines.append(f"the parts of obs: {', '.join(f'{path} {kind}' for path, kind in done.parts.items())}")
     if done.core and options.format == "stablehlo":
-        print(f"the layout of core: {done.core}")
+        lines.append(f"the layout of core: {done.core}")
+    print(visible("\n".join(lines)))
     return 0

@@ -153,7 +153,7 @@ def _wait_for(member: pathlib.Path, stop: Callable[[], bool]) -> None:
 
 
 def _command(args: Sequence[str], config: Train[Any], member: MemberConfig) -> list[str]:
-    """Returns the command that trains a member, goes on with it, or leaves it as it is if it has ended.
+    """Returns the command that trains a member, continues it, or leaves it as it is if it has ended.
 
     Args:
       config: the population's.

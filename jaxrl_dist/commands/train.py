@@ -82,7 +82,7 @@ def _train(run: request.Request, stop: signals.Stop, *, again: bool, quiet: bool
             prepared = _resumed_or_started(config) if again else None
         except FinishedError as error:
             if not quiet and peers.first():
-                print(error.with_flags)
+                print(visible(error.with_flags))
             return
         show(run.name, prepared or setup.prepare(config, source), stop, quiet=quiet, verbose=verbose)
 
@@ -92,8 +92,8 @@ def _resumed_or_started(config: Train[Any]) -> Run | None:
 
     Raises:
       ConfigError: the run there has other flags, or another process uses it.
-      FinishedError: it is finished, or trained without a checkpoint to go on from: a full disk or a kill may end a run
-        between its trained variables and its last checkpoint.
+      FinishedError: it is finished, or trained without a checkpoint to continue from: a full disk or a kill may end
+        a run between its trained variables and its last checkpoint.
     """
     from jaxrl_dist.run import checkpoint, files
     from jaxrl_dist.training import resuming
@@ -103,7 +103,8 @@ def _resumed_or_started(config: Train[Any]) -> Run | None:
     if peers.broadcast(any(map(checkpoint.saved, folders)), "whether a checkpoint is there"):
         return resuming.prepare_resume(config, path, {})
     if peers.broadcast(any(map(checkpoint.trained, folders)), "whether the run is trained"):
-        raise FinishedError(f"{path} is trained, but has no checkpoint to go on from; jaxrl-dist evaluate {path} works")
+        text = f"{path} is trained, but has no checkpoint to continue from"
+        raise FinishedError(f"{text}; jaxrl-dist evaluate {path} works")
     if peers.first():
         files.abandon(path)
     return None
@@ -120,7 +121,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
     if stop():  # the signal arrived before the run began
         raise stop.interrupted()
     quiet = quiet or not peers.first()
-    stop.last_words = partial(_goes_on, run)
+    stop.last_words = partial(_continues_from, run)
     if (watch := start.watch()) is not None:
         watch.advice = stop.last_words
     if not quiet:
@@ -148,7 +149,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
 def _left(run: Run, last: Report) -> str:
     """Says how to do what a stopped run has left undone; "": nothing is."""
     if last.ended_by is None:
-        return f"`{run.resume_command()}` goes on from {last.env_steps} env steps"
+        return f"`{run.resume_command()}` continues from {last.env_steps} env steps"
     if run.config.evaluation_episodes and not last.evaluation:
         return f"it is trained and saved, and `jaxrl-dist evaluate {shlex.quote(str(run.config.run_dir))}` works"
     return ""
@@ -175,19 +176,19 @@ def _summary(run: Run, last: Report) -> Iterator[str]:
         yield table(run.rows, run.config.evaluation_policy)
 
 
-def _goes_on(run: Run) -> str:
-    """Says where a run goes on whose process ends at once."""
+def _continues_from(run: Run) -> str:
+    """Says where a run continues whose process ends at once."""
     from jaxrl_dist.run import checkpoint, files
 
-    path, newest = pathlib.Path(str(run.config.run_dir)), list[int]()
+    path, env_steps = pathlib.Path(str(run.config.run_dir)), list[int]()
 
-    def look() -> None:
+    def read() -> None:
         for folder in (path, *files.members_of(path)):
-            newest.extend(map(checkpoint.number_of, checkpoint.saved(folder)[:1]))
+            env_steps.extend(map(checkpoint.number_of, checkpoint.saved(folder)[:1]))
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
     thread.join(1.0)  # its disk may hang, and must not keep the process
-    if newest:
-        return f"nothing after {max(newest)} env steps is saved, and `{run.resume_command()}` goes on from there"
+    if env_steps:
+        return f"nothing after {max(env_steps)} env steps is saved, and `{run.resume_command()}` continues from there"
     return "" if thread.is_alive() else "the run has saved no checkpoint"

@@ -301,7 +301,7 @@ def test_uniform_windows_are_the_same_on_any_number_of_devices() -> None:
 
 def test_a_memory_that_does_not_fit_is_refused_with_one_that_does() -> None:
     with pytest.raises(
-        ConfigError, match=r"replay_capacity 80000000000 needs \d+\.\d GB, and .* GB are there; \d+ fits"
+        ConfigError, match=r"replay_capacity 80000000000 needs \d+\.\d GB, and .* GB are available; \d+ fits"
     ):
         setup.prepare(jaxrl_dist.preset("dqn", "CartPole-v1", replay_capacity=80_000_000_000))
 

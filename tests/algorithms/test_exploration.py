@@ -250,7 +250,7 @@ def test_noise_of_a_dict_of_actions_goes_to_its_continuous_parts() -> None:
 
 def test_correlated_noise_needs_continuous_actions() -> None:
     for config in (PPO, SAC):
-        with pytest.raises(ConfigError, match=r"noise.correlation is of continuous actions, .* has none: leave it out"):
+        with pytest.raises(ConfigError, match=r"noise.correlation needs continuous actions, .* has none: remove it"):
             config(noise_correlation=0.5).make(spec())
         with pytest.raises(ConfigError, match=r"noise.correlation must be >= 0 and < 1, not 1"):
             config(noise_correlation=1.0).validate()
@@ -279,11 +279,11 @@ def test_on_policy_heads_have_the_same_scale() -> None:
 @pytest.mark.parametrize(
     "action, message",
     [
-        (None, "td3 needs .* which Test-v0 has not; dqn, rainbow, pqn, sac and ppo handle discrete ones"),
+        (None, "td3 needs .* which Test-v0 lacks; dqn, rainbow, pqn, sac and ppo handle discrete ones"),
         (MultiDiscrete((2, 3)), "td3 needs actions that are vectors of numbers, .*; ppo handles vectors of integers"),
-        (box(2, 2, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 has not"),
-        (box(2, dtype=np.int32, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 has not"),
-        (box(2), "td3 needs bounded actions, which Test-v0 has not; ppo handles unbounded ones"),
+        (box(2, 2, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 lacks"),
+        (box(2, dtype=np.int32, bound=1), "td3 needs actions that are vectors of numbers, which Test-v0 lacks"),
+        (box(2), "td3 needs bounded actions, which Test-v0 lacks; ppo handles unbounded ones"),
     ],
 )
 def test_actions_without_a_scale_are_refused(action: Any, message: str) -> None:

@@ -168,7 +168,7 @@ def prepared(fields: dict[str, Any], **parts: Any) -> Any:
 
 
 def test_rewards_are_not_scaled_without_a_discount() -> None:
-    with pytest.raises(ConfigError, match="scale_rewards needs a field 'discount', which Own does not have: leave it"):
+    with pytest.raises(ConfigError, match="scale_rewards needs a field 'discount', which Own does not have: remove it"):
         prepared({"scale_rewards": True})
 
 

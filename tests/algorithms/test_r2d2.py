@@ -309,7 +309,7 @@ def test_an_episode_begins_without_memory_and_with_the_same_epsilon() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="r2d2 needs discrete actions, which Test-v0 has not"):
+    with pytest.raises(ConfigError, match="r2d2 needs discrete actions, which Test-v0 lacks"):
         R2D2().make(spec(action=box(2, bound=1.0)))
     algorithm = R2D2(burn_in=40, sequence_length=80, n_step=5, replay_capacity=1024).make(SPEC)
     message = "replay_capacity 1024 is too small for 8 environments: .* windows of 124 need 1064 or more"

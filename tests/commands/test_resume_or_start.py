@@ -95,7 +95,7 @@ def test_a_run_whose_last_checkpoint_is_lost_is_trained(run_dir: Path, capsys: p
     out, err = capsys.readouterr()
     assert (
         out.count("\n") == 1
-        and f"is trained, but has no checkpoint to go on from; jaxrl-dist evaluate {run_dir}" in out
+        and f"is trained, but has no checkpoint to continue from; jaxrl-dist evaluate {run_dir}" in out
     )
     assert err == "" and cli.main(["evaluate", str(run_dir), "--episodes", "1"]) == 0
 
@@ -106,7 +106,7 @@ def test_trained_members_are_not_deleted(tmp_path: Path, capsys: pytest.CaptureF
     for path in [path for member in members for path in checkpoint.saved(member)]:
         shutil.rmtree(path)
     assert train(run_dir, "--seeds", "2") == 0 and all(map(checkpoint.trained, members))
-    assert "is trained, but has no checkpoint to go on from" in capsys.readouterr().out
+    assert "is trained, but has no checkpoint to continue from" in capsys.readouterr().out
 
 
 def test_it_needs_a_directory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_a_restart_meets_others() -> None:
     learner = IMPALA(hidden_sizes=(4,)).make(source.spec)
     job = make_job(learner, source, num_envs=NUM_ENVS, rollout_length=2, seed=3, pool=pool)
     recorded: Any = Recorded(source, tell)
-    with pytest.warns(EnvWarning, match="actor 1 goes on with new environments"):
+    with pytest.warns(EnvWarning, match="actor 1 continues with new environments"):
         list(asynchronous(job._replace(source=recorded)))
     first, second = EnvSlice(0, 2, NUM_ENVS), EnvSlice(2, 2, NUM_ENVS)
     assert sorted(made)[:2] == [(first, 3), (second, 3)]

@@ -258,7 +258,7 @@ def test_environments_on_the_host_are_made_anew(tmp_path: Path, monkeypatch: pyt
     spoil(monkeypatch, [21, 5])
     values = {"plan": "asynchronous", "num_actors": 1, "on_actor_error": "restart", "total_env_steps": 1000}
     values |= {"lockstep": True, "lag": 0}
-    with pytest.warns(EnvWarning, match=r"actor 0 goes on .*environment 1 at step \d+ gave an obs") as warned:
+    with pytest.warns(EnvWarning, match=r"actor 0 continues .*environment 1 at step \d+ gave an obs") as warned:
         *_, last = jaxrl_dist.train(config("envpool:CartPole-v1", evaluation_episodes=2, **values))
     assert last.metrics["async/restarts"] == 2 and last.evaluation is not None
     found = re.findall(r"restart (\d) of .* at step (\d+) gave", "\n".join(str(w.message) for w in warned))

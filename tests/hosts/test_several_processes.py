@@ -175,7 +175,7 @@ def entries_of(part: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def assert_alike(one: Path, other: Path) -> None:
-    """All numbers of both runs: metrics within 1e-4, what a run goes on from within 1e-5."""
+    """All numbers of both runs: metrics within 1e-4, what a run continues from within 1e-5."""
     first, second = runs.untimed(one), runs.untimed(other)
     assert len(first) == len(second) > 1
     for before, after in zip(first, second, strict=True):
@@ -265,7 +265,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_update(name: str, numbe
     assert not list(run_dir.glob("checkpoints/.*"))
     for process in done:
         *_, line = process.err.splitlines()
-        assert f"`jaxrl-dist resume {run_dir}` goes on from {int(newest.name)} env steps" in line
+        assert f"`jaxrl-dist resume {run_dir}` continues from {int(newest.name)} env steps" in line
         assert "Traceback" not in process.err
 
 
@@ -284,7 +284,7 @@ def test_a_lost_process_ends_the_others(name: str, interval: int, lost: int, tmp
     survivor = done[1 - lost]
     assert survivor.code == 1 and survivor.seconds < LOST_SECONDS + 15, done
     assert survivor.err.count("\n") == 1, survivor.err
-    saved = f"`jaxrl-dist resume {run_dir}` goes on" if interval == 256 else "the run has saved no checkpoint"
+    saved = f"`jaxrl-dist resume {run_dir}` continues" if interval == 256 else "the run has saved no checkpoint"
     assert f"process {lost} is lost" in survivor.err and saved in survivor.err
 
 
@@ -374,7 +374,7 @@ def test_environments_that_are_made_anew_are_logged_and_counted(
         done = ends(there)
     assert [process.code for process in done] == [0, 0], done
     (line,) = done[1].err.splitlines()
-    assert line.startswith("jaxrl-dist: warning: process 1: actor 0 goes on with new environments"), done
+    assert line.startswith("jaxrl-dist: warning: process 1: actor 0 continues with new environments"), done
     assert runs.read_json(run_dir / "summary.json")["restarts"] == 1
     last = runs.read_metrics(run_dir)[-1]
     assert last["async/restarts"] == 1

@@ -37,11 +37,12 @@ from jaxrl_dist.learners.gradients import _extended
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_apply, compile_gradient, compile_priority, compile_update
 from jaxrl_dist.memory import ring
-from jaxrl_dist.plans.asynchronous import asynchronous, rounds
+from jaxrl_dist.plans.asynchronous import asynchronous
+from jaxrl_dist.plans.dataflow import Tally, rounds
 from jaxrl_dist.plans.gradients import gradients
 from jaxrl_dist.plans.job import Job, ProgramCache
 from jaxrl_dist.plans.report import check_progress
-from jaxrl_dist.plans.threaded import Tally, homes, joiner, sender
+from jaxrl_dist.plans.threaded import homes, joiner, sender
 from jaxrl_dist.types import Algorithm, EnvSpec, EpisodeStats, Report, Rollout, Timestep, TrainState
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.EnvWarning")  # of environments that are to fail
@@ -130,7 +131,7 @@ class Calling(ProgramCache):
 
     def once(self, name: Any, make: Callable[[], Any]) -> Any:
         program = self._programs.once(name, make)
-        return Wrapped(program, self._before) if name[0] == self._name else program
+        return Wrapped(program, self._before) if self._name in (name[0], name[0][0]) else program
 
 
 @pytest.fixture(autouse=True)
@@ -560,7 +561,7 @@ def test_rounds_in_which_all_is_too_old_are_skipped() -> None:
     job = make(num_actors=2, max_lag=0, gather=2)
     fake: Any = type("Pool", (), {"streams": flow.Parallel([samples(0), samples(1)], in_flight=3)})
     tally = Tally(make(max_lag=0), fake, Store(), 1)  # type: ignore[arg-type]
-    (found,) = rounds(job, fake, tally, lambda: False)
+    (found,) = rounds(job, fake, tally, 2, lambda: False)
     assert found[0] is None and found[1] is not None and found[1].version == 3
     assert tally.env_steps == 5 * 7
     tally.learn(found)
@@ -620,7 +621,7 @@ def test_too_many_restarts_end_the_run() -> None:
     hook = breaks(("actor-0", 3), ("actor-0", 5), ("actor-0", 7))
     with (
         pytest.warns(
-            EnvWarning, match=r"^actor 0 goes on with new environments \(restart 2 of 2\): .*broken at step 5"
+            EnvWarning, match=r"^actor 0 continues with new environments \(restart 2 of 2\): .*broken at step 5"
         ),
         pytest.raises(EnvError, match="broken at step 7") as caught,
     ):
@@ -656,7 +657,7 @@ def test_an_invalid_action_is_no_failure_of_the_environment() -> None:
 def test_a_pool_that_closes_does_not_wait_for_the_rollout() -> None:
     env = restarting(lambda thread, steps: None, 5)
     env.reset()
-    env._stopping.set()
+    env.stopping.set()
     with pytest.raises(RuntimeError, match="being closed"):
         env.step(np.zeros(SIZE, np.int32))
     assert env.restarts == 0

@@ -483,7 +483,7 @@ def test_a_clock_adds_up_programs_that_replace_each_other(monkeypatch: pytest.Mo
     now = [100.0]
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     first, second = (cast(Program, SimpleNamespace(compile_seconds=0.0)) for _ in range(2))
-    timed = clock.Clock(None, lambda: 0.0)
+    timed = clock.Clock({}, lambda: 0.0)
     now[0] += 1
     timed.ready(first)
     now[0] += 5

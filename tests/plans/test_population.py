@@ -107,7 +107,9 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: pathlib.Path) -> None
         one, other = (jax.tree.leaves(policy.variables) for policy in policies)
         assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
-    with pytest.raises(ConfigError, match=r"all members of .* have ended at total_env_steps 600; name more to go on"):
+    with pytest.raises(
+        ConfigError, match=r"all members of .* have ended at total_env_steps 600; name more to continue"
+    ):
         jaxrl_dist.resume(tmp_path / "parts")
     *_, last = jaxrl_dist.resume(tmp_path / "parts", total_env_steps=800)
     assert all(member.env_steps >= 800 for member in last.members)
@@ -116,7 +118,7 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: pathlib.Path) -> None
 @pytest.mark.case  # test_the_caller_may_leave_and_an_error_ends_all
 def test_a_member_that_diverges_ends_alone(tmp_path: pathlib.Path) -> None:
     asked = config(tmp_path / "run", vary={"learning_rate": "1e-3,1e30"}, total=2000, evaluation_interval=128)
-    with pytest.warns(FileWarning, match="member 001 has ended, the others go on: training has diverged"):
+    with pytest.warns(FileWarning, match="member 001 has ended, the others continue: training has diverged"):
         *_, last = jaxrl_dist.train(asked)
     assert last.members[1].evaluation is not None  # which does not count
     rows = read_json(tmp_path / "run" / "population.json")["members"]
@@ -164,15 +166,26 @@ def test_a_kill_during_the_first_save_lets_the_population_begin_again(tmp_path: 
 def test_a_damaged_checkpoint_costs_no_other_member_its_own(tmp_path: pathlib.Path) -> None:
     list(jaxrl_dist.train(config(tmp_path, seeds=2, total=128)))
     one, other = sorted((tmp_path / "members").iterdir())
-    for path in checkpoint.saved(other):
-        for file in path.rglob("*"):
-            if file.is_file():
-                file.write_bytes(b"")
+
+    def damage(member: pathlib.Path) -> None:
+        for path in checkpoint.saved(member):
+            for file in path.rglob("*"):
+                if file.is_file():
+                    file.write_bytes(b"")
+
+    damage(other)
     assert checkpoint.saved(other) and not checkpoint.progress(other)
     kept = checkpoint.saved(one)
     with pytest.raises(CheckpointError, match="share no intact checkpoint"):
         jaxrl_dist.resume(tmp_path, total_env_steps=300)
     assert checkpoint.saved(one) == kept and len(kept) == 1
+    damage(one)
+    errors = []
+    for run_dir in (one, tmp_path):  # the population says the same as a single run
+        with pytest.raises(CheckpointError, match=r"damaged|checksum|manifest") as error:
+            jaxrl_dist.resume(run_dir, total_env_steps=300)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
 
 
 @pytest.mark.case  # training/test_resuming.py decides for each state of a member's files
@@ -468,7 +481,7 @@ def test_an_error_of_the_program_loses_no_member(
     monkeypatch.setattr(HostPopulation, "_iterate", failing)
     with pytest.raises(error, match="simulated") as raised:
         list(jaxrl_dist.train(config(tmp_path / "run", seeds=3, plan="synchronous")))
-    assert [" goes on from " in note for note in raised.value.__notes__] == [True]
+    assert [" continues from " in note for note in raised.value.__notes__] == [True]
     for folder in (tmp_path / "run" / "members").iterdir():
         (saved,) = checkpoint.progress(folder)
         assert saved["iteration"] == iterations
@@ -661,7 +674,7 @@ def test_members_end_with_the_return_that_they_are_to_reach(tmp_path: pathlib.Pa
         assert jaxrl_dist.load_policy(there).evaluate(2).returns.shape == (2,)
     assert sorted(ended)[0] == "stop_at_return" and last.metrics["population/done"] == 4
     assert read_json(tmp_path / "parts" / "summary.json")["ended_by"] == last.ended_by == max(ended)
-    with pytest.raises(ConfigError, match=r"ended at total_env_steps 600 or stop_at_return .*; name more to go on"):
+    with pytest.raises(ConfigError, match=r"ended at total_env_steps 600 or stop_at_return .*; name more to continue"):
         jaxrl_dist.resume(tmp_path / "parts")
     with pytest.raises(CheckpointError, match="share no intact checkpoint; resume them one by one, such as"):
         jaxrl_dist.resume(tmp_path / "parts", stop_at_return=1e6)
@@ -709,7 +722,9 @@ def test_a_run_ends_with_the_return_that_it_is_to_reach(plan: str, tmp_path: pat
     assert before and all(report.ended_by is None for report in before)
     assert last.metrics["episode/return"] == 10 == last.evaluation["return_mean"]
     assert read_json(tmp_path / "summary.json")["ended_by"] == "stop_at_return"
-    with pytest.raises(ConfigError, match=r"has reached a mean return of 10, stop_at_return 9.5; name more to go on"):
+    with pytest.raises(
+        ConfigError, match=r"has reached a mean return of 10, stop_at_return 9.5; name more to continue"
+    ):
         jaxrl_dist.resume(tmp_path)
     (tmp_path / "summary.json").unlink()  # as if it had been killed before its evaluation
     (again,) = jaxrl_dist.resume(tmp_path)

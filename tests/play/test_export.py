@@ -116,7 +116,7 @@ def test_an_onnx_file_acts_the_same_in_another_runtime(command: str, tmp_path: P
         ("{runs}/nothing", "is not a run directory"),
         ("{run} --platforms gpu", "--platforms must be one of cpu, cuda, rocm, tpu, not 'gpu'"),
         ("{run} --batch 0", "--batch must be >= 1"),
-        ("{run} --format onnx --platforms cpu", "--platforms is of StableHLO"),
+        ("{run} --format onnx --platforms cpu", "--platforms works with StableHLO only"),
         ("{run} --format tflite", "tflite"),
         ("{run} -o {runs}/nowhere/x", "nowhere/x cannot be written: there is no directory"),
     ],
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(
     [
         ({"a": None, "b": None}, {}, "the run has a, b; name one, as in --policy a"),
         ({}, {"format": "tflite"}, "format must be one of stablehlo, onnx, not 'tflite'"),
-        ({}, {"format": "onnx", "platforms": ("cpu",)}, "platforms is of StableHLO"),
+        ({}, {"format": "onnx", "platforms": ("cpu",)}, "platforms works with StableHLO only"),
     ],
 )
 def test_python_refuses_as_the_command_does(policies: Any, options: Any, message: str, tmp_path: Path) -> None:

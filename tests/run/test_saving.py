@@ -155,13 +155,13 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
         def plan(job: Job) -> Iterator[Report]:
             done = 0
             job.publish_latest(lambda: fake_report(done))
-            while done < job.total_env_steps and not job.stop():
+            while done < job.config.total_env_steps and not job.stop():
                 if done // 10 == at:
                     event()
                 done += 10
-                if done % 20 == 0 and done < job.total_env_steps and not job.stop():
+                if done % 20 == 0 and done < job.config.total_env_steps and not job.stop():
                     yield fake_report(done)
-            yield fake_report(done, ended_by="total_env_steps" if done >= job.total_env_steps else None)
+            yield fake_report(done, ended_by="total_env_steps" if done >= job.config.total_env_steps else None)
 
         monkeypatch.setattr(plans, "execute", plan)
         run_dir = tmp_path / "run"
@@ -207,7 +207,7 @@ def test_an_error_is_raised_as_it_was_when_all_is_saved(fake: Fake) -> None:
     taken = []
     with pytest.raises(KeyError, match="no such thing") as error:
         taken.extend(report.env_steps for report in reports)
-    assert error.value.__notes__ == [f"the run is saved: `jaxrl-dist resume {run_dir}` goes on from 50 env steps"]
+    assert error.value.__notes__ == [f"the run is saved: `jaxrl-dist resume {run_dir}` continues from 50 env steps"]
     assert saved(run_dir) == [50]
     assert [line["env_steps"] for line in runs.read_metrics(run_dir)] == [20, 40, 50]
     run_files.lock(str(run_dir)).close()
@@ -308,7 +308,7 @@ def test_a_run_that_its_environment_ends_can_go_on(plan: str, options: dict[str,
     with pytest.raises(EnvError, match="not finite") as error:
         list(jaxrl_dist.train(config))
     (env_steps,) = saved(tmp_path)
-    assert error.value.__notes__[-1].endswith(f"goes on from {env_steps} env steps")
+    assert error.value.__notes__[-1].endswith(f"continues from {env_steps} env steps")
     assert env_steps > 0 and runs.read_metrics(tmp_path)[-1]["env_steps"] == env_steps
     policy = jaxrl_dist.load_policy(tmp_path, env=own.Spoilt())
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(policy.variables))
@@ -408,11 +408,11 @@ def test_a_second_signal_counts_after_a_second(name: str, gap: float, ends: bool
 def test_a_run_that_ends_at_once_says_what_is_saved(tmp_path: Path) -> None:
     run = training_run.Run(Train(PG(), env="gymnax:CartPole-v1", run_dir=str(tmp_path)), [], [])
     (tmp_path / "checkpoints" / ".000000000090.new").mkdir(parents=True)
-    assert train._goes_on(run) == "the run has saved no checkpoint"
+    assert train._continues_from(run) == "the run has saved no checkpoint"
     for env_steps in (20, 60):
         (tmp_path / "checkpoints" / f"{env_steps:012d}").mkdir()
-    assert train._goes_on(run) == (
-        f"nothing after 60 env steps is saved, and `jaxrl-dist resume {tmp_path}` goes on from there"
+    assert train._continues_from(run) == (
+        f"nothing after 60 env steps is saved, and `jaxrl-dist resume {tmp_path}` continues from there"
     )
 
 
