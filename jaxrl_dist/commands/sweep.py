@@ -18,9 +18,10 @@ from jaxrl_dist.config.values import marked, setting
 from jaxrl_dist.errors import DIVERGED, ConfigError, say, visible
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run import machine, signals, storage, subprocesses
+from jaxrl_dist.settings.members import MemberConfig, is_population, members
+from jaxrl_dist.settings.stored import to_json
 
 if TYPE_CHECKING:
-    from jaxrl_dist.settings.members import MemberConfig
     from jaxrl_dist.training.results import Row
 
 USAGE = "jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...]"
@@ -51,8 +52,6 @@ def run(args: Sequence[str]) -> int:
     with signals.stopping() as stop:
         config, source = population.resolved()
 
-        from jaxrl_dist.settings.members import is_population, members
-        from jaxrl_dist.settings.stored import to_json
         from jaxrl_dist.training.results import Row, table
 
         if not is_population(config) or config.evolve is not None:

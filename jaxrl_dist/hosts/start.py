@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxrl_dist.config.launch import Processes
 from jaxrl_dist.errors import ConfigError, ProcessError, first_line, say
+from jaxrl_dist.heavy import jax
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.watch import Watch, end, on_terminate
 
@@ -59,8 +60,6 @@ def start(launch: Processes, *, detect: bool = False, waiting: Callable[[], None
         return
     if "jax" not in sys.modules and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # as JAX sets it
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the runtime logs what the watch says in one line
-    import jax
-
     if not jax.distributed.is_initialized():
         if arguments is None:
             return
@@ -142,7 +141,6 @@ def detected() -> str | None:
 
 
 def _initialize(launch: Processes, arguments: dict[str, Any], waiting: Callable[[], None]) -> None:
-    import jax
     from jax._src import distributed  # JAX has no public name for its client, nor for the option below
 
     global _joining
@@ -235,7 +233,6 @@ def _ended(*status: object) -> None:
 
 
 def _join(launch: Processes) -> None:
-    import jax
     from jax._src.distributed import global_state  # JAX has no public name for its key-value store
 
     from jaxrl_dist.hosts import arrays
@@ -283,8 +280,6 @@ def signalled() -> bool:
 
 def failed_alike(error: BaseException) -> bool:
     """Returns whether all processes have failed at the same point, so that they can still save the run together."""
-    import jax
-
     if peers.world() is None:
         return True
     return not isinstance(error, jax.errors.JaxRuntimeError) and peers.fail_alike(str(error))
@@ -312,8 +307,6 @@ def failing() -> Iterator[None]:
 
 
 def _tell(watch: Watch, error: BaseException) -> None:
-    import jax
-
     if watch.problem is not None or watch.failed is not None:
         return
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):

@@ -11,16 +11,14 @@ import pathlib
 import stat
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import machine, storage
 from jaxrl_dist.run.storage import complete_lines, finite, naming, read_json, write_json
-
-if TYPE_CHECKING:
-    from jaxrl_dist.run.trackers import Tracker
-    from jaxrl_dist.types import Report
+from jaxrl_dist.run.trackers import Tracker
+from jaxrl_dist.types import Report
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 CHECKPOINTS, FINAL = "checkpoints", "final"
