@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from jaxrl_dist.checks import counted, flag
 from jaxrl_dist.commands import flags, request
-from jaxrl_dist.config.launch import Processes
-from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Train
+from jaxrl_dist.config.train import ALONE, CONFIG_FILE, Processes, Train
 from jaxrl_dist.config.values import marked, setting
 from jaxrl_dist.errors import DIVERGED, ConfigError, say, visible
 from jaxrl_dist.run import files as run_files

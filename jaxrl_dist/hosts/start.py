@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxrl_dist.config.launch import Processes
+from jaxrl_dist.config.train import Processes
 from jaxrl_dist.errors import ConfigError, ProcessError, first_line, say
 from jaxrl_dist.heavy import jax
 from jaxrl_dist.hosts import peers

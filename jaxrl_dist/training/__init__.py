@@ -6,8 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from jaxrl_dist.config.launch import launch_of
-from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.train import Train, launch_of
 from jaxrl_dist.hosts import start
 from jaxrl_dist.protocols import CoreLike, Hyperparameters, TorsoLike
 from jaxrl_dist.run import trackers

@@ -22,7 +22,7 @@ from probes import make_mesh
 
 from jaxrl_dist import Train, cli, preset
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.config.launch import Processes, launch_of
+from jaxrl_dist.config.train import Processes, launch_of
 from jaxrl_dist.errors import ConfigError, EnvWarning, FileWarning, ProcessError
 from jaxrl_dist.hosts import arrays, peers, start
 from jaxrl_dist.hosts import watch as watching
