@@ -607,7 +607,7 @@ def test_training_outlives_its_output(where: str, tmp_path: Path) -> None:
         )
     (line,) = done.stderr.splitlines()
     assert done.returncode == 0
-    assert line.startswith("jaxrl-dist: warning: the output cannot be written (") and "goes on" in line
+    assert line.startswith("jaxrl-dist: warning: the output cannot be written (") and "continues" in line
     assert runs.read_json(tmp_path / "x" / "summary.json")["evaluation"]["episodes"] == 2
 
 
